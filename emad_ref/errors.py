@@ -1,4 +1,7 @@
-"""Exceptions. Each message names the argument, its value, what was expected and what to do about it."""
+"""Exceptions, and what they are raised for: text that is not printable, values that are no numbers.
+
+Each message names the argument, its value, what was expected and what to do about it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
+from numbers import Integral, Real
+from typing import TypeGuard
 
 ENDS_ALIKE = 0.8  # ratio of a name that ends with the word
 NEAR = 0.6  # ratio of difflib from which two names count as alike, its own default
@@ -27,6 +32,16 @@ def printable(text: str, longest: int | None = None) -> str:
     if longest is not None and len(text) > longest:
         text = f"{text[:longest]}… ({len(text)} characters)"
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether ``value`` is a whole number, of Python or NumPy. True and False are none, though Python counts them."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether ``value`` is a number, of Python or NumPy; NaN and infinity are, True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 class EmadError(Exception):

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, is_number, is_whole
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Floats, Ints, Record, Work
 
@@ -171,7 +171,7 @@ class Capabilities:
     deepens: bool = False
 
     def __post_init__(self) -> None:
-        whole, named, noise = _is_whole(self.max_feed), self.schedules, self.logit_noise
+        whole, named, noise = is_whole(self.max_feed), self.schedules, self.logit_noise
         sound = {
             "max_feed": (whole and self.max_feed >= 1, "a whole number ≥ 1"),
             "schedules": (
@@ -180,7 +180,7 @@ class Capabilities:
             ),
             "counted": (isinstance(self.counted, bool | np.bool_), "True or False"),
             "logit_noise": (
-                (_is_whole(noise) or isinstance(noise, float | np.floating)) and 0 <= noise < math.inf,
+                is_number(noise) and 0 <= noise < math.inf,
                 "a finite number ≥ 0",
             ),
             "deepens": (isinstance(self.deepens, bool | np.bool_), "True or False"),
@@ -188,10 +188,6 @@ class Capabilities:
         for name, (holds, expected) in sound.items():
             if not holds:
                 raise BadArgument(f"Capabilities.{name}", getattr(self, name), expected, "see docs/protocol.md")
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)

@@ -65,3 +65,13 @@ def test_no_module_is_longer_than_850_lines() -> None:
     """More than that are more than one idea."""
     lines = {str(source): len(source.read_text(encoding="utf-8").splitlines()) for source in PRODUCT}
     assert not {source: count for source, count in lines.items() if count > 850}
+
+
+def test_what_a_number_is_stands_in_one_place() -> None:
+    """A check written anew forgets that Python counts True among its integers."""
+    own_check = re.compile(
+        r"type\([^()]*\) (?:is|is not|in|not in) \(?(?:int|float)\b"
+        r"|isinstance\([^()]*, (?:int|int \| float)\) and not isinstance\([^()]*, bool\)"
+        r"|isinstance\([^()]*, bool\) or not isinstance\([^()]*, (?:int|float)"
+    )
+    assert not [source for source in PRODUCT if own_check.search(source.read_text(encoding="utf-8"))]

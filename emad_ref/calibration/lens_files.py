@@ -23,7 +23,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, is_number, is_whole
 from emad_ref.files import open_atomic, parse_json, read_bytes
 from emad_ref.point import Estimator
 from emad_ref.probes.lens import StateTranslators, Translator, TunedLens
@@ -164,11 +164,11 @@ def lens_from_tensors(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
         ValueError, KeyError, TypeError: of another schema, tensors or values missing or impossible.
         BadArgument: translators that make no lens.
     """
-    if about["schema"] != LENS_SCHEMA:
+    if not is_whole(about["schema"]) or about["schema"] != LENS_SCHEMA:
         raise ValueError(f"its schema is {about['schema']!r}, not {LENS_SCHEMA}")
     translated, nats = about["translated"], {name: about[name] for name in ("raw_nats", "tuned_nats")}
     texts = all(isinstance(about[name], str) and about[name] for name in ("fingerprint", "dtype"))
-    counts = all(type(n) is int and n >= 1 for n in (about["layers"], about["tokens"], *translated))
+    counts = all(is_whole(n) and n >= 1 for n in (about["layers"], about["tokens"], *translated))
     if not texts or not counts or not isinstance(about["plan"], dict):
         raise ValueError("its metadata holds values of other types")
     if any(len(values) != len(translated) or not all(map(_is_divergence, values)) for values in nats.values()):
@@ -194,7 +194,7 @@ def lens_from_tensors(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
 
 
 def _is_divergence(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and value >= 0
+    return is_number(value) and math.isfinite(value) and value >= 0
 
 
 PAIR_NAME = re.compile(r"([1-9][0-9]*)>([1-9][0-9]*)\.([a-z]+)")

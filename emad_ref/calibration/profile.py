@@ -30,7 +30,7 @@ from emad_ref.calibration.entropy_statistics import (
 from emad_ref.calibration.regression import isotonic_targets
 from emad_ref.calibration.trace import Trace
 from emad_ref.console import facts_html
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, is_number, is_whole
 from emad_ref.exit_rules import ancestors, entropy_matched_point, features_dropped
 from emad_ref.files import BadFile, read_json, require_writable, write_atomically
 from emad_ref.point import BinSpec, OperatingPoint
@@ -103,7 +103,7 @@ def _moments_from_json(data: Mapping[str, Any], layers: int) -> DocumentMoments:
 
 
 def are_probes(value: Any, layers: int) -> bool:
-    return all(type(p) is int and 1 <= p < layers for p in value) and list(value) == sorted(set(value))
+    return all(is_whole(p) and 1 <= p < layers for p in value) and list(value) == sorted(set(value))
 
 
 def _are_read(value: Any, data: Mapping[str, Any]) -> bool:
@@ -114,12 +114,12 @@ def _are_entropies(value: Any, count: int) -> bool:
     return (
         isinstance(value, list)
         and len(value) == count
-        and all(type(h) in (int, float) and math.isfinite(h) and h >= 0 for h in value)
+        and all(is_number(h) and math.isfinite(h) and h >= 0 for h in value)
     )
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 1
+    return is_whole(value) and value >= 1
 
 
 def _is_name(value: Any) -> bool:
@@ -182,7 +182,7 @@ def _parsed_statistics(data: Mapping[str, Any]) -> EntropyStatistics | None:
     except (ValueError, TypeError, KeyError, OverflowError, zlib.error):
         return None
     shapes = parsed.tokens.shape, parsed.sums.shape, parsed.squares.shape
-    if shapes != ((bins,), (bins, layers), (bins, layers)) or type(parsed.sequences) is not int:
+    if shapes != ((bins,), (bins, layers), (bins, layers)) or not is_whole(parsed.sequences):
         return None
     return parsed
 
@@ -677,10 +677,9 @@ def load_profile(path: Path | str) -> Profile:
         raise BadProfile(
             f"profile={str(path)!r} holds a {type(data).__name__}, but expected an object; calibrate again"
         )
-    if "schema" in data and data["schema"] != PROFILE_SCHEMA:  # first: another schema may have other fields
-        raise BadProfile(
-            f"profile={str(path)!r} has schema={data['schema']!r}, but expected {PROFILE_SCHEMA}; calibrate again"
-        )
+    schema = data.get("schema", PROFILE_SCHEMA)
+    if not is_whole(schema) or schema != PROFILE_SCHEMA:  # first: another schema may have other fields
+        raise BadProfile(f"profile={str(path)!r} has schema={schema!r}, but expected {PROFILE_SCHEMA}; calibrate again")
     names = {f.name for f in fields(Profile)}
     if set(data) != names:
         raise BadProfile(

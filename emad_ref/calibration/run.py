@@ -39,7 +39,7 @@ from emad_ref.calibration.profile import (
 )
 from emad_ref.calibration.trace import EmptyCorpus, Trace, stream_traces
 from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence, batched
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, is_whole
 from emad_ref.files import open_atomic, open_regular, parse_json, require_writable
 from emad_ref.models.model_spec import ModelSpec, load_cached
 from emad_ref.models.stepper import Stepper
@@ -374,7 +374,7 @@ def _unpack_moments(packed: Floats) -> DocumentMoments:
 
 def _position_from_json(data: Any) -> CorpusPosition:
     windows, tokens, digest = data
-    if not (type(windows) is type(tokens) is int and windows >= 0 <= tokens and isinstance(digest, str)):
+    if not (is_whole(windows) and is_whole(tokens) and windows >= 0 <= tokens and isinstance(digest, str)):
         raise ValueError(f"{data!r:.60} is no place in a corpus")
     return CorpusPosition(windows, tokens, digest)
 

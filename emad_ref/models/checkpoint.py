@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedConfig
 
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, is_whole
 from emad_ref.files import BadFile, file_kind, open_regular, parse_json, read_json, read_text
 from emad_ref.models.families import ModelFamily, family_of
 from emad_ref.models.geometry import Geometry
@@ -418,7 +418,7 @@ def _safetensors_header(name: str, path: Path) -> dict[str, tuple[str, int]]:
 def _count_numbers(shape: Sequence[int]) -> int:
     numbers = 1
     for size in shape:
-        if type(size) is not int or size < 0:
+        if not is_whole(size) or size < 0:
             raise ValueError(f"a shape of {list(shape)!r:.80}")
         numbers *= size
     return numbers
@@ -467,7 +467,7 @@ def require_sizes(config: PreTrainedConfig) -> None:
         value = getattr(config, key, None)
         if value is None and may_be_empty:
             continue
-        if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
+        if not is_whole(value) or not 1 <= value <= LARGEST_SIZE:
             raise BadArgument(f"config.{key}", _shorten(value), "a whole number of at least 1", f"mend {CONFIG}")
     if bool(config.is_encoder_decoder) is not family.reads_a_source:
         expected = f"{family.reads_a_source}, as in every {config.model_type}"

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, is_whole
 
 if TYPE_CHECKING:
     from emad_ref.models.loading import LoadedModel
@@ -228,7 +228,7 @@ class _TokenDeclarations:
     def _own(self, name: str) -> int | None:
         """The tokenizer's id of that role."""
         token_id = getattr(self._tokenizer, name, None)
-        return token_id if isinstance(token_id, int) else None
+        return token_id if is_whole(token_id) else None
 
     def _compare(self, name: str, chosen: DeclaredToken, refused: Collection[int] = ()) -> None:
         """Remark if a file of lower precedence declares another id."""
@@ -293,7 +293,7 @@ def _token_ids(name: str, value: Any, *, several: bool) -> list[int]:
         BadArgument: the entry holds anything else.
     """
     listed = value if several and isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(each, int) and not isinstance(each, bool) for each in listed):
+    if not all(is_whole(each) for each in listed):
         raise BadArgument(name, value, f"a token id{', or a list of them' if several else ''}", "mend the file")
     return listed
 

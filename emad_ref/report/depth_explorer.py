@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from emad_ref.errors import is_number, is_whole
 from emad_ref.report.schema import Report
 from emad_ref.statistics.number_format import ABSENT, interval, number, percent, value
 
@@ -70,7 +71,7 @@ def has_matching_lists(margins: TableRows, tokens: TableRows) -> bool:
         and all(
             len(row["depths"]) == len(row["instead"]) == len(margins)
             and len(row["entropy, nats"]) == probes
-            and all(type(depth) is int and depth > 0 for depth in row["depths"])
+            and all(is_whole(depth) and depth > 0 for depth in row["depths"])
             and all(other is None or isinstance(other, str) for other in row["instead"])
             and _are_numbers(row["entropy, nats"])
             for row in decided
@@ -80,7 +81,7 @@ def has_matching_lists(margins: TableRows, tokens: TableRows) -> bool:
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
-    return all(type(value) in (int, float) for value in values)
+    return all(is_number(value) for value in values)
 
 
 def _tables_of(report: Report, figure: str) -> list[Mapping[str, Any]]:

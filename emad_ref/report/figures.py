@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, is_number
 from emad_ref.statistics.number_format import percent
 from emad_ref.statistics.verdicts import load_register
 
@@ -533,7 +533,7 @@ def require_drawable(figure: str, rows: Sequence[Mapping[str, Any]]) -> None:
                 continue
             if column in spec.texts and not isinstance(value, str):
                 raise BadArgument(f"row {number}: {column}", value, "a text")
-            if column not in spec.texts and (isinstance(value, bool) or not isinstance(value, int | float | None)):
+            if column not in spec.texts and not (value is None or is_number(value)):
                 raise BadArgument(f"row {number}: {column}", value, "a number or None")
 
 

@@ -51,7 +51,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, is_number, is_whole
 from emad_ref.files import BadFile, is_file, parse_json, read_bytes, read_text, remove_file, write_atomically
 from emad_ref.statistics.verdicts import OUTCOMES, Good
 
@@ -82,12 +82,8 @@ class FieldForm:
     fits: Callable[[Any], bool]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(part is None or _is_number(part) for part in value)
+    return isinstance(value, list) and len(value) == 2 and all(part is None or is_number(part) for part in value)
 
 
 def _is_interval(value: Any) -> bool:
@@ -99,13 +95,11 @@ TEXTS = FieldForm(
     "a list of texts", lambda value: isinstance(value, list) and all(isinstance(part, str) for part in value)
 )
 FLAG = FieldForm("true or false", lambda value: isinstance(value, bool))
-COUNT = FieldForm(
-    "a whole number ≥ 0", lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0
-)
-AMOUNT = FieldForm("a number ≥ 0, or null", lambda value: value is None or (_is_number(value) and value >= 0))
+COUNT = FieldForm("a whole number ≥ 0", lambda value: is_whole(value) and value >= 0)
+AMOUNT = FieldForm("a number ≥ 0, or null", lambda value: value is None or (is_number(value) and value >= 0))
 PROBABILITY = FieldForm("a number from 0 to 1, or null", lambda value: AMOUNT.fits(value) and (value or 0) <= 1)
-POSITIVE = FieldForm("a number > 0, or null", lambda value: value is None or (_is_number(value) and value > 0))
-NUMBER = FieldForm("a number or null", lambda value: value is None or _is_number(value))
+POSITIVE = FieldForm("a number > 0, or null", lambda value: value is None or (is_number(value) and value > 0))
+NUMBER = FieldForm("a number or null", lambda value: value is None or is_number(value))
 INTERVAL = FieldForm("[low, high], low ≤ high, or null", lambda value: value is None or _is_interval(value))
 STATE = FieldForm(f"one of {', '.join(STATES)}", lambda value: value in STATES)
 TEST_OUTCOME = FieldForm(f"one of {', '.join(TEST_OUTCOMES)}", lambda value: value in TEST_OUTCOMES)
@@ -136,7 +130,7 @@ REASONS = FieldForm(
 )
 RATIOS = FieldForm(
     "batch size → ratio, or null",
-    lambda value: value is None or (isinstance(value, dict) and all(map(_is_number, value.values()))),
+    lambda value: value is None or (isinstance(value, dict) and all(map(is_number, value.values()))),
 )
 ATTEMPTS = FieldForm(
     "a list of {outcome, reason}",
@@ -333,7 +327,7 @@ def _require_ours(path: Path, data: Any) -> None:
     if not isinstance(data, dict) or "schema" not in data or not set(PARTS) & set(data):
         content = ", ".join(list(data)[:6]) if isinstance(data, dict) else type(data).__name__
         raise BadReport(f"{path} is not a report of pytest-emad: expected schema, {', '.join(PARTS)}; found {content}")
-    if type(data["schema"]) is not int or data["schema"] not in READABLE_SCHEMAS:
+    if not is_whole(data["schema"]) or data["schema"] not in READABLE_SCHEMAS:
         raise BadReport(
             f"{path}: schema={data['schema']!r}, but this version reads "
             f"{' and '.join(map(str, READABLE_SCHEMAS))}; use the "

@@ -40,7 +40,7 @@ from emad_ref.calibration.lens_files import (
 )
 from emad_ref.decoding.custom_generate import adaptive
 from emad_ref.decoding.self_speculation import Drafting
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, is_number, is_whole
 from emad_ref.models.loading import LoadedModel
 from emad_ref.point import Estimator, OperatingPoint, full_depth
 from emad_ref.probes.lens import StateTranslators, attach_lens, attach_translators
@@ -185,12 +185,12 @@ def load_exit(path: Path | str) -> Exit:
 
 
 def _parse_exit(tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Exit:
-    if about.get("exit") != EXIT_SCHEMA:
+    if not is_whole(about.get("exit")) or about["exit"] != EXIT_SCHEMA:
         raise ValueError(f"its schema is {about.get('exit')!r}, not {EXIT_SCHEMA}")
     if not isinstance(about["why_none"], str) or not isinstance(about["screened"], dict):
         raise ValueError("its metadata holds values of other types")
     window = about["screened"].get("window", 2)  # exits of before have none
-    if type(window) is not int or window < 2:
+    if not is_whole(window) or window < 2:
         raise ValueError(f"its window is {str(window)[:80]!r}, not a whole number of at least 2 tokens")
     lossy, promise, drafting = about["lossy"], about["guarantee"], about["drafting"]
     mine = {name: tensors.pop(name) for name in (GATE_TENSOR, VOCABULARY_TENSOR) if name in tensors}
@@ -240,8 +240,8 @@ def _drafting_json(drafting: Drafting, tensors: dict[str, Tensor]) -> dict[str, 
 
 
 def _parse_drafting(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Drafting:
-    whole = all(type(about[name]) is int for name in ("layer", "longest", "copied"))
-    if not whole or type(about["threshold"]) not in (int, float, type(None)):
+    whole = all(is_whole(about[name]) for name in ("layer", "longest", "copied"))
+    if not whole or not (about["threshold"] is None or is_number(about["threshold"])):
         raise ValueError("its way of drafting holds values of other types")
     gate = Estimator("linear", weights=(tuple(tensors[GATE_TENSOR].tolist()),)) if GATE_TENSOR in tensors else None
     vocabulary = tensors[VOCABULARY_TENSOR].numpy() if VOCABULARY_TENSOR in tensors else None

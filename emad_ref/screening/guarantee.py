@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, is_number, is_whole
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Floats
 from emad_ref.signals import SIGNALS
@@ -189,12 +189,12 @@ class Guarantee:
         return guarantee
 
 
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]  # a number by now
+def _is_finite(value: object) -> bool:
+    return is_number(value) and math.isfinite(value)
 
 
 def _is_threshold_test(each: ThresholdTest) -> bool:
-    return isinstance(each.name, str) and _is_number(each.loss) and _is_number(each.p)
+    return isinstance(each.name, str) and _is_finite(each.loss) and _is_finite(each.p)
 
 
 def _last_passed(it: Guarantee) -> str | None:
@@ -206,10 +206,10 @@ def _last_passed(it: Guarantee) -> str | None:
 # field → its content in words, and a check that assumes valid earlier fields
 VALID_FIELDS: dict[str, tuple[str, Callable[[Guarantee], bool]]] = {
     "loss": (f"one of {', '.join(BOUNDED_LOSSES)}", lambda it: isinstance(it.loss, str) and it.loss in BOUNDED_LOSSES),
-    "cap": ("a finite number", lambda it: _is_number(it.cap)),
-    "risk": ("a number between 0 and its cap, both excluded", lambda it: _is_number(it.risk) and 0 < it.risk < it.cap),
-    "error": ("a number strictly between 0 and 1", lambda it: _is_number(it.error) and 0 < it.error < 1),
-    "documents": ("a whole number", lambda it: type(it.documents) is int),
+    "cap": ("a finite number", lambda it: _is_finite(it.cap)),
+    "risk": ("a number between 0 and its cap, both excluded", lambda it: _is_finite(it.risk) and 0 < it.risk < it.cap),
+    "error": ("a number strictly between 0 and 1", lambda it: _is_finite(it.error) and 0 < it.error < 1),
+    "documents": ("a whole number", lambda it: is_whole(it.documents)),
     "text": ("a text", lambda it: isinstance(it.text, str)),
     "tested": (
         "thresholds, at least one, each a name, a loss and a p-value",
@@ -219,10 +219,10 @@ VALID_FIELDS: dict[str, tuple[str, Callable[[Guarantee], bool]]] = {
         "the name of a threshold that was tested, the last whose p-value is at most error, or None",
         lambda it: it.chosen is None or it.chosen == _last_passed(it),
     ),
-    "capped": ("a finite number", lambda it: _is_number(it.capped)),
-    "power": ("a finite number", lambda it: _is_number(it.power)),
-    "needed": ("a whole number, or None", lambda it: it.needed is None or type(it.needed) is int),
-    "again": ("a finite number, or None", lambda it: it.again is None or _is_number(it.again)),
+    "capped": ("a finite number", lambda it: _is_finite(it.capped)),
+    "power": ("a finite number", lambda it: _is_finite(it.power)),
+    "needed": ("a whole number, or None", lambda it: it.needed is None or is_whole(it.needed)),
+    "again": ("a finite number, or None", lambda it: it.again is None or _is_finite(it.again)),
 }
 
 

@@ -38,7 +38,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from emad_ref.errors import EmadError
+from emad_ref.errors import EmadError, is_whole
 from emad_ref.files import BadFile, read_bytes, read_json, write_atomically
 from emad_ref.statistics.verdicts import OUTCOMES, Claim, Verdict, load_register
 
@@ -219,7 +219,7 @@ def read_verdict_file(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     stored = load_json(path)
-    if not isinstance(stored, dict) or set(stored) != {"schema", "verdicts"} or not isinstance(stored["schema"], int):
+    if not isinstance(stored, dict) or set(stored) != {"schema", "verdicts"} or not is_whole(stored["schema"]):
         raise DamagedGolden(f"{path}: expected a table of schema, a whole number, and verdicts; {_RECORD_AGAIN}")
     return stored
 

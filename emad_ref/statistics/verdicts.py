@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from emad_ref.console import NotebookFacts
-from emad_ref.errors import BadArgument, suggest_nearest
+from emad_ref.errors import BadArgument, is_number, is_whole, suggest_nearest
 from emad_ref.extending import registers
 from emad_ref.files import read_toml
 from emad_ref.statistics import number_format
@@ -264,7 +264,7 @@ def _check_minimum(minimum: Any, where: str) -> None:
     for noun, n in minimum.items():
         if noun not in allowed:
             raise BadArgument(f"{where}: minimum", noun, f"one of {', '.join(allowed)}", "n counts what is resampled")
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        if not is_whole(n) or n < 1:
             raise BadArgument(f"{where}: minimum.{noun}", n, "a whole number of at least 1")
         least = minimum.get(noun.removesuffix(TO_SURVIVE), 0)
         if n < least:
@@ -289,7 +289,7 @@ def _row_with_overrides(claim: Claim, row: Any, where: str) -> Claim:
         if name not in claim.thresholds:
             allowed = ", ".join(claim.thresholds) or "none: this row has no threshold to set"
             raise BadArgument(f"{where}: thresholds", name, f"one of {allowed}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not is_number(value) or not math.isfinite(value):
             raise BadArgument(f"{where}: thresholds.{name}", value, "a finite number", "a fraction: 1 % is 0.01")
     return replace(claim, gate=gate, thresholds=claim.thresholds | {k: float(v) for k, v in changes.items()})
 

@@ -45,7 +45,7 @@ from tqdm import tqdm
 from emad_ref.calibration.profile import load_profile
 from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.errors import BadArgument, EmadError, suggest_nearest
+from emad_ref.errors import BadArgument, EmadError, is_number, suggest_nearest
 from emad_ref.files import append_text, parse_json, read_bytes, require_writable_folder, truncate_file
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import OperatingPoint, full_depth
@@ -508,7 +508,7 @@ def _operating_point(
         if margin is not None:
             raise BadArgument("margin", margin, "a profile beside it", "pass profile=FILE, written by `emad calibrate`")
         return point or full_depth(loaded.geometry.layers)
-    if margin is not None and (isinstance(margin, bool) or not isinstance(margin, int | float)):
+    if margin is not None and not is_number(margin):
         raise BadArgument("margin", margin, "a number of nats", "pass margin=0.2, without a unit")
     loaded_profile = load_profile(Path(profile))
     loaded_profile.require(loaded.fingerprint, str(loaded.provenance["dtype"]))

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, is_whole
 from emad_ref.files import open_atomic, read_bytes, remove_file, replace_folder, require_replaceable, require_writable
 from emad_ref.training import causal, seq2seq
 from emad_ref.training.recipe import Recipe
@@ -88,7 +88,7 @@ def load_state(path: Path, recipe: Recipe, resume: bool) -> TrainingState | None
         held = torch.load(io.BytesIO(read_bytes(path, "checkpoint")), weights_only=True)
         of = held.pop("of")
         state = TrainingState(**held)
-        fits = type(state.step) is int and 0 < state.step < recipe.steps
+        fits = is_whole(state.step) and 0 < state.step < recipe.steps
     except Exception as error:  # a damaged archive raises whatever zip, pickle and torch raise
         raise BadTrainingState(
             f"checkpoint={str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:200]}), but expected one "

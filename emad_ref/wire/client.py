@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, is_whole
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Request, Step, Unsupported, as_int64
 from emad_ref.record import Ints, Record, Work
 from emad_ref.wire.address import WireAddress
@@ -200,7 +200,7 @@ def _parse_refusal(reply: WireFrame) -> tuple[str, str] | None:
 
 def _parse_hello(reply: WireFrame) -> str:
     wire, name = reply.header.get("wire"), reply.header.get("name")
-    if wire != WIRE or isinstance(wire, bool):
+    if not is_whole(wire) or wire != WIRE:
         raise ConnectionBroken(
             f"it speaks version {wire!r} of the wire protocol",
             f"pytest-emad speaks version {WIRE}: install versions that fit",

@@ -44,7 +44,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, is_whole
 from emad_ref.protocol import DraftCounts, Prompt, Request, TokenArrivals, TokenLogProbs, Unsupported
 from emad_ref.record import Floats, Ints
 from emad_ref.token_decoder import Completion, TokenDecoder, run_at_once
@@ -179,7 +179,7 @@ class OpenAIInterface:
             raise Unsupported("the server returns text without token ids (choices[0].token_ids)")
         tokens = _token_array(ids)
         stopped, at = choice["finish_reason"] == "stop", choice.get("stop_reason")
-        if stopped and isinstance(at, int) and (not len(tokens) or tokens[-1] != at):
+        if stopped and is_whole(at) and (not len(tokens) or tokens[-1] != at):
             tokens = np.append(tokens, at)  # some servers leave out the token that stopped the row
         return Completion(tokens, stopped)
 
@@ -307,7 +307,7 @@ def _named_id(name: str) -> int | None:
 
 
 def _token_array(ids: Any) -> Ints:
-    if not isinstance(ids, list) or not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+    if not isinstance(ids, list) or not all(map(is_whole, ids)):
         raise TypeError(f"token ids {str(ids)[:QUOTED]}, and not a list of integers")
     return np.array(ids, dtype=np.int64)
 

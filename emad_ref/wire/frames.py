@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, is_whole
 from emad_ref.files import unique_keys
 
 MAGIC = b"EMW1"
@@ -154,7 +154,7 @@ def _parse_array_entry(entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...]]
 
 
 def _is_size(size: Any) -> bool:
-    return isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= PAYLOAD_BYTES
+    return is_whole(size) and 0 <= size <= PAYLOAD_BYTES
 
 
 def _read_array(read: Read, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, is_number, is_whole
 from emad_ref.point import OperatingPoint
 
 T = TypeVar("T")
@@ -27,14 +27,6 @@ def field(header: Mapping[str, Any], name: str, read: Callable[[str, Any], T]) -
 
 def absent_or(read: Callable[[str, Any], T]) -> Callable[[str, Any], T | None]:
     return lambda name, value: None if value is None else read(name, value)
-
-
-def is_whole(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_number(value: Any) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def whole(name: str, value: Any) -> int:

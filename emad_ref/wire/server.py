@@ -16,12 +16,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, is_whole
 from emad_ref.protocol import Decoder, InadmissibleDepth, Request, Session, Unsupported
 from emad_ref.wire.address import ServerLimits
 from emad_ref.wire.client import FAILURE, WIRE
 from emad_ref.wire.frames import WireFrame, encode_frame, read_frame
-from emad_ref.wire.json_fields import absent_or, count, field, is_whole, items, whole
+from emad_ref.wire.json_fields import absent_or, count, field, items, whole
 from emad_ref.wire.messages import (
     capabilities_json,
     prompts_of,
@@ -143,8 +143,8 @@ class DecoderServer:
     # ------------------------------------------------------------ calls
 
     def _hello(self, frame: WireFrame) -> WireFrame:
-        if frame.header.get("wire") != WIRE:
-            raise BadArgument("wire", frame.header.get("wire"), f"{WIRE}, the version spoken here")
+        if not is_whole(wire := frame.header.get("wire")) or wire != WIRE:
+            raise BadArgument("wire", wire, f"{WIRE}, the version spoken here")
         return WireFrame({"wire": WIRE, "name": self._name})
 
     def _opened(self, frame: WireFrame) -> WireFrame:

@@ -121,6 +121,7 @@ def test_a_profile_serves_its_own_model_and_no_other():
 
 CORRUPT = [
     ({"schema": 1}, "schema=1, but expected 3"),
+    ({"schema": 3.0}, "schema=3.0, but expected 3"),
     ({"model": ""}, "model='', but expected a name"),
     ({"model": None}, "model=None, but expected a name"),
     ({"fingerprint": 7}, "fingerprint=7, but expected a checksum"),

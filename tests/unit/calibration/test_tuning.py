@@ -331,6 +331,14 @@ def test_a_saved_lens_comes_back_the_same(stepper, tmp_path, rank):
     assert take_trace(stepper, [TokenSequence(np.arange(9))], lens=name).lens == fitted.lens.digest
 
 
+def test_true_is_no_schema(uninterrupted, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("emad_ref.calibration.lens_files.LENS_SCHEMA", True)
+        save_lens(tmp_path / "l.safetensors", uninterrupted)
+    with pytest.raises(BadLens, match="its schema is True, not 1"):
+        load_lens(tmp_path / "l.safetensors")
+
+
 def test_a_damaged_file_is_one_clear_error(stepper, uninterrupted, tmp_path):
     path = tmp_path / "l.safetensors"
     save_lens(path, uninterrupted)

@@ -197,6 +197,14 @@ def test_a_threshold_of_drafts_is_a_number(found, tmp_path, threshold):
         load_exit(tmp_path / "e")
 
 
+def test_true_is_no_schema(found, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("emad_ref.screening.exit.EXIT_SCHEMA", True)
+        save_exit(tmp_path / "e", found)
+    with pytest.raises(BadExit, match="its schema is True, not 1"):
+        load_exit(tmp_path / "e")
+
+
 def test_damaged_and_foreign_files_are_one_clear_error(found, tmp_path):
     save_exit(tmp_path / "e", found)
     save_lens(tmp_path / "lens", found.fitted)

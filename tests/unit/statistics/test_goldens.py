@@ -94,6 +94,7 @@ def test_rows_in_force_that_are_not_the_shipped_ones_are_departures() -> None:
         ("{", "cannot be read as JSON"),
         ([], "expected a table of schema, a whole number, and verdicts"),
         ({"schema": "2", "verdicts": []}, "expected a table of schema, a whole number, and verdicts"),
+        ({"schema": True, "verdicts": []}, "expected a table of schema, a whole number, and verdicts"),
         ({"schema": SCHEMA}, "expected a table of schema, a whole number, and verdicts"),
         ({"schema": SCHEMA, "verdicts": {}}, "expected a list"),
         ({"schema": SCHEMA, "verdicts": [{"claim": "EMAD-F1"}]}, "expected a table with exactly budget, claim"),

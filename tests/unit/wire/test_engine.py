@@ -997,6 +997,11 @@ BROKEN: dict[str, tuple[tuple[int, Any], type[Exception], str]] = {
     "booleans": ((200, {"choices": [{"token_ids": [True], "finish_reason": "length"}]}), DecoderFailed, "list of int"),
     "a large id": ((200, {"choices": [{"token_ids": [101], "finish_reason": "length"}]}), DecoderFailed, "token 101"),
     "a negative id": ((200, {"choices": [{"token_ids": [-1], "finish_reason": "length"}]}), DecoderFailed, "token -1"),
+    "a stop reason that is no token": (
+        (200, {"choices": [{"token_ids": [], "finish_reason": "stop", "stop_reason": True}]}),
+        DecoderFailed,
+        "no token",
+    ),
     "nothing": ((200, {"choices": [{"token_ids": [], "finish_reason": "length"}]}), DecoderFailed, "no token"),
 }
 

@@ -150,6 +150,7 @@ def refused(reply):
 def test_hello_says_who_and_which_version(judge):
     assert judge("hello", wire=1).header == {"reply": "hello", "wire": 1, "name": "stub"}
     assert refused(judge("hello", wire=2)) == ("BadArgument", "wire=2, but expected 1, the version spoken here")
+    assert refused(judge("hello", wire=True)) == ("BadArgument", "wire=True, but expected 1, the version spoken here")
 
 
 def test_every_call_reaches_its_decoder(judge, decoder, session):
