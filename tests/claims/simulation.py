@@ -32,6 +32,7 @@ bound lies three standard errors from 5 %, and no draw is thrown away. They run 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -52,7 +53,8 @@ UNLIKELY = 1e-3  # chance that an honest rule fails a case of few draws
 MOST, LEAST = 0.06, 0.80  # measured error rate and power
 MEASURED, RECOUNTED = 500, 5_000
 
-UNITS = (30, 60, 200)
+UNITS = (36, 60, 200)  # 36 documents of unequal lengths count as at least 30, the fewest that are decided on
+SCORED = (100, 200)  # items of a score: a hundred are the fewest
 ICC = (0.0, 0.3)
 
 WANTED: dict[Truth, frozenset[Outcome]] = {
@@ -154,6 +156,7 @@ def hold(claim: str, decide: Decide, case: Case) -> None:
     """Draw, decide, and compare with the truth. Asserts."""
     verdicts = judged(claim, decide, case, range(case.draws))
     outcomes = Counter(verdict.verdict for verdict in verdicts)
+    require_enough(case, verdicts)
     if case.truth == "edge":
         allowed = int(binom.ppf(1 - UNLIKELY, case.draws, ERROR))
         for outcome in DECIDED:
@@ -170,11 +173,20 @@ def hold(claim: str, decide: Decide, case: Case) -> None:
     assert not opposite or outcomes[opposite] == 0, f"{outcomes}: {opposite} although the claim {case.truth}"
 
 
+def require_enough(case: Case, verdicts: Sequence[Verdict]) -> None:
+    """Raise AssertionError where a rate is asked of too few units, which no rule decides on."""
+    if case.truth in ("edge", "power"):
+        few = [verdict for verdict in verdicts if re.search(r"at least [\d,]+ (are )?needed", verdict.reason)]
+        assert len(few) < len(verdicts), f"measures nothing: {verdicts[0].reason}"
+
+
 def hold_rates(claim: str, decide: Decide, case: Case) -> None:
     """Measure the rates of a case at the edge or of power. Asserts."""
     outcomes: Counter[Outcome] = Counter()
     for start, stop in ((0, MEASURED), (MEASURED, RECOUNTED)):
-        outcomes.update(verdict.verdict for verdict in judged(claim, decide, case, range(start, stop)))
+        verdicts = judged(claim, decide, case, range(start, stop))
+        require_enough(case, verdicts)
+        outcomes.update(verdict.verdict for verdict in verdicts)
         share = {outcome: outcomes[outcome] / stop for outcome in DECIDED}
         if case.truth == "power":
             found, right = share[case.wanted], share[case.wanted] >= LEAST

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,10 @@ from emad_ref.claims.base import ClaimContext, question_of
 from emad_ref.statistics.legs import combine_verdict, unmeasured_leg
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims import simulation
+from tests.claims.cases.early_exit_answers import tuned_exits
+from tests.claims.simulated_exits import Cell
 from tests.claims.simulation import Case, celled, clustered, hold, hold_rates
-from tests.claims.test_simulated_truth import simulated
+from tests.claims.test_simulated_truth import simulated, simulations
 
 MEASURED = [
     pytest.param(*parameter.values, id=parameter.id)
@@ -89,6 +93,18 @@ def test_few_draws_catch_what_is_grossly_wrong() -> None:
     hold("EMAD-E9", saying(0.0, "falsified"), lots("tied", draws=40))
     with pytest.raises(AssertionError, match="reasons"):
         hold("EMAD-E9", saying(0.1, "survived"), lots("tied", draws=40))
+
+
+def test_a_rate_of_too_few_units_measures_nothing() -> None:
+    decide = question_of("EE-13").decide
+    (few,) = (
+        case for case in simulations()["EE-13"] if case.name == "tuning changes nothing on average; n = 100, ICC 0"
+    )
+    assert decide is not None
+    hold("EE-13", decide, few)
+    for truth in ("edge", "power"):
+        with pytest.raises(AssertionError, match=r"measures nothing: 30 items, at least 100 are needed"):
+            hold("EE-13", decide, replace(few, truth=truth, found=tuned_exits(0.0, cell=Cell(30, 0.0))))
 
 
 def test_cells_are_named_after_what_they_are_made_of() -> None:

@@ -16,7 +16,7 @@ from emad_ref.claims.early_exit_answers import (
 )
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims.simulated_exits import DEEP, ITEMS, LAYERS, PLAIN, Cell, alike, contest, exited, leg_by_name, near
-from tests.claims.simulation import Case, celled, says
+from tests.claims.simulation import SCORED, Case, celled, says
 
 # ---------------------------------------------------------------- EE-3
 #
@@ -69,8 +69,12 @@ EE_3 = [
     Case("a handicap of one block", "premise", handicapped, draws=5, check=the_block_decides_nothing),
     Case("no task is solved", "premise", unsolved, check=says("not solved")),
     *celled("against itself", "tied", lambda n, icc: itself(Cell(n, icc)), draws=1),
-    *celled("just as late", "edge", lambda n, icc: contrastive_exits((0.0, 0.03), cell=Cell(n, icc)), draws=12),
-    *celled("2 points lost", "edge", lambda n, icc: contrastive_exits((0.6, -0.02), cell=Cell(n, icc)), draws=12),
+    *celled(
+        "just as late", "edge", lambda n, icc: contrastive_exits((0.0, 0.03), cell=Cell(n, icc)), n=SCORED, draws=12
+    ),
+    *celled(
+        "2 points lost", "edge", lambda n, icc: contrastive_exits((0.6, -0.02), cell=Cell(n, icc)), n=SCORED, draws=12
+    ),
 ]
 
 
@@ -98,8 +102,12 @@ EE_9 = [
     Case("later than one", "fails", pruning_exits(0.5, -0.3), draws=15, check=says("s1: exit")),
     Case("prunings that decide alike", "premise", identical(PLAIN), 3, check=says(f"exit identically: {SIZES}")),
     *celled("prunings that decide alike", "tied", lambda n, icc: identical(Cell(n, icc)), draws=1),
-    *celled("just as late as both", "edge", lambda n, icc: pruning_exits(0.0, 0.0, cell=Cell(n, icc)), draws=12),
-    *celled("just as late as one", "edge", lambda n, icc: pruning_exits(0.8, 0.0, cell=Cell(n, icc)), draws=12),
+    *celled(
+        "just as late as both", "edge", lambda n, icc: pruning_exits(0.0, 0.0, cell=Cell(n, icc)), n=SCORED, draws=12
+    ),
+    *celled(
+        "just as late as one", "edge", lambda n, icc: pruning_exits(0.8, 0.0, cell=Cell(n, icc)), n=SCORED, draws=12
+    ),
 ]
 
 
@@ -188,7 +196,13 @@ EE_13 = [
     Case("tuning exits earlier", "holds", tuned_exits(0.5, 0.3), draws=15, check=both_exits_are_shown),
     Case("tuning exits later somewhere", "fails", tuned_exits(0.5, -0.3), draws=15),
     Case("tuning touches no exit", "premise", untouched, draws=2, check=says(SAME_EXITS)),
-    *celled("tuning changes nothing on average", "edge", lambda n, icc: tuned_exits(0.0, cell=Cell(n, icc)), draws=12),
+    *celled(
+        "tuning changes nothing on average",
+        "edge",
+        lambda n, icc: tuned_exits(0.0, cell=Cell(n, icc)),
+        n=SCORED,
+        draws=12,
+    ),
 ]
 
 
@@ -249,7 +263,11 @@ EE_15 = [
     ),
     Case("exits that change no score", "premise", contrastive_scores(None), draws=2, check=says(SAME_SCORES)),
     *celled(
-        "exits change nothing on average", "edge", lambda n, icc: contrastive_scores(0.0, cell=Cell(n, icc)), draws=12
+        "exits change nothing on average",
+        "edge",
+        lambda n, icc: contrastive_scores(0.0, cell=Cell(n, icc)),
+        n=SCORED,
+        draws=12,
     ),
     Case("three items better, three worse", "tied", few(3, 3)),
 ]

@@ -19,7 +19,7 @@ from emad_ref.measurements.early_exits import FlopsPerItem, flop_saving
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims.simulated_exits import PLAIN, Cell, leg_by_name, near, scores
-from tests.claims.simulation import Case, celled
+from tests.claims.simulation import SCORED, Case, celled
 
 # ---------------------------------------------------------------- EE-1
 #
@@ -92,7 +92,7 @@ EE_1 = [
     ),
     *celled("4 points lost", "power", lambda n, icc: fixed_pruning(200.0, 0.04, cell=Cell(n, icc)), n=(200,)),
     Case("pruning changes no score", "tied", untouched, check=says_nothing_of_scores),
-    *celled("2 points lost", "edge", lambda n, icc: fixed_pruning(200.0, 0.02, cell=Cell(n, icc)), draws=12),
+    *celled("2 points lost", "edge", lambda n, icc: fixed_pruning(200.0, 0.02, cell=Cell(n, icc)), n=SCORED, draws=12),
     Case("no items, geometry falls short", "fails", geometry_alone(7.4)),
     Case("no items, geometry just reaches it", "holds", geometry_alone(100.0)),
 ]

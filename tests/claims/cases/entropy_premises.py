@@ -23,7 +23,6 @@ from tests.claims.simulation import Case, celled, clustered
 # Documents whose mean entropy per layer is known; their windows have levels of their own, alike within a document.
 
 WINDOWS = 3  # of a document
-DOCUMENTS = (36, 60, 200)  # 36 of unequal lengths count as at least 30, the fewest that are decided on
 SPREAD_NATS = 0.05  # of a layer, between windows
 
 
@@ -52,14 +51,13 @@ EMAD_E1 = [
     Case("entropy falls at every layer", "holds", profile([-0.2, -0.1, -0.3]), draws=20),
     Case("entropy rises once", "fails", profile([-0.2, 0.1, -0.3]), draws=20, check=names_the_rise),
     Case("every layer says the same", "tied", profile([0.0, 0.0], spread=0.0)),
-    *celled("one step is flat, the others fall far", "edge", profile_cell([-0.5, 0.0, -0.5]), n=DOCUMENTS),
-    *celled("all steps are flat", "edge", profile_cell([0.0] * 11), n=DOCUMENTS),
-    *celled("a rise as small as documents can show", "power", profile_cell([-0.2, 0.04, -0.2]), n=DOCUMENTS),
+    *celled("one step is flat, the others fall far", "edge", profile_cell([-0.5, 0.0, -0.5])),
+    *celled("all steps are flat", "edge", profile_cell([0.0] * 11)),
+    *celled("a rise as small as documents can show", "power", profile_cell([-0.2, 0.04, -0.2])),
     *celled(
         "a fall as small as documents can show",
         "power",
         profile_cell([-0.2, -0.04, -0.2]),
-        n=DOCUMENTS,
         wanted="survived",
     ),
 ]
@@ -266,9 +264,9 @@ EMAD_E9 = [
     ),
     Case("no token is hard", "tied", along(-0.3, hard=0.0), 10, 1.0, leaves_late_tokens_open),
     Case("depth never falls", "tied", along(-0.3, late=0.0, blocks_saved=0.01), 10, 1.0, leaves_late_tokens_open),
-    *celled("entropy is the same everywhere", "edge", context_cell(0.0, 0.2)),
-    *celled("three quarters of hard tokens come too late", "edge", context_cell(-0.5, MOST)),
-    *celled("both at their thresholds", "edge", context_cell(0.0, MOST)),
+    *celled("entropy is the same everywhere", "edge", context_cell(0.0, 0.2), n=(80, 200)),
+    *celled("three quarters of hard tokens come too late", "edge", context_cell(-0.5, MOST), n=(80, 200)),
+    *celled("both at their thresholds", "edge", context_cell(0.0, MOST), n=(80, 200)),
     # thirty documents of ICC 0.3 find neither four times in five: 55 and 80 % of 500 draws
     *celled("more hard tokens come too late", "power", context_cell(-0.5, MOST + 0.16), n=(60, 200)),
     *celled(

@@ -14,7 +14,7 @@ from emad_ref.statistics.accuracy import TaskAccuracy
 from emad_ref.statistics.units import ByDocument, ByItem
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims import shapes
-from tests.claims.simulation import Case, celled
+from tests.claims.simulation import SCORED, Case, celled
 
 # ---------------------------------------------------------------- what the cases are made of
 #
@@ -169,7 +169,6 @@ SHAPES = [
         for lengths in ("unequal", "log-normal")
     ),
     *(("normal", lengths, True, (200, 800)) for lengths in ("unequal", "log-normal")),
-    ("normal", "one dominates", False, (200, 800)),
 ]
 
 
@@ -191,13 +190,14 @@ def fallen(**lost: float):
 
 
 DOCUMENTS = {"icc": (0.0,)}  # whole ones: independent by construction
-ITEMS = {"n": (100, 200, 800)}  # a hundred are the least that decides
+ITEMS = {"n": (*SCORED, 800)}
 EMAD_F1 = [
     Case("quality holds", "holds", put_forward(rise=0.002), draws=10),
     Case(
         "one task of three falls", "holds", put_forward(lost={"a": 0.06, "b": 0.0, "c": 0.0}), draws=10, check=names_a
     ),
     Case("as much is gained as is lost", "holds", put_forward(gained=0.003, answered=2500), draws=20, least=0.8),
+    Case("one document has 60 % of all tokens", "tied", shaped(0.01, "normal", "one dominates")(800, 0.0), draws=5),
     Case("perplexity rises", "fails", put_forward(rise=0.03), draws=10),
     Case("perplexity rises by 3 % in 40 documents", "fails", put_forward(rise=0.03, count=40), draws=10),
     Case("two tasks fall", "fails", put_forward(lost={"a": 0.06, "b": 0.05, "c": 0.0}), draws=10, check=by_accuracy),
@@ -374,7 +374,6 @@ def margin_fallen(**drops: float):
 
 
 FOUR = {"a": 0.0, "b": 0.0, "c": 0.0}
-ITEMS_OF = {"n": (100, 200, 800)}  # a hundred are the least that decides
 EMAD_E10 = [
     Case("nothing is lost", "holds", lost(0.0), draws=5),
     Case("nothing is lost, and there are no tasks", "holds", lost(0.0, {}), draws=5),
@@ -389,8 +388,8 @@ EMAD_E10 = [
     *celled("a per cent is lost by 1 % ruined", "edge", margin_shaped("1 % ruined"), n=(200, 400), icc=(0.0,), draws=2),
     *celled("two per cent are lost", "power", margin_risen(0.02), n=(40, 60, 200), icc=(0.0,)),
     *celled("0.1 points are lost at perplexity 40", "edge", margin_risen(0.1 / 40, perplexity=40.0), icc=(0.0,)),
-    *celled("half a point is lost on one task", "edge", margin_fallen(facts=0.0, chart=0.005), **ITEMS_OF),
-    *celled("half a point is lost on every task", "edge", margin_fallen(facts=0.005, chart=0.005), **ITEMS_OF),
+    *celled("half a point is lost on one task", "edge", margin_fallen(facts=0.0, chart=0.005), **ITEMS),
+    *celled("half a point is lost on every task", "edge", margin_fallen(facts=0.005, chart=0.005), **ITEMS),
     *celled("a point is lost on one task", "power", margin_fallen(facts=0.0, chart=0.01), n=(3000,), icc=(0.0,)),
     Case(
         "one task holds, the rule acts on no other",

@@ -20,7 +20,7 @@ from emad_ref.statistics.accuracy import accuracy_drop
 from emad_ref.statistics.units import ByItem
 from emad_ref.sweep.front import RoutedItems, mix_rules
 from tests.claims.pair_items import covers, right
-from tests.claims.simulation import Case, celled, clustered
+from tests.claims.simulation import SCORED, Case, celled, clustered
 
 # ---------------------------------------------------------------- EAD-F1
 #
@@ -134,8 +134,8 @@ EAD_F1 = [
     Case("a task that cannot tell the models apart is named", "holds", one_task_is_alike, check=names_the_task),
     Case("a quarter is lost", "fails", kept({"llama": 0.75, "qwen": 0.75}, 100), draws=20),
     Case("lost at the larger saving only", "fails", kept({"llama": 1.05, "qwen": 0.75}), draws=10),
-    *celled("exactly the paper's share", "edge", mixture(KEPT["llama"])),
-    *celled("exactly the paper's share, few items differ", "edge", mixture(KEPT["llama"], gained=0.0), n=(100, 200)),
+    *celled("exactly the paper's share", "edge", mixture(KEPT["llama"]), n=SCORED),
+    *celled("exactly the paper's share, few items differ", "edge", mixture(KEPT["llama"], gained=0.0), n=SCORED),
     *celled("twice the paper's loss", "power", mixture(1 - 2 * (1 - KEPT["llama"])), n=(1000,)),
     *celled("a rule that always asks the large model", "holds", always_large, n=(200,), check=never_falsified),
     Case("not even the small model saves as much", "premise", nothing_saves),
