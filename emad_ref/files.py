@@ -17,6 +17,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -377,6 +378,24 @@ def require_writable(path: Path, argument: str) -> None:
         return
     except OSError as error:
         raise BadFile(argument, path, "a name for a file", _error_text(error), "choose another") from error
+
+
+def require_replaceable_file(path: Path, argument: str, kind: str, start: bytes) -> None:
+    """``require_writable``, and refuse a file of another kind, which would be lost: an input, or a user's own.
+
+    Args:
+        start: a regular expression that matches in the first bytes of each file of this ``kind``.
+
+    Raises:
+        BadFile: as ``require_writable``; there is a file, not empty, of another kind.
+    """
+    require_writable(path, argument)
+    if not is_file(path):
+        return
+    with open_regular(path, argument) as file:
+        head = file.read(4096)
+    if head and re.search(start, head) is None:
+        raise BadFile(argument, path, f"a new file, or {kind} to replace", "it holds something else", "choose another")
 
 
 def require_writable_folder(folder: Path, argument: str, named: Path | None = None) -> None:

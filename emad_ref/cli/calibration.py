@@ -15,11 +15,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emad_ref.cli.arguments import add_data, add_examples, add_executor, add_resume, path, real, whole
 from emad_ref.errors import BadArgument
-from emad_ref.files import remove_file, require_writable
+from emad_ref.files import is_file, remove_file, require_replaceable_file
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.tokenizers import require_decoder_only
 from emad_ref.text.documents import DEFAULT_CORPUS, DEFAULT_DOCUMENTS
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 DECILES = tuple(tenth / 10 for tenth in range(1, 10))
 FULL_RANK = "full"
+MERGE_FORM = "emad merge OUT PROFILE PROFILE"
+PROFILE_START = rb'^\{\s*"model":[^{}]*"layers"'
+LENS_START = rb'"emad":"\{\\"schema\\"'  # how the metadata of a lens begin
 
 
 def calibrate(args: argparse.Namespace) -> None:
@@ -45,7 +49,7 @@ def calibrate(args: argparse.Namespace) -> None:
     from emad_ref.models.model_spec import ModelSpec
     from emad_ref.workers.dispatch import open_workers
 
-    require_writable(args.out, "out")  # reject bad input before the long pass
+    require_profile_output(args.out, [args.bins_of] if args.bins_of else [])  # reject bad input before the long pass
     loaded = load(args.model)
     require_decoder_only(loaded)
     stepper = loaded.stepper
@@ -186,11 +190,25 @@ def merge(args: argparse.Namespace) -> None:
     from emad_ref.calibration.profile import load_profile
     from emad_ref.calibration.profile import merge as merge_profiles
 
-    require_writable(args.out, "out")
+    if len(args.profiles) < 2:
+        raise BadArgument(
+            "profiles", [str(path) for path in args.profiles], "at least two profiles after OUT", MERGE_FORM
+        )
+    require_profile_output(args.out, args.profiles)
     profile = merge_profiles([load_profile(path) for path in args.profiles])
+    if is_file(args.out) and set(load_profile(args.out).corpora) != set(profile.corpora):
+        expected = f"a new file, or an earlier merge on {profile.corpus}"
+        raise BadArgument("out", str(args.out), expected, f"OUT stands first: {MERGE_FORM}; or remove that file")
     profile.save(args.out)
     print_profile(profile, ())
     print(f"{profile.tokens} tokens of {profile.corpus}; written to {args.out}")
+
+
+def require_profile_output(out: Path, inputs: Sequence[Path]) -> None:
+    """Refuse to write a profile to ``out`` where an input, or a file of another kind, would be lost."""
+    if out.resolve() in [path.resolve() for path in inputs]:
+        raise BadArgument("out", str(out), "another file than the profiles that are read", "it would be replaced")
+    require_replaceable_file(out, "out", "a profile", PROFILE_START)
 
 
 def calibrate_arguments(sub: argparse.ArgumentParser) -> None:
@@ -245,7 +263,7 @@ def lens(args: argparse.Namespace) -> None:
     from emad_ref.probes.lens import attach_lens
     from emad_ref.tuning import windows_of
 
-    require_writable(args.out, "out")  # reject bad input before the long pass
+    require_replaceable_file(args.out, "out", "a lens", LENS_START)  # reject bad input before the long pass
     rank = parse_rank(args.rank)
     if args.gate and args.held_out < 2:
         raise BadArgument("held_out", args.held_out, "at least 2 tokens with --gate", "a gate is fitted to them")

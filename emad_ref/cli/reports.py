@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING
 from emad_ref.cli.arguments import add_examples, path
 from emad_ref.console import print_error
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.files import is_file, require_writable_folder
-from emad_ref.measurements.option_values import LEAVE_OUT
+from emad_ref.files import is_file
+from emad_ref.measurements.option_values import LEAVE_OUT, report_folder
 from emad_ref.report.deselection import PREFIX, shipped_tests, suite_names
 from emad_ref.report.schema import REPORT_FILE, Report, read_report, read_reports, unfinished_since
 from emad_ref.report.tiers import TIERS, tier_line
@@ -90,10 +90,20 @@ def report(args: argparse.Namespace) -> None:
         raise BadArgument("against", str(args.against), "a single DIR to compare with it", "name one DIR")
     reports = read_reports(args.folders)
     changes = changed_rows(read_report(args.against), reports[0]) if args.against is not None else []
-    out = args.out or args.folders[0]
-    require_writable_folder(out, "out")
+    folders = [folder.parent if is_file(folder) else folder for folder in args.folders]
+    out = args.out or folders[0]
+    if [out.resolve()] != [folder.resolve() for folder in folders]:
+        require_no_report(out)
+    report_folder(str(out), Path(), "out")
     pages = write_pages(reports, out, changes)
     print(f"{out}: {pages}")
+
+
+def require_no_report(out: Path) -> None:
+    """Refuse a folder whose pages belong to its own report."""
+    if is_file(out / REPORT_FILE):
+        expected = "another folder than that of a report, whose own pages would be lost"
+        raise BadArgument("out", str(out), expected, "pass --out DIR with a new one")
 
 
 def _print_summaries(args: argparse.Namespace) -> None:

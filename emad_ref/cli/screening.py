@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from emad_ref.cli.arguments import add_data, add_examples, add_executor, path, real, whole
 from emad_ref.errors import BadArgument
-from emad_ref.files import require_writable, write_atomically
+from emad_ref.files import require_replaceable_file, write_atomically
 from emad_ref.measurements.study import BUDGETS, Budget, Study
 from emad_ref.models.tokenizers import require_decoder_only
 from emad_ref.screening.settings import DOCUMENTS
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from emad_ref.measurements.model import ModelMeasurements
 
 
+EXIT_START = rb'"emad":"\{\\"exit\\"'  # how the metadata of an exit begin
 SWEEP_KEYS = 2  # leading columns that identify a row of a sweep: FLOPs saved and family
 
 
@@ -45,7 +46,7 @@ def screen(args: argparse.Namespace) -> None:
     from emad_ref.screening.screen import screen as run
     from emad_ref.screening.settings import ScreeningSettings, default_documents, default_window
 
-    require_writable(args.out, "out")  # reject bad input before the long passes
+    require_replaceable_file(args.out, "out", "an exit", EXIT_START)  # reject bad input before the long passes
     documents = DOCUMENTS if args.documents is None else args.documents
     settings = ScreeningSettings(args.corpus, args.data, documents, args.rise, args.seed, args.window)  # checks them
     loaded = load(args.model)
@@ -179,7 +180,7 @@ def sweep(args: argparse.Namespace) -> None:
     if args.out is not None:  # reject bad input before the long passes
         if args.out.suffix not in WRITERS:
             raise BadArgument("out", str(args.out), f"a file name that ends in {' or '.join(WRITERS)}")
-        require_writable(args.out, "out")
+        require_replaceable_file(args.out, "out", "a table of emad sweep", WRITERS[args.out.suffix][1])
     study = Study(corpus=args.corpus, data=args.data, budget=requested_budget(args))
     with open_model(args.model, study) as loaded, open_workers(args.executor) as workers:
         if not loaded.trained:
@@ -201,7 +202,7 @@ def sweep(args: argparse.Namespace) -> None:
     tokens = result["tokens"]["evaluate"]
     print(f"full depth: perplexity {result['full depth perplexity']:.4g} on {tokens:,} tokens of {result['corpus']}")
     if args.out is not None:
-        write_atomically(args.out, WRITERS[args.out.suffix](result), "out")
+        write_atomically(args.out, WRITERS[args.out.suffix][0](result), "out")
         print(f"written to {args.out}")
 
 
@@ -254,7 +255,8 @@ def result_csv(result: Mapping[str, Any]) -> str:
     return file.getvalue()
 
 
-WRITERS = {".csv": result_csv, ".json": result_json}
+# suffix → writer, and how its files begin
+WRITERS = {".csv": (result_csv, rb"^table,"), ".json": (result_json, rb'^\{\s*"model":[^{}]*"version"')}
 
 
 def sweep_arguments(sub: argparse.ArgumentParser) -> None:

@@ -11,14 +11,15 @@ from pathlib import Path
 
 from emad_ref.errors import BadArgument, suggest_nearest
 from emad_ref.extending import added_parts
-from emad_ref.files import is_file, is_folder, require_writable, require_writable_folder
+from emad_ref.files import is_file, is_folder, require_replaceable_file, require_writable_folder
 
 LEAVE_OUT = "leave the option out to ask for none"
 DTYPES: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
 LARGEST_SEED = 2**32 - 1  # the largest that NumPy, torch and Hypothesis all take
 MOST = 10**9  # documents, tokens, seconds: more than any data set has, and far from overflow
 MOST_NATS = 1e6  # far above ln V of any vocabulary
-REPORTED = ("report.json", "report.md", "index.html")
+# the files of a report, and how each begins
+REPORTED = {"report.json": rb'^\{\s*"schema"', "report.md": rb"^# Verdicts on ", "index.html": rb"<title>Verdicts on "}
 CORPORA: tuple[str, ...] = ("world:premise", "world:mixed", "wikitext", "pile", "gsm8k", "self")
 
 
@@ -162,12 +163,12 @@ def folder(text: str, base: Path, where: str) -> Path:
 def report_folder(text: str, base: Path, where: str) -> Path:
     """Make a report folder and check that it is writable: access bits do not show a full or read-only file system.
 
-    A folder in place of a page would otherwise fail only at the end of the run.
+    A folder in place of a page would otherwise fail only at the end of the run, and a page of the user's own be lost.
     """
     path = base / name(text, base, where)
     require_writable_folder(path, where, Path(text))
-    for page in REPORTED:
-        require_writable(path / page, where)
+    for page, start in REPORTED.items():
+        require_replaceable_file(path / page, where, "one of a report", start)
     return path
 
 

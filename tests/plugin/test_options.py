@@ -55,8 +55,9 @@ def files(project: pytest.Pytester) -> None:
     project.path.joinpath("profile.json").write_text("{}")
     project.path.joinpath("found.exit").write_text("{}")
     project.path.joinpath("claims.toml").write_text("[EMAD-F1]\nthresholds = { perplexity_rise = 0.02 }\n")
-    for folder in ("data", "goldens", "blocked/report.json"):
+    for folder in ("data", "goldens", "blocked/report.json", "site"):
         project.path.joinpath(folder).mkdir(parents=True)
+    project.path.joinpath("site/index.html").write_text("<h1>My page</h1>")
 
 
 def parsed(project: pytest.Pytester, *arguments: str) -> RunSettings:
@@ -199,6 +200,7 @@ def test_update_golden_from_command_line_and_ini(project: pytest.Pytester) -> No
         (["--emad-report", "profile.json/below"], "a folder that can be written"),
         (["--emad-report="], "--emad-report='', but expected a name; leave the option out"),
         (["--emad-report", "blocked"], "report.json', but expected a regular file, or none yet"),
+        (["--emad-report", "site"], "index.html', but expected a new file, or one of a report to replace"),
         (["--emad-margin", "1e9"], "a finite number of nats, at most 1,000,000 in size"),
         (["--emad-seed", "4294967296"], "--emad-seed='4294967296', but expected a whole number ≥ 0, and at most"),
         (["--emad-seed", "9" * 5000], "but expected a whole number ≥ 0, and at most 4294967295"),

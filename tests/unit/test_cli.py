@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -266,7 +267,7 @@ def test_a_device_is_refused_before_the_pass_and_never_replaced(small, tmp_path,
     monkeypatch.setattr(run_module, "batch_statistics", lambda *_, **__: pytest.fail("the pass was run"))
     monkeypatch.setattr(model_under_test, "take_trace", lambda *_, **__: pytest.fail("a pass was run"))
     full = device(tmp_path / "full.json")
-    for argv in (["calibrate", "small", full], ["merge", full, "none.json"], ["sweep", "small", "--out", full]):
+    for argv in (["calibrate", "small", full], ["merge", full, "a.json", "b.json"], ["sweep", "small", "--out", full]):
         if full.suffix or argv[0] != "sweep":
             assert cli.main([*map(str, argv)]) == 1
             assert "a regular file, or none yet; choose another name (it is a device)" in capsys.readouterr().err
@@ -446,6 +447,39 @@ def test_profiles_with_the_bins_of_the_first_are_merged(small, tmp_path, capsys)
     assert "profile.corpora=['world:premise'], but expected each corpus in one profile" in capsys.readouterr().err
 
 
+def test_a_forgotten_out_costs_no_profile(small, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("aaaa bbb cc\n\n" * 12, encoding="utf-8")
+    first, second, third, both = (str(tmp_path / f"{name}.json") for name in ("first", "second", "third", "both"))
+    for path, corpus in {first: "world:premise", second: "world:mixed", third: str(text)}.items():
+        assert cli.main(["calibrate", "small", path, "--corpus", corpus, "--documents", "3"]) == 0
+    before = [Path(path).read_bytes() for path in (first, second, third)]
+    form = "emad merge OUT PROFILE PROFILE"
+    for argv, said in {
+        (first, second): f"profiles=['{second}'], but expected at least two profiles after OUT; {form}",
+        (first, second, third): f"a new file, or an earlier merge on world:mixed + {text}; OUT stands first: {form}",
+        (first, first, second): "expected another file than the profiles that are read; it would be replaced",
+    }.items():
+        assert cli.main(["merge", *argv]) == 1
+        assert said in capsys.readouterr().err
+    assert cli.main(["calibrate", "small", first, "--bins-of", first]) == 1
+    assert "expected another file than the profiles that are read" in capsys.readouterr().err
+    assert [Path(path).read_bytes() for path in (first, second, third)] == before
+    for _ in range(2):  # the second replaces the first
+        assert cli.main(["merge", both, first, second]) == 0
+
+
+@pytest.mark.parametrize("verb", ["calibrate", "lens", "screen", "merge", "sweep"])
+@pytest.mark.parametrize("content", ["a,b\n1,2\n", '{"model": "mine"}'])
+def test_a_file_of_another_kind_is_not_replaced(small, tmp_path, capsys, verb, content):
+    mine = tmp_path / "mine.json"
+    mine.write_text(content)
+    out = {"sweep": ["--out", str(mine)], "merge": [str(mine), "a", "b"]}.get(verb, [str(mine)])
+    assert cli.main([verb, *(["small"] if verb != "merge" else []), *out]) == 1
+    assert "to replace; choose another (it holds something else)" in capsys.readouterr().err
+    assert mine.read_text() == content
+
+
 class PowerCut(Exception):
     """Nobody catches it."""
 
@@ -534,6 +568,7 @@ def test_report_makes_the_pages_again_from_one_folder(tmp_path, capsys):
     assert cli.main(["report", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'run'}: report.md")
     assert "### Claims" in (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
+    assert cli.main(["report", str(tmp_path / "run" / "report.json")]) == 0
     assert cli.main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "deep" / "out")]) == 0
     assert (tmp_path / "deep" / "out" / "report.md").read_bytes() == (tmp_path / "run" / "report.md").read_bytes()
 
@@ -564,15 +599,20 @@ def test_report_shows_what_changed_since_another(tmp_path, capsys):
 
 def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
     good, bad = written(tmp_path / "good", reported("m")), written(tmp_path / "bad", reported("m", schema=7))
-    blocked = tmp_path / "file"
+    other, blocked, mine = written(tmp_path / "other", reported("n")), tmp_path / "file", tmp_path / "mine"
     blocked.touch()
+    mine.mkdir()
+    (mine / "index.html").write_text("<h1>My page</h1>")
     for argv, message in (
         ([tmp_path / "none"], "report.json cannot be read (No such file or directory)"),
         ([bad], "schema=7, but this version reads 1 and 2"),
         ([good, bad, "--out", tmp_path / "out"], "schema=7"),
-        ([good, written(tmp_path / "other", reported("n"))], "out=None, but expected a folder for the pages"),
+        ([good, other], "out=None, but expected a folder for the pages"),
         ([good, good, "--out", tmp_path / "out"], "at least one, each once"),
         ([good, "--out", blocked], "out="),
+        ([good, "--out", mine], "index.html', but expected a new file, or one of a report to replace"),
+        ([good, other, "--out", other], "expected another folder than that of a report, whose own pages would be lost"),
+        ([good, "--against", other, "--out", other], "expected another folder than that of a report"),
     ):
         assert cli.main(["report", *map(str, argv)]) == 1
         captured = capsys.readouterr()
