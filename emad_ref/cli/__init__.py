@@ -56,7 +56,8 @@ VERB_GROUPS: dict[str, tuple[tuple[Verb, Arguments], ...]] = {
 }
 VERBS = tuple(verb for group in VERB_GROUPS.values() for verb in group)
 
-# Smallest and largest value of each numeric argument of any verb. A verb may check a narrower range itself.
+# Smallest and largest value of each numeric argument of any verb. A verb may check a narrower range itself, and
+# ``ScreeningSettings`` checks ``rise``.
 BOUNDS: dict[str, tuple[float, float]] = {
     "seed": (0, LARGEST_SEED),
     "tokens": (1, MOST),
@@ -64,20 +65,20 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "margin": (-MOST_NATS, MOST_NATS),
     "threshold": (0, MOST_NATS),  # no entropy is below 0: nothing would exit
     "entropy": (0, MOST_NATS),
-    "divergence": (-MOST_NATS, MOST_NATS),
+    "divergence": (-MOST_NATS, MOST_NATS),  # a gate is linear: it may estimate less than 0
     "confidence": (0, 1),
     "steps": (1, MOST),
     "rate": (0, 1),
     "held_out": (1, MOST),
     "window": (1, MOST),
     "least_run": (1, MOST),
-    "temperature": (-1000, 1000),
-    "rise": (-MOST, MOST),
+    "temperature": (0, 1000),
     "threads": (1, 4096),
     "connections": (1, MOST),
     "sessions": (1, MOST),
     "idle": (0.001, MOST),
 }
+ABOVE_SMALLEST = ("rate",)  # whose smallest value is excluded
 
 MODEL_ARGUMENTS = ("model", "small_model", "large_model")
 
@@ -108,8 +109,10 @@ def require_bounded(args: argparse.Namespace) -> None:
     """Raise BadArgument if a number is not finite or lies outside ``BOUNDS``."""
     for name, (smallest, largest) in BOUNDS.items():
         value = getattr(args, name, None)
-        if value is not None and not smallest <= value <= largest:
-            raise BadArgument(name, value, f"a number from {_number_text(smallest)} to {_number_text(largest)}")
+        excluded = name in ABOVE_SMALLEST and value == smallest
+        if value is not None and (excluded or not smallest <= value <= largest):
+            start = f"{'above' if name in ABOVE_SMALLEST else 'from'} {_number_text(smallest)}"
+            raise BadArgument(name, value, f"a number {start} to {_number_text(largest)}")
 
 
 def require_models(args: argparse.Namespace) -> None:

@@ -90,7 +90,7 @@ def test_an_interrupted_fit_is_resumed(small, tmp_path, capsys, monkeypatch):
         (("--layers", "4", "2"), "layers=(4, 2), but expected ascending layers"),
         (("--gate", "--held-out", "1"), "held_out=1, but expected at least 2 tokens with --gate; a gate is fitted"),
         (("--steps", "0"), "steps=0, but expected a number from 1 to"),
-        (("--rate", "0"), "rate=0.0, but expected a finite number > 0"),
+        (("--rate", "0"), "rate=0.0, but expected a number above 0 to 1"),
         (("--corpus", "nowhere"), "corpus='nowhere'"),
         (("--seed", "-1"), "seed=-1"),
     ],
