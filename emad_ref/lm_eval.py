@@ -9,13 +9,14 @@ that read local data (``emad_ref/tasks/local``). With ``--config``, and of other
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from traceback import walk_tb
 
 from emad_ref.console import print_error, run_command
-from emad_ref.errors import EmadError
+from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import require_writable
 from emad_ref.tasks.lm_eval_settings import TASK_FOLDER
 
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = sys.argv
     sys.argv = ["lm_eval", *fill_in_defaults(argv)]  # lm-eval reads nothing else
     try:
-        require_output(argv)
+        require_options(argv)
         cli_evaluate()
     except EmadError as error:
         print_error(error)
@@ -56,15 +57,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def require_output(argv: Sequence[str]) -> None:
-    """Refuse an ``--output_path`` in which lm-eval could not write: it would warn after the run, and end with status 0.
+def require_options(argv: Sequence[str]) -> None:
+    """Refuse what lm-eval finds out late: an ``--output_path`` in which it cannot write, of which it warns at the end
+    with status 0, and a ``--limit`` that leaves no document.
 
     Raises:
         BadFile: as ``require_writable``.
+        BadArgument: a limit that is no finite number above 0.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--output_path", "-o", nargs="?")  # without a value, lm-eval's own parser says so
-    if path := parser.parse_known_args(argv)[0].output_path:
+    parser.add_argument("--limit", "-L", nargs="?", type=float)
+    options = parser.parse_known_args(argv)[0]
+    if options.limit is not None and not 0 < options.limit < math.inf:
+        expected = "a number of documents per task, or a share of them below 1, above 0"
+        raise BadArgument("--limit", options.limit, expected, "leave it out to take all")
+    if path := options.output_path:
         require_writable(Path(path) if path.endswith(".json") else Path(path) / "results", "--output_path")
 
 

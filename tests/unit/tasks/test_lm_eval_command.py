@@ -54,6 +54,15 @@ def test_a_refusal_is_one_line_and_the_command_line_is_put_back(capsys, tmp_path
     assert "multiple values for keyword argument 'batch_size'" in last
 
 
+@pytest.mark.parametrize("words", [["--limit", "0"], ["--limit=-5"], ["-L", "nan"], ["-L", "inf"]])
+def test_a_limit_without_documents_is_refused_before_the_run(words, capsys):
+    pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
+    assert lm_eval.main(["--model_args", "pretrained=nowhere", "--tasks", "world_recall", *words]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("emad: --limit=")
+    assert last.endswith("or a share of them below 1, above 0; leave it out to take all")
+
+
 @pytest.mark.parametrize("words", [["--output_path", "{}"], ["--output_path={}"], ["-o", "{}"], ["-o", "{}/a.json"]])
 def test_results_that_cannot_be_written_are_refused_before_the_run(words, capsys, tmp_path):
     """lm-eval warns of it after the run, and ends with status 0."""
