@@ -87,9 +87,11 @@ def open_regular(path: Path | str, argument: str, remedy: str = WRITE_AGAIN) -> 
             if kind := file_kind(os.fstat(file.fileno()).st_mode):
                 raise BadFile(argument, path, "a file", f"it is {kind}", "name a regular file")
             yield file
-    except BadFile:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+    # ValueError: a NUL in the name. The clause names no class of ours: a generator of lines may be closed when the
+    # interpreter ends, after the names of this module are gone
+    except (OSError, ValueError) as error:
+        if isinstance(error, BadFile):
+            raise
         raise BadFile(argument, path, "a file that can be read", _error_text(error), remedy) from error
 
 

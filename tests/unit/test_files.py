@@ -283,3 +283,12 @@ def test_another_encoding_is_named(tmp_path: Path, encoding: str) -> None:
     for read in (read_text, lambda *of: list(read_lines(*of))):
         with pytest.raises(BadFile, match=r"in UTF-8; convert it first \(.*byte order mark of UTF-16 or UTF-32"):
             read(tmp_path / "file", "x")
+
+
+def test_lines_left_open_end_without_the_names_of_the_module(tmp_path, monkeypatch):
+    """At the end of the interpreter they are None, and what a generator raises then is printed as ignored."""
+    (tmp_path / "text").write_text("one\ntwo\n")
+    lines = read_lines(tmp_path / "text", "corpus")
+    assert next(lines) == "one\n"
+    monkeypatch.setattr("emad_ref.files.BadFile", None)
+    lines.close()
