@@ -346,8 +346,10 @@ def answer_guarantee(evidence: ModelMeasurements, asked: ClaimContext) -> Answer
 
 def _guarantee_verdict(beyond: ExitEvaluation, asked: ClaimContext) -> Verdict:
     guarantee, point = beyond.exit.guarantee, beyond.point
+    if guarantee is None and point is None:
+        return asked.not_applicable(f"no exit that a guarantee is given for: {beyond.exit.why_none}")
     if guarantee is None:
-        return asked.unmeasured(f"the exit carries no guarantee{': ' if point is None else ''}{beyond.exit.why_none}")
+        return asked.unmeasured("the exit carries no guarantee")
     if guarantee.loss != EXCESS.name:
         return asked.unmeasured(f"its guarantee is about the loss {guarantee.loss!r}, which is not measured here")
     losses = None if point is None else beyond.excess

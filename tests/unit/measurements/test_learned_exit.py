@@ -208,6 +208,14 @@ def test_every_row_but_time_is_answered(tmp_path: Path) -> None:
     assert {f"{part}, all others exchanged" for part in ("readout", "criterion", "monotone rule")} <= parts
 
 
+def test_without_an_exit_nothing_is_promised(tmp_path: Path) -> None:
+    """As of time: a premise that is absent, and no instrument."""
+    none = replace(found_exit(), lossy=None, why_none="no rule saves anything")
+    x2 = answered(evidence_with(tmp_path, none), "EMAD-X2").verdict
+    expected = "no exit that a guarantee is given for: no rule saves anything"
+    assert (x2.verdict, x2.reason) == ("not applicable", expected)
+
+
 def test_savings_stand_against_losses_beside_the_ceilings(tmp_path: Path) -> None:
     """Every criterion through the lens, and ceilings of either readout, as a figure and at the same losses."""
     figure, table = answered(evidence_with(tmp_path, found_exit()), "EMAD-X5").exhibits.tables
