@@ -146,7 +146,7 @@ def judge(model: str | Path, claims: str | Sequence[str] = (), **options: Any) -
         A model or text that cannot be read.
     """
     from emad_ref.cli import parser
-    from emad_ref.cli.judgment import judge_claims
+    from emad_ref.cli.judgment import in_own_words, judge_arguments, judge_claims
 
     patterns = claims if isinstance(claims, str) else ",".join(claims)
     words = ["judge", str(model), *(["--claims", patterns] if patterns else [])]
@@ -160,7 +160,7 @@ def judge(model: str | Path, claims: str | Sequence[str] = (), **options: Any) -
     except SystemExit:
         refusal = said.getvalue().strip().rpartition("error: ")[2]
         raise BadArgument("options", options, "those of `emad judge --help`", refusal) from None
-    return RunResults(judge_claims(args).report)
+    return RunResults(in_own_words(judge_claims(args), judge_arguments).report)
 
 
 def _document_plot(plot: Callable[..., list[Axes]]) -> Callable[..., list[Axes]]:

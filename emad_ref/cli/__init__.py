@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
-from emad_ref.cli.arguments import CompletionAction, EmadParser, VerbParser, VersionAction, add_examples
+from emad_ref.cli.arguments import CompletionAction, EmadParser, VerbParser, VersionAction, add_examples, own_options
 from emad_ref.cli.calibration import (
     calibrate,
     calibrate_arguments,
@@ -35,10 +35,11 @@ from emad_ref.report.deselection import PAGES
 Verb = Callable[[argparse.Namespace], int | None]  # exit status; None: 0
 Arguments = Callable[[argparse.ArgumentParser], None]
 
+READ_REPORTS = "read reports"
 # heading of `emad --help` → its verbs
 VERB_GROUPS: dict[str, tuple[tuple[Verb, Arguments], ...]] = {
     "judge a model or a decoder": ((judge, judge_arguments), (same, same_arguments), (serve, serve_arguments)),
-    "read reports": (
+    READ_REPORTS: (
         (report, report_arguments),
         (verify, verify_arguments),
         (compare, compare_arguments),
@@ -144,8 +145,11 @@ def _run_verb(argv: Sequence[str] | None) -> int | None:
             require_models(args)
         status: int | None = args.run(args)
     except EmadError as error:
-        if args.run not in (judge, same):  # their status 1 says that a gate failed
+        if args.run in dict(VERB_GROUPS[READ_REPORTS]):  # of runs of pytest
             raise
-        print_error(error)
+        own_error = EmadError(own_options(str(error), dict(VERBS)[args.run]))
+        if args.run not in (judge, same):  # their status 1 says that a gate failed
+            raise own_error from error
+        print_error(own_error)
         return USAGE_ERROR
     return status

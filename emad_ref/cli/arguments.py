@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +17,9 @@ FILES = ("EXIT", "FILE", "OUT", "PROFILE", "REPORT")  # metavars for which a she
 LIBRARIES = ("torch", "transformers", "lm-eval")
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,40}")
 UNKNOWN_OPTION = re.compile(r"unrecognized arguments: (--[\w-]+)")
+PYTEST_OPTION = re.compile(r"(?<!pytest )--emad-([a-z]+(?:-[a-z]+)*)")
+# option of pytest, without --emad- → the same of a verb that calls it otherwise
+OTHER_NAMES = {"tasks": ("--lm-eval-tasks",), "claims": ("--register",), "decoder-dtype": ("--other-dtype",)}
 UNKNOWN_CHOICE = re.compile(r"invalid choice: '([^']*)'")
 
 
@@ -120,6 +123,29 @@ def all_actions(parser: argparse.ArgumentParser) -> Iterable[argparse.Action]:
         if isinstance(action, argparse._SubParsersAction):
             for verb_parser in action.choices.values():
                 yield from all_actions(verb_parser)
+
+
+def own_options(value: Any, arguments: Callable[[argparse.ArgumentParser], None]) -> Any:
+    """``value``, a text or JSON, with options of the verb that ``arguments`` declares in place of those of pytest.
+
+    Measurements name pytest's options, ``--emad-NAME``. An option that the verb lacks is said to be one of pytest.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    arguments(parser)
+    known = [option for action in all_actions(parser) for option in action.option_strings]
+
+    def own(found: re.Match[str]) -> str:
+        names = (f"--{found[1]}", *OTHER_NAMES.get(found[1], ()))
+        return next((name for name in names if name in known), f"{found[0]} of pytest")
+
+    def renamed(part: Any) -> Any:
+        if isinstance(part, str):
+            return PYTEST_OPTION.sub(own, part)
+        if isinstance(part, dict):
+            return {key: renamed(each) for key, each in part.items()}
+        return [renamed(each) for each in part] if isinstance(part, list | tuple) else part
+
+    return renamed(value)
 
 
 def whole(text: str) -> int:

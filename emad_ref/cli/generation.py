@@ -26,7 +26,7 @@ from dataclasses import asdict, replace
 from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Literal
 
-from emad_ref.cli.arguments import add_examples, path, real, whole
+from emad_ref.cli.arguments import add_data, add_examples, path, real, whole
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.option_values import CORPORA
 from emad_ref.text.documents import SPLITS
@@ -243,7 +243,7 @@ def world(args: argparse.Namespace) -> None:
     """Print the first documents of a corpus."""
     from emad_ref.text.corpora import corpus_documents
 
-    texts = islice(corpus_documents(args.corpus, args.split), args.documents)
+    texts = islice(corpus_documents(args.corpus, args.split, data=args.data), args.documents)
     first = next(texts, None)
     if first is None:
         raise BadArgument(
@@ -303,6 +303,12 @@ def world_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     corpora = ", ".join(name for name in CORPORA if name != "self")
     add("corpus", metavar="CORPUS", help=f"{corpora}, or a file or folder")
+    add_data(sub)
     add("--split", default="evaluate", metavar="SPLIT", help=f"one of {', '.join(SPLITS)} (default: evaluate)")
     add("--documents", type=whole, default=3, metavar="N", help="number of documents (default: 3)")
-    add_examples(sub, "emad world world:premise", "emad world world:mixed --split validate --documents 1")
+    add_examples(
+        sub,
+        "emad world world:premise",
+        "emad world world:mixed --split validate --documents 1",
+        "emad world wikitext --data ./data",
+    )

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.cli.arguments import add_examples
+from emad_ref.cli.arguments import add_examples, own_options
 from emad_ref.console import print_error
 from emad_ref.errors import BadArgument, stop_run_on_error
 from emad_ref.measurements import option_values
@@ -60,7 +60,7 @@ def judge(args: argparse.Namespace) -> int:
     from emad_ref.report.summary import run_summary
     from emad_ref.report.tables import sections
 
-    run = judge_claims(args)
+    run = in_own_words(judge_claims(args), judge_arguments)
     report = run.report
     print(run_summary(report).headline)
     for message in run.warnings:
@@ -88,7 +88,7 @@ def same(args: argparse.Namespace) -> int:
     else:
         require_available(args.other)
         request.other = args.other
-    return _print_comparison(judge_claims(request), args.other)
+    return _print_comparison(in_own_words(judge_claims(request), same_arguments), args.other)
 
 
 def _print_comparison(run: ClaimRun, other: str) -> int:
@@ -110,6 +110,11 @@ class ClaimRun:
     report: dict[str, Any]
     failures: list[str]
     warnings: list[str]
+
+
+def in_own_words(run: ClaimRun, arguments: Callable[[argparse.ArgumentParser], None]) -> ClaimRun:
+    """``run``, whose texts name the options of the verb that ``arguments`` declares."""
+    return ClaimRun(*(own_options(part, arguments) for part in (run.report, run.failures, run.warnings)))
 
 
 def judge_claims(args: argparse.Namespace) -> ClaimRun:

@@ -15,8 +15,11 @@ import pytest
 import shtab
 
 from emad_ref import __version__, cli
-from emad_ref.cli.arguments import SHELLS
+from emad_ref.cli.arguments import SHELLS, own_options
 from emad_ref.cli.generation import depth_legend, paint, pair_legend, terminal_colours, visible_text
+from emad_ref.cli.judgment import judge_arguments, same_arguments
+from emad_ref.screening.exit import save_exit
+from tests.unit.measurements.test_learned_exit import found_exit
 
 
 def examples_of(parser):
@@ -177,6 +180,39 @@ def test_a_value_that_means_nothing_is_a_usage_error(argv, said, capsys):
     with pytest.raises(SystemExit, match=r"^2$"):
         cli.main(argv)
     assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "own"),
+    [
+        (same_arguments, "(--emad-decoder-timeout)", "(--decoder-timeout)"),
+        (same_arguments, "--emad-decoder-dtype=1", "--other-dtype=1"),
+        (same_arguments, "--emad-budget smoke", "--emad-budget of pytest smoke"),
+        (judge_arguments, "--emad-tasks='x', --emad-limit 3", "--lm-eval-tasks='x', --limit 3"),
+        (judge_arguments, "--emad-decoder-dtype", "--decoder-dtype"),
+        (judge_arguments, "see `pytest --emad-report DIR`", "see `pytest --emad-report DIR`"),
+        (judge_arguments, [{"reason": "--emad-pair"}, 3, None], [{"reason": "--pair"}, 3, None]),
+    ],
+)
+def test_a_verb_names_its_own_options(arguments, said, own):
+    """Measurements name pytest's."""
+    assert own_options(said, arguments) == own
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("judge", "emad-nano", "--claims", "EMAD-X1", "--exit", "{exit}"), "emad: --exit='"),
+        (("same", "emad-nano", "exec:sleep 60", "--decoder-timeout", "1"), "raise the time limit (--decoder-timeout)"),
+    ],
+)
+def test_an_error_from_below_names_the_options_of_the_verb(words, said, tmp_path, capsys):
+    exit = tmp_path / "some.exit"
+    save_exit(exit, found_exit())
+    assert cli.main([word.format(exit=exit) for word in words]) == cli.USAGE_ERROR
+    last = capsys.readouterr().err
+    assert said in last
+    assert "--emad-" not in last
 
 
 def test_without_a_verb_the_error_says_what_lists_them(capsys):
