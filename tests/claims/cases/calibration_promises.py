@@ -146,7 +146,8 @@ EMAD_X2 = [
     Case("a twentieth of the sets break it", "edge", promised(0.05, sets=200, broken=ERROR), draws=40),
     Case("four in five certify", "edge", promised(0.05, sets=200, full=0.2), draws=40),
     *celled("twice as much is lost", "power", lambda n, _: promised(0.2, count=n), n=(60, 200), icc=(0.0,)),
-    *celled("nearly nothing is lost", "power", lambda n, _: promised(0.01, count=n), n=(60, 200), icc=(0.0,),
+    # below 59 documents no test that holds for every distribution certifies anything, and at 80 too little
+    *celled("nearly nothing is lost", "power", lambda n, _: promised(0.01, count=n), n=(100, 200), icc=(0.0,),
             wanted="survived"),
     Case("a tenth of the sets break it", "power", promised(0.05, sets=400, broken=0.1), draws=5),
     Case("a set too small, as it says itself", "tied", promised(0.05, power=0.4), draws=5,
