@@ -10,7 +10,8 @@ temperature towards 1. Noise of at most ε in a logit changes the density of u b
 statistic is taken at the nearest frequencies in that range.
 
 A histogram does not show repetition. So the check first looks for a decoder that repeats itself against chance, or that
-fails to repeat itself under an equal seed. A repetition is chance unless its probability is below ``CHANCE``.
+fails to repeat itself under an equal seed. A repetition is chance unless its probability is below ``CHANCE``, however
+noise of ε moved the logits.
 
 Nor does it show rare tokens. So for each of some ``events`` that truncation or a penalty makes impossible or rare (a
 token beyond rank k, beyond a mass of 1 − ε, below a share of the best token's, one that the row's last tokens, the row
@@ -129,10 +130,10 @@ def sampling(
     judge = Judge(tally, remembering, point, tally.allow(tolerance, capabilities.logit_noise))
     with tally:
         rows = [row for one in records for row in _rows(judge, one, prompts, max_new)]
-        _require_drawn(tally, rows, temperature)
-        _require_seeded(tally, rows, prompts, temperature)
-        tally.discriminating = _count_open(rows, temperature)
         noise = judge.tolerance * emission_noise(point)
+        _require_drawn(tally, rows, temperature, noise)
+        _require_seeded(tally, rows, prompts, temperature, noise)
+        tally.discriminating = _count_open(rows, temperature)
         once = list({(row.seed, row.row): row for row in rows}.values())  # a repeated seed draws nothing new
         _require_distributed(tally, once, temperature, rng, noise)
         _require_rare_tokens(tally, once, temperature, rng, noise)
@@ -166,9 +167,16 @@ def _count_open(rows: Sequence[SampledRow], temperature: float) -> int:
     return sum(int((np.exp(row.log_p(temperature).max(axis=-1)) <= OPEN).sum()) for row in rows)
 
 
-def _require_drawn(tally: Tally, rows: Sequence[SampledRow], temperature: float) -> None:
+def _raised(log_p: Floats, noise: float, temperature: float) -> Floats:
+    """log-probabilities, each the largest that ``noise`` in every logit may make of it."""
+    raised = 2 * noise / temperature
+    return log_p + raised - np.log1p(np.exp(log_p) * np.expm1(raised))
+
+
+def _require_drawn(tally: Tally, rows: Sequence[SampledRow], temperature: float, noise: float) -> None:
     """Require that not every token is the likeliest one, unless by chance."""
-    likeliest = sum(float(row.log_p(temperature).max(axis=-1).sum()) for row in rows)
+    best = np.concatenate([row.log_p(temperature).max(axis=-1) for row in rows])
+    likeliest = float(_raised(best, noise, temperature).sum())
     greedy = all(np.array_equal(row.logits.argmax(axis=-1), row.emitted) for row in rows)
     tokens = sum(len(row.emitted) for row in rows)
     tally.require(
@@ -177,8 +185,10 @@ def _require_drawn(tally: Tally, rows: Sequence[SampledRow], temperature: float)
     )
 
 
-def _require_seeded(tally: Tally, rows: Sequence[SampledRow], prompts: Sequence[Prompt], temperature: float) -> None:
-    """Require that equal seeds repeat a row, and different seeds and rows of equal prompts do not."""
+def _require_seeded(
+    tally: Tally, rows: Sequence[SampledRow], prompts: Sequence[Prompt], temperature: float, noise: float
+) -> None:
+    """Require that equal seeds repeat a row, and different seeds and rows of equal prompts do not, unless by chance."""
     first: dict[tuple[int, int], SampledRow] = {}
     for row in rows:
         before = first.setdefault((row.seed, row.row), row)
@@ -193,7 +203,8 @@ def _require_seeded(tally: Tally, rows: Sequence[SampledRow], prompts: Sequence[
             continue
         if not np.array_equal(one.emitted, other.emitted):
             continue
-        chance = one.likelihood(temperature)
+        own = one.log_p(temperature)[np.arange(len(one.emitted)), one.emitted]
+        chance = float(_raised(own, noise, temperature).sum())
         repeated = (
             f"rows {one.row} and {other.row} of one batch drew the same {len(one.emitted)} tokens after the same prompt"
             if one.seed == other.seed
@@ -442,7 +453,7 @@ def judge_samples_at_once(
             )
     require_same_draws(judge, parted, compared, max_new, temperature, "of requests at once", "alone")
     rows = list(diagonal.values())
-    _require_drawn(tally, rows, temperature)
+    _require_drawn(tally, rows, temperature, noise)
     tally.discriminating += _count_open(rows, temperature)
     _require_distributed(tally, rows, temperature, rng, noise)
     _require_rare_tokens(tally, rows, temperature, rng, noise)

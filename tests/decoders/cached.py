@@ -105,6 +105,11 @@ class CachedSession:
     def count_readout(self, layer: int, probe: bool) -> None:
         self.work.readout_rows[FULL, layer - 1] += 1
 
+    def count_shown(self, layer: int) -> None:
+        """The head of a step, if its logits are asked for."""
+        if self.wanted:
+            self.count_readout(layer, probe=False)
+
     # one token -----------------------------------------------------------
 
     def prefill(self, prompts: Sequence[Prompt]) -> Step:
@@ -139,14 +144,14 @@ class CachedSession:
             if signal[column] <= self.point.thresholds[0][column]:
                 return self.shown(row, hidden, layer), layer, signal
         if cap not in self.point.probes:
-            self.count_readout(cap, probe=False)
+            self.count_shown(cap)
         return self.shown(row, hidden, cap), cap, signal
 
     def obey(self, row: Row, token: int, depth: int) -> tuple[Floats, int, Floats]:
         hidden = self.embed([token])
         for layer in range(1, depth + 1):
             hidden = self.run(row, hidden, layer)
-        self.count_readout(depth, probe=False)
+        self.count_shown(depth)
         return self.shown(row, hidden, depth), depth, np.full(len(self.point.probes), np.nan)
 
     def shown(self, row: Row, hidden: Tensor, depth: int) -> Floats:
@@ -166,7 +171,7 @@ class CachedSession:
     def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
         if depth is not None:
             self.admit(depth)
-        said = []
+        self.wanted, said = last != 0, []
         for index, row in enumerate(self.rows):
             token = int(tokens[index, 0])
             said.append(self.decide(row, token) if depth is None else self.obey(row, token, int(depth[index, 0])))

@@ -1,7 +1,7 @@
 """A busy neighbour on one core: real races in fresh processes beside it turn no verdict of EMAD-F2 round.
 
-What is raced is known beforehand: a point that is full depth itself, one that does all of its work twice, and one
-beside whose full depth does. Nothing here depends on how fast the machine is.
+What is raced is known beforehand: a point that is full depth itself, one that does all of its work twice, and one that
+runs a quarter of the layers. Nothing here depends on how fast the machine is.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from emad_ref.measurements.process_replicates import run_task_file
 from emad_ref.measurements.run_resources import RunResources, SubprocessRunner, make_judge_decoder
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import load
+from emad_ref.point import truncated
 from emad_ref.protocol import Decoder, Request
 from tests.claims.simulation import asked
 
@@ -33,8 +34,7 @@ SHARE = """import sys
 from tests.laws.test_neighbour import shared
 shared(*sys.argv[1:])"""
 
-# what is planted → whether the point, and whether full depth, does its work twice; and what F2 has to say of it
-PLANTED = {"alike": (False, False), "slow": (True, False), "fast": (False, True)}
+# what F2 has to say of what is planted
 SAID = {"alike": {"falsified", "inconclusive"}, "slow": {"falsified"}, "fast": {"survived"}}
 
 
@@ -53,11 +53,9 @@ class Twice:
 
 
 def host_of(planted: str, afresh: SubprocessRunner | None = None) -> RunResources:
-    point, full = PLANTED[planted]
-
     def make(request: Request) -> Decoder:
         made = make_judge_decoder(request)
-        return Twice(made) if (point if request.point.name == NAME else full) else made
+        return Twice(made) if planted == "slow" and request.point.name == NAME else made
 
     return RunResources(make, runner=afresh or SubprocessRunner(without="a share"))
 
@@ -82,7 +80,8 @@ def verdict(planted: str) -> str:
     made = ModelMeasurements(
         load("emad-nano"), Study(corpus="world:premise", budget=BUDGET), host_of(planted, SubprocessRunner(start))
     )
-    point = replace(made.subject.full, name=NAME)
+    full = made.subject.full
+    point = replace(truncated(full.layers, 1) if planted == "fast" else full, name=NAME)
     made.latency._shape = BUDGET.prompt_tokens, BUDGET.new_tokens
     (timed,) = made.latency.timed(point).values()
     assert timed.by_pair()["full"].processes == BUDGET.processes
@@ -105,7 +104,7 @@ def busy_neighbour() -> Iterator[None]:
 
 
 @pytest.mark.slow  # starts ten processes
-@pytest.mark.parametrize("planted", PLANTED)
+@pytest.mark.parametrize("planted", SAID)
 def test_a_busy_neighbour_turns_no_verdict_round(planted):
     calm = verdict(planted)
     with busy_neighbour():

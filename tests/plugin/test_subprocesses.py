@@ -163,7 +163,7 @@ def test_race(emad_host, emad_settings):
         layers = loaded.stepper.layers
         point = OperatingPoint("fixed", "fixed_entropy", layers, layers, (2,), ((1.0,),))
         timed = stopwatch.timed(point)[1]
-        assert stopwatch.checked(point, 1).passed is True
+        assert stopwatch.checked(timed, point).passed is True
         assert timed.process.tolist() == [0, 0, 1, 1]
         assert "4 pairs in 2 fresh processes of 2 pairs each" in stopwatch.note(point, 1.1, 4)
 """

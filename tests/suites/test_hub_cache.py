@@ -59,7 +59,7 @@ def test_a_cached_model_reaches_verdicts_on_its_own_text(
     assert result.ret == pytest.ExitCode.OK, text_of(result)
     verdicts = verdicts_of(tmp_path / "out")
     assert verdicts["EMAD-E1"]["verdict"] in ("survived", "falsified")
-    assert verdicts["EMAD-E1"]["n"] == 200
+    assert 100 < verdicts["EMAD-E1"]["n"] <= 200  # documents of unequal lengths count as fewer
     assert "perplexity on self" in json.dumps(verdicts["EMAD-F1"])
 
 

@@ -11,8 +11,8 @@ import torch
 
 from emad_ref.audit import sampling as audited
 from emad_ref.audit.finding import Finding, Tally
-from emad_ref.audit.sampling import sampling
-from emad_ref.protocol import Capabilities
+from emad_ref.audit.sampling import SampledRow, _require_drawn, _require_seeded, sampling
+from emad_ref.protocol import Capabilities, Prompt
 from tests.decoders.cached import CachedDecoder
 from tests.decoders.subject import drawn, lens_of, spread_point, tiny_neox
 
@@ -306,3 +306,32 @@ def early(parted: int) -> str | None:
 def test_rows_that_part_once_another_has_ended_are_named() -> None:
     assert early(0) is None
     assert "rows [3, 4, 5] of 6 drew other tokens under the same seed once rows [0" in str(early(3))
+
+
+# ------------------------------------------------------------ coincidences under noise
+
+
+@pytest.mark.parametrize(
+    ("probability", "noise", "passes"), [(0.4, 0.0, False), (0.4, 0.1, True), (0.05, 0.1, False), (0.05, 0.4, False)]
+)
+def test_two_seeds_that_draw_the_same_are_chance_as_far_as_noise_explains(
+    probability: float, noise: float, passes: bool
+) -> None:
+    """0.4^16 is 4e-7; noise of 0.1 at temperature 0.5 makes it up to 1e-4."""
+    rest = (1 - probability) / 24
+    logits = 0.5 * np.log(np.tile([probability, *[rest] * 24], (16, 1)))  # temperature 0.5
+    rows = [SampledRow(seed, 0, np.zeros(16, dtype=np.int64), logits) for seed in (1, 2)]
+    prompts = [Prompt(np.array([1], dtype=np.int64))]
+    tally = Tally("sampling", 0)
+    with tally:
+        _require_seeded(tally, rows, prompts, 0.5, noise)
+    assert (tally.finding().passed is not False) == passes
+
+
+@pytest.mark.parametrize(("noise", "passes"), [(0.0, False), (0.4, True)])
+def test_likeliest_tokens_alone_are_chance_as_far_as_noise_explains(noise: float, passes: bool) -> None:
+    logits = 0.5 * np.log(np.tile([0.4, *[0.025] * 24], (16, 1)))
+    tally = Tally("sampling", 0)
+    with tally:
+        _require_drawn(tally, [SampledRow(1, 0, np.zeros(16, dtype=np.int64), logits)], 0.5, noise)
+    assert (tally.finding().passed is not False) == passes
