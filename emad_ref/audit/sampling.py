@@ -169,8 +169,9 @@ def _count_open(rows: Sequence[SampledRow], temperature: float) -> int:
 
 def _raised(log_p: Floats, noise: float, temperature: float) -> Floats:
     """log-probabilities, each the largest that ``noise`` in every logit may make of it."""
-    raised = 2 * noise / temperature
-    return log_p + raised - np.log1p(np.exp(log_p) * np.expm1(raised))
+    by = 2 * noise / temperature
+    raised: Floats = log_p + by - np.log1p(np.exp(log_p) * np.expm1(by))
+    return raised
 
 
 def _require_drawn(tally: Tally, rows: Sequence[SampledRow], temperature: float, noise: float) -> None:
