@@ -146,6 +146,16 @@ def judge_apart(pytester: pytest.Pytester) -> Run:
     return run
 
 
+@pytest.fixture
+def judge_afresh(pytester: pytest.Pytester) -> Run:
+    """The same in a process that imports everything anew: huggingface_hub reads its environment once."""
+
+    def run(*suites: str, more: tuple[object, ...] = (), **options: object) -> pytest.RunResult:
+        return pytester.runpytest_subprocess(*_arguments(suites, options, more))
+
+    return run
+
+
 def only(*claims: str) -> tuple[str, str]:
     """``more=only("EMAD-F1", "EE-8")``: of the claims these alone, and whatever tests no claim."""
     return "-k", " or ".join(["not test_claim", *(f"{claim}]" for claim in claims)])

@@ -50,12 +50,12 @@ def loaded_apart() -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow  # whole runs; that the cache is enough to load from is held without one
 @pytest.mark.parametrize("tokenizer", [True, False])
 def test_a_cached_model_reaches_verdicts_on_its_own_text(
-    request: pytest.FixtureRequest, judge_apart: Run, cache: Path, ungated: Path, tmp_path: Path, tokenizer: bool
+    request: pytest.FixtureRequest, judge_afresh: Run, cache: Path, ungated: Path, tmp_path: Path, tokenizer: bool
 ) -> None:
     """WikiText is out of reach here, so the corpus is ``self`` even where the model could read."""
     put_into(cache, request.getfixturevalue("reader" if tokenizer else "tiny"))
     options = {"model": "pythia-410m", "claims": ungated, "report": tmp_path / "out"}
-    result = judge_apart("claims", "fidelity/test_full_depth.py", **options)
+    result = judge_afresh("claims", "fidelity/test_full_depth.py", **options)
     assert result.ret == pytest.ExitCode.OK, text_of(result)
     verdicts = verdicts_of(tmp_path / "out")
     assert verdicts["EMAD-E1"]["verdict"] in ("survived", "falsified")
@@ -90,7 +90,7 @@ def test_without_a_network_and_a_cache_the_refusal_is_quick(cache: Path, monkeyp
 
 @pytest.mark.slow  # three runs; that a revision names a model is held without a run
 def test_a_revision_reaches_report_and_golden_and_the_golden_holds_for_another_commit(
-    judge_apart: Run, cache: Path, tiny: Path, tmp_path: Path
+    judge_afresh: Run, cache: Path, tiny: Path, tmp_path: Path
 ) -> None:
     """Two commits with the same weights: what one recorded, the other is compared with."""
     put_into(cache, tiny)
@@ -99,7 +99,7 @@ def test_a_revision_reaches_report_and_golden_and_the_golden_holds_for_another_c
     goldens.mkdir()
     name = f"pythia-410m@{EARLIER}"
     options = {"golden": goldens, "report": tmp_path / "out"}
-    judge_apart("fidelity/test_golden.py", model=name, more=("--emad-update-golden",), **options)
+    judge_afresh("fidelity/test_golden.py", model=name, more=("--emad-update-golden",), **options)
     entries = json.loads((goldens / "index.json").read_text())
     (recorded,) = entries[0]["provenance"]["models"]
     assert all(entry["provenance"]["models"] == [recorded] for entry in entries)
@@ -108,7 +108,7 @@ def test_a_revision_reaches_report_and_golden_and_the_golden_holds_for_another_c
     assert (reported["name"], reported["revision"], reported["commit"]) == (name, EARLIER, EARLIER_COMMIT)
     assert {"dtype": "float32", "device": "cpu", "hub_id": "EleutherAI/pythia-410m"}.items() <= reported.items()
 
-    again = judge_apart("fidelity/test_golden.py", model="pythia-410m", more=("--emad-require", "golden"), **options)
+    again = judge_afresh("fidelity/test_golden.py", model="pythia-410m", more=("--emad-require", "golden"), **options)
     assert again.ret == pytest.ExitCode.OK, text_of(again)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert [model["commit"] for model in report["models"]] == [COMMIT]
