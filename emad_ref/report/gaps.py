@@ -48,19 +48,44 @@ DECIDING_TESTS = {
     "EMAD-F2": "suites/cost/test_claims.py::test_claim",
 }
 MUST_ANSWER = ("suites/invariants", "suites/fidelity")  # suites in which a decoder must not decline
+NOT_COLLECTED = "no test of it was collected"
+MAX_ALIKE = 3  # gaps of one cause that get a line each
 DECODER = "decoder"  # name of a waiver for the decoder's origin
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A gap: ``of`` names a claim, a shipped test or ``DECODER``; ``what`` is missing; ``remedy`` closes it."""
+    """A gap: ``of`` names a claim, a shipped test or ``DECODER``; ``what`` is missing; ``remedy`` closes it.
+
+    ``cause``: why tests did not run, the same for all that one option left out; ``tests``: how many, with parameters.
+    """
 
     of: str
     what: str
     remedy: str
+    cause: str = ""
+    tests: int = 1
 
     def __str__(self) -> str:
         return f"{self.of}: {self.what}; {self.remedy}, or --emad-waive '{self.of}=REASON'"
+
+
+def gap_lines(gaps: Iterable[Gap]) -> list[str]:
+    """One line for each gap, and one with a count for more than ``MAX_ALIKE`` of the same cause."""
+    alike: dict[str, list[Gap]] = {}
+    for number, gap in enumerate(gaps):
+        alike.setdefault(gap.cause or str(number), []).append(gap)
+    return [line for part in alike.values() for line in ([_counted(part)] if len(part) > MAX_ALIKE else map(str, part))]
+
+
+def _counted(gaps: Sequence[Gap]) -> str:
+    tests, cause = sum(gap.tests for gap in gaps), gaps[0].cause
+    counted = f"{tests} tests of {len(gaps)} functions: {cause}"
+    if cause == NOT_COLLECTED:
+        counted = f"{len(gaps)} test functions: no test of them was collected"
+    names = ", ".join(gap.of for gap in gaps[:MAX_ALIKE])
+    remedy = "let them run, or --emad-waive FILE=REASON for each file"
+    return f"{counted} ({names} and {len(gaps) - MAX_ALIKE} more); {remedy}"
 
 
 def find_gaps(
@@ -161,7 +186,7 @@ def _test_gaps(report: Report, required: Sequence[str], excused: Sequence[str]) 
     collected = {entry["shipped"] for entry in (*report["tests"], *report["deselected"])}
     for name in required:
         if not collected & {name, name.partition("::")[0]}:
-            lost[name, "no test of it was collected"] = []
+            lost[name, NOT_COLLECTED] = []
     for entry in report["deselected"]:
         if entry["shipped"] in required and entry["why"] not in excused:
             lost.setdefault((entry["shipped"], entry["why"]), []).append(entry["nodeid"])
@@ -170,7 +195,17 @@ def _test_gaps(report: Report, required: Sequence[str], excused: Sequence[str]) 
         why = "" if entry["nodeid"] in free else _why_test_undecided(entry)
         if why and any(is_below(name, [entry["shipped"]]) for name in required):
             lost.setdefault((entry["shipped"], why), []).append(entry["nodeid"])
-    return [Gap(name, f"{why}{_parameters_text(nodeids)}", "let it run") for (name, why), nodeids in lost.items()]
+    left_out = {NOT_COLLECTED, *(entry["why"] for entry in report["deselected"])}
+    return [
+        Gap(
+            name,
+            f"{why}{_parameters_text(nodeids)}",
+            "let it run",
+            why if why in left_out else "",
+            len(nodeids) or 1,
+        )
+        for (name, why), nodeids in lost.items()
+    ]
 
 
 def _why_test_undecided(entry: Mapping[str, Any]) -> str:
@@ -295,7 +330,7 @@ def undecided_reasons(
     tier, expected = report["settings"].get("tier"), report["settings"]["expect_decoder"]
     gaps = find_gaps(report, report["run"]["asked"], shipped, tier=tier)
     partial = is_partial(report)  # then the wrong decoder alone is a fault
-    reasons = [str(gap) for gap in gaps if not is_waived(gap, waivers) and (gap.of == DECODER or not partial)]
+    reasons = gap_lines(gap for gap in gaps if not is_waived(gap, waivers) and (gap.of == DECODER or not partial))
     if partial or not report["decoder"]["foreign"]:  # otherwise the test is a gap already
         gates = open_gates(report, register)
         gaps = [*gaps, *gates]

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from emad_ref.report.deselection import is_below
-from emad_ref.report.gaps import find_gaps, is_waived, wrong_decoder
+from emad_ref.report.gaps import find_gaps, gap_lines, is_waived, wrong_decoder
 from emad_ref.report.schema import Report
 from emad_ref.report.tiers import shortfalls
 from emad_ref.statistics.verdicts import load_register
@@ -230,4 +230,4 @@ def faults(
     required = list(dict.fromkeys([*run["asked"], *selection]))
     # the strict rules apply to our own decoder too: a run may leave tests out, a proof may not
     found = find_gaps(report, required, shipped, always=True, tier=None if selection else tier)
-    yield from (str(gap) for gap in found if not is_waived(gap, waivers))
+    yield from gap_lines(gap for gap in found if not is_waived(gap, waivers))

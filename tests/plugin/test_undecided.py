@@ -364,7 +364,8 @@ def test_deselection_from_elsewhere_is_named(
 def test_what_was_never_collected_is_named(suites: Path, run: Run, arguments: list[str]) -> None:
     result = run("suites", *arguments)
     assert result.ret == FAILED
-    assert any(line.startswith(f"{SAMPLING}: no test of it was collected; let it run") for line in failures(result))
+    named = [line for line in failures(result) if "was collected" in line]
+    assert any(SAMPLING in line or "test functions: no test of them was collected (" in line for line in named)
 
 
 def test_a_decoder_that_declines_everything_decides_nothing(suites: Path, project: pytest.Pytester, run: Run) -> None:

@@ -8,7 +8,7 @@ from emad_ref import cli
 from emad_ref.claims.base import question_of
 from emad_ref.report.deselection import ABOVE_BUDGET, SUITES, is_below, shipped_name, shipped_tests, suite_names
 from emad_ref.report.gaps import DECIDING_TESTS, find_gaps
-from emad_ref.report.verification import contradictions
+from emad_ref.report.verification import contradictions, faults
 from tests.unit.report.sample import passed, report, report_2, verdict, written
 
 SHIPPED = shipped_tests()
@@ -208,9 +208,24 @@ def test_what_was_not_asked_of_the_run_is_asked_here(tmp_path, capsys):
     assert verified(tmp_path, capsys, partly, "--require-suite", "invariants")[0] == 0
     status, text = verified(tmp_path, capsys, partly, "--require-suite", "invariants,fidelity")
     assert status == 1
-    assert "suites/fidelity/test_bridge.py::test_generated_tokens_are_the_argmax_at_their_depths: no test of it" in text
+    missing = [name for name in SHIPPED if name.startswith("suites/fidelity")]
+    counted = f"{len(missing)} test functions: no test of them was collected ({', '.join(missing[:3])} and "
+    assert f"{counted}{len(missing) - 3} more); let them run, or --emad-waive FILE=REASON for each file" in text
     assert "EMAD-F1" not in text
     assert "EMAD-F1: not decided for m" in verified(tmp_path, capsys, partly, "--require-suite", "all")[1]
+
+
+def test_what_one_option_left_out_is_one_line_with_a_count():
+    some = [name for name in SHIPPED if name.startswith("suites/invariants")]
+    left = [
+        {"nodeid": f"{name}[{number}]", "shipped": name, "why": "left out by --emad-only", "claim": None}
+        for name in some
+        for number in (1, 2)
+    ]
+    report = whole(tests=[], claims=[], deselected=left, run=RUN | {"asked": ["suites/invariants"]})
+    lines = [line for line in faults(report, [], SHIPPED, None) if "left out" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"{2 * len(some)} tests of {len(some)} functions: left out by --emad-only ({some[0]}, ")
 
 
 def test_a_decoder_that_was_required_must_have_been_judged(tmp_path, capsys):
