@@ -114,6 +114,8 @@ def _refuse_blocked_plugins(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and not _missing_plugins(config):
         _settle_report(config)  # ``--help`` and the like begin no session
+        if _runs_suites(config):
+            terminal.name_remaining_threads()
     if _PREVIOUS_PROFILE in config.stash:
         from hypothesis import settings as hypothesis_settings
 
@@ -372,9 +374,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def _missing_plugins(config: pytest.Config) -> list[str]:
     """Parts of this plugin that somebody unregistered or replaced in a run of our suites: no report tells of it."""
-    if _REGISTERED not in config.stash or not (
-        environment.requested_suites(config) or config.stash[_COLLECTION_LOG].collected
-    ):
+    if not _runs_suites(config):
         return []
     held = config.pluginmanager.get_plugin
     return [name for name, part in config.stash[_REGISTERED].items() if held(name) is not part]
+
+
+def _runs_suites(config: pytest.Config) -> bool:
+    """Whether the run was asked for our suites, or has collected a test of them."""
+    return _REGISTERED in config.stash and bool(
+        environment.requested_suites(config) or config.stash[_COLLECTION_LOG].collected
+    )

@@ -7,12 +7,16 @@ capture starts, shows progress bars live. Elsewhere bars stay in the captured ou
 from __future__ import annotations
 
 import os
+import sys
 import textwrap
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO, cast
 
 import pytest
 
+from emad_ref.console import print_error
 from emad_ref.errors import printable
 from emad_ref.statistics.gate import UNDECIDED
 from pytest_emad.options import RunSettings
@@ -172,3 +176,39 @@ class _NewLineStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+# ---------------------------------------------------------------- after the run
+
+THREAD_WAIT_S = 3.0  # threads of pools end by themselves when the main thread does
+
+
+def name_remaining_threads() -> None:
+    """Say which threads keep the process alive after the run, if some do; none is stopped.
+
+    Python waits for every thread that is no daemon, so a decoder that leaves one keeps a finished run from ending.
+    """
+    if _remaining_threads():
+        threading.Thread(target=_name_after_main, name="emad: remaining threads", daemon=True).start()
+
+
+def _name_after_main() -> None:
+    threading.main_thread().join()
+    time.sleep(THREAD_WAIT_S)
+    for thread in _remaining_threads():
+        remedy = "end it in the decoder's close(), or make it a daemon thread"
+        print_error(f"the run is over, but thread {thread.name!r} keeps its process alive{_place(thread)}; {remedy}")
+
+
+def _remaining_threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+
+
+def _place(thread: threading.Thread) -> str:
+    """The line at which the function of ``thread`` is, in words; "" once it has ended."""
+    frame, place = sys._current_frames().get(thread.ident or 0), ""
+    while frame is not None:
+        if frame.f_code.co_filename != threading.__file__:
+            place = f", at {frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return place

@@ -220,3 +220,27 @@ def test_the_collection_guard_sees_installed_suites(wheel_layout: Path, project:
     )
     assert result.ret == USAGE
     assert "pytest_emad.suites.claims: pytest collected none" in result.stdout.str() + result.stderr.str()
+
+
+LEFT_THREAD = """
+import threading, time
+def loop():
+    time.sleep({seconds})
+def pytest_sessionstart(session):
+    threading.Thread(target=loop, name="engine loop").start()
+"""
+
+
+@pytest.mark.parametrize(("seconds", "named"), [(8, True), (1, False)])
+def test_a_thread_that_keeps_the_process_alive_is_named(
+    project: pytest.Pytester, run_apart: Run, seconds: int, named: bool
+) -> None:
+    """Threads that end by themselves, as those of a pool do, are not; and none is stopped."""
+    project.makepyfile(left=LEFT_THREAD.format(seconds=seconds))
+    result = run_apart(ROOT / "suites/claims/test_tables.py", "--co", "-p", "left", "--emad-model", "emad-nano")
+    assert result.ret == 0
+    said = [line for line in result.errlines if "engine loop" in line]
+    assert len(said) == named
+    for line in said:
+        assert line.startswith("emad: the run is over, but thread 'engine loop' keeps its process alive, at ")
+        assert line.endswith("left.py:3, in loop; end it in the decoder's close(), or make it a daemon thread")
