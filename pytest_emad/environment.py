@@ -216,8 +216,9 @@ def check_collection(session: pytest.Session, items: Sequence[pytest.Item]) -> N
     """Require at least one collected test per argument that names our suites; call it before deselection.
 
     Raises:
-        pytest.UsageError: an argument gave no test although every module was imported.
+        pytest.UsageError: an argument gave no test although every module was imported; tests of two files share one id.
     """
+    _check_node_ids(session.config, items)
     if session.testsfailed:  # pytest reports the broken module itself
         return
     if not (asked := requested_suites(session.config)):
@@ -231,6 +232,21 @@ def check_collection(session: pytest.Session, items: Sequence[pytest.Item]) -> N
                 f"{argument}: pytest collected none of its tests: python_files={files} and "
                 f"python_functions={functions} must match test_*.py and test_*; add "
                 "-o python_files='test_*.py' -o python_functions='test_*'"
+            )
+
+
+def _check_node_ids(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Refuse tests of two files that share a node id: a selection or a report would take one for the other.
+
+    pytest leaves the file out of the id of a test whose file is an argument and lies outside the root folder.
+    """
+    paths: dict[str, Path] = {}
+    for item in items:
+        other = paths.setdefault(item.nodeid, item.path)
+        if other != item.path and is_shipped(item):
+            raise pytest.UsageError(
+                f"{other} and {item.path} both hold the test {item.nodeid}: pytest leaves the file out of ids outside "
+                f"rootdir={config.rootpath}; name their folder and choose by -k, or run one file at a time"
             )
 
 

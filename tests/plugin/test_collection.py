@@ -275,3 +275,17 @@ def test_the_suites_run_without_pytest_benchmark(run_apart: Run) -> None:
     result = run_apart("--collect-only", "-q", environment.SUITES[0] / "cost", "--emad-model", "emad-nano")
     assert result.ret == pytest.ExitCode.OK
     assert any("test_samples_are_recorded_as_benchmarks[emad-nano-full]" in line for line in result.outlines)
+
+
+def test_two_tests_of_one_name_are_a_usage_error(project: pytest.Pytester, run: Run) -> None:
+    """Outside the root folder pytest names a test of a file without the file: one deselected the other, silently."""
+    files = [environment.SOURCE_ROOT / "suites" / "fidelity" / f"test_{name}.py" for name in ("bridge", "exit")]
+    result = run("--co", "--rootdir", project.path, "--emad-model", "emad-nano", *files)
+    assert result.ret == USAGE
+    said = result.stderr.str()
+    assert f"{files[0]} and {files[1]} both hold the test ::test_teacher_forced_depths_and_losses_are_replays[" in said
+    assert "name their folder and choose by -k, or run one file at a time" in said
+    chosen = [files[0].parent, "-k", "bridge or exit"]
+    folder = run("--co", "--rootdir", project.path, "--emad-model", "emad-nano", *chosen)
+    assert folder.ret == 0
+    assert "<Function test_teacher_forced_depths_and_losses_are_replays[emad-nano]>" in folder.stdout.str()
