@@ -15,8 +15,8 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from emad_ref.audit.lens import Lens, LogitLens
 from emad_ref.audit.trajectory import DecoderUnderTest
-from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Decoder, Prompt
+from emad_ref.point import Estimator, OperatingPoint
+from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import ENTROPY
 
@@ -83,6 +83,13 @@ def drawn(rows: tuple[int, ...], n: int, seed: int = 3) -> tuple[list[Prompt], I
 
 
 @functools.cache
+def require_entropy_thresholds(point: OperatingPoint) -> None:
+    """Raise Unsupported for a point with fields that the decoders here do not know."""
+    others = point.interpolate, point.confidence, point.decay, point.lens, point.translators, point.period, point.floor
+    if any(others) or point.bins.count > 1 or (point.signal, point.estimator) != ("entropy_nats", Estimator()):
+        raise Unsupported("thresholds on the entropy of full heads alone")
+
+
 def spread_point(quantile: float = 0.12, schedule: str = "monotone") -> OperatingPoint:
     """Thresholds at a low quantile of each probe's entropy: a row falls probe by probe, not at once."""
     tokens = np.random.default_rng(1).integers(3, VOCABULARY, 200)

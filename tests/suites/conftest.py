@@ -6,6 +6,7 @@ import importlib
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -126,34 +127,29 @@ def _arguments(suites: tuple[str, ...], options: dict[str, object], more: tuple[
     return ["-p", "no:cacheprovider", f"-c{ROOT / 'pyproject.toml'}", *ignored, *paths, *flags, *map(str, more)]
 
 
+def _run_by(start: Callable[..., pytest.RunResult]) -> Run:
+    def run(*suites: str, more: tuple[object, ...] = (), **options: object) -> pytest.RunResult:
+        return start(*_arguments(suites, options, more))
+
+    return run
+
+
 @pytest.fixture
 def judge(pytester: pytest.Pytester) -> Run:
     """``judge("invariants", model=folder)`` runs suites in this process: seconds less than a process of its own."""
-
-    def run(*suites: str, more: tuple[object, ...] = (), **options: object) -> pytest.RunResult:
-        return pytester.runpytest_inprocess(*_arguments(suites, options, more))
-
-    return run
+    return _run_by(pytester.runpytest_inprocess)
 
 
 @pytest.fixture
 def judge_apart(pytester: pytest.Pytester) -> Run:
     """The same in a process of its own, as a user's command is."""
-
-    def run(*suites: str, more: tuple[object, ...] = (), **options: object) -> pytest.RunResult:
-        return run_pytest(pytester, *_arguments(suites, options, more))
-
-    return run
+    return _run_by(partial(run_pytest, pytester))
 
 
 @pytest.fixture
 def judge_afresh(pytester: pytest.Pytester) -> Run:
     """The same in a process that imports everything anew: huggingface_hub reads its environment once."""
-
-    def run(*suites: str, more: tuple[object, ...] = (), **options: object) -> pytest.RunResult:
-        return pytester.runpytest_subprocess(*_arguments(suites, options, more))
-
-    return run
+    return _run_by(pytester.runpytest_subprocess)
 
 
 def only(*claims: str) -> tuple[str, str]:

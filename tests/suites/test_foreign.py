@@ -13,17 +13,14 @@ from emad_ref.report.schema import read_report
 from tests.suites.conftest import Run, only, text_of, verdicts_of
 
 HONEST = """
-from emad_ref.point import Estimator
 from emad_ref.protocol import Unsupported
 from tests.decoders.foreign import ForeignDecoder
+from tests.decoders.subject import require_entropy_thresholds
 
 def pytest_emad_make_decoder(config, request):
     if request.temperature:
         raise Unsupported("greedy only")
-    point = request.point
-    others = point.interpolate, point.confidence, point.decay, point.lens, point.translators, point.period, point.floor
-    if any(others) or point.bins.count > 1 or (point.signal, point.estimator) != ("entropy_nats", Estimator()):
-        raise Unsupported("thresholds on the entropy of full heads alone")
+    require_entropy_thresholds(request.point)
     return ForeignDecoder(request.model.load().model, request.point)
 """
 DEFECTIVE = """

@@ -9,16 +9,13 @@ import pytest
 from tests.suites.conftest import Run, text_of
 
 NOISY = """
-from emad_ref.point import Estimator
 from emad_ref.protocol import Unsupported
 from tests.decoders.noisy import noisy
+from tests.decoders.subject import require_entropy_thresholds
 
 def pytest_emad_make_decoder(config, request):
-    point = request.point
-    others = point.interpolate, point.confidence, point.decay, point.lens, point.translators, point.period, point.floor
-    if any(others) or point.bins.count > 1 or (point.signal, point.estimator) != ("entropy_nats", Estimator()):
-        raise Unsupported("thresholds on the entropy of full heads alone")
-    if point.schedule != "monotone":
+    require_entropy_thresholds(request.point)
+    if request.point.schedule != "monotone":
         raise Unsupported("depth that only falls")
     return noisy({noise}, {declared})(request.model.load().model, request.point, request.temperature, request.seed)
 """
