@@ -31,7 +31,7 @@ from typing import Any
 
 from emad_ref.console import run_command
 from emad_ref.errors import EmadError
-from emad_ref.files import require_writable, write_atomically
+from emad_ref.files import require_replaceable_file, write_atomically
 from emad_ref.protocol import Unsupported
 from emad_ref.report.schema import BadReport, read_report
 from pytest_emad import subprocesses
@@ -47,6 +47,7 @@ STEPS = (
 )  # cheap ones first, so that an interrupted command has most steps
 LEAST = 20.0  # seconds: a shorter run would end before it has loaded its model
 FACTS, NOT_APPLICABLE = "machine", "not applicable"
+RECORD_START = rb'^\{\s*"machine": *\{'
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not torch.cuda.is_available():
             parser.error("--device=cuda, but torch sees no CUDA device; use --device cpu")
     try:
-        require_writable(chosen.out / "record.json", "--out")
+        require_replaceable_file(chosen.out / "record.json", "--out", "a record of this command", RECORD_START)
     except EmadError as error:
         parser.error(str(error))
     record = run_steps(chosen)

@@ -25,7 +25,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from emad_ref.console import run_command
-from emad_ref.files import BadFile, read_json, require_writable
+from emad_ref.files import BadFile, read_json, require_replaceable_file, require_writable
 from emad_ref.models.downloads import DOWNLOADS
 from emad_ref.report.parts import DECIDED_STATUSES
 from pytest_emad import subprocesses
@@ -36,6 +36,7 @@ NATURAL_CORPORA = ("gsm8k", "wikitext")  # of downloaded models
 JUDGED_FOLDERS = ("claims", "invariants", "cost", "fidelity")  # of the suites; ablations put no verdict on record
 PAIR_SUITES = ("claims/test_pair.py", "invariants/test_speculative.py", "fidelity/test_golden_pair.py")
 PAIR = "pair"
+JUNIT_START = rb"<testsuite"
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for run in wanted:
             require_writable(chosen.out / f"{run.name}.log", "--out")
+            require_replaceable_file(chosen.out / f"{run.name}.xml", "--out", "a run's tests as JUnit", JUNIT_START)
     except BadFile as error:
         parser.error(str(error))
     worst = 0

@@ -35,7 +35,8 @@ from emad_ref import __version__
 from emad_ref.cli.arguments import add_executor
 from emad_ref.console import run_command
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.files import BadFile, require_writable, write_atomically
+from emad_ref.files import BadFile, require_replaceable_file, require_writable, write_atomically
+from emad_ref.measurements import option_values
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.report import schema
 from emad_ref.report.deselection import PREFIX
@@ -43,6 +44,7 @@ from emad_ref.report.parts import (
     DECIDED_STATUSES,
     LOG_FILE,
     PARTS_FILE,
+    SUMMARY_FILE,
     SuitePart,
     folder_name,
     merge_parts,
@@ -129,6 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for folder in folders.values():
             require_writable(folder / LOG_FILE, "--out")
+        for folder in (chosen.out, *folders.values()):
+            option_values.report_folder(str(folder), Path(), "--out")
+        require_replaceable_file(chosen.out / SUMMARY_FILE, "--out", "a summary", option_values.REPORTED["report.json"])
         with open_workers(chosen.executor) as crew:
             statuses, reports = run_units(folders, chosen, crew, ["python", "-m", "pytest_emad.reproduce", *given])
     except (BadArgument, BadFile) as error:

@@ -217,7 +217,7 @@ def _with_failures(whole: dict[str, Any], reports: Sequence[Report], shipped: Se
     return whole
 
 
-DONE_FILE, PARTS_FILE, LOG_FILE = "done.json", "parts.json", "log.txt"
+DONE_FILE, PARTS_FILE, LOG_FILE, SUMMARY_FILE = "done.json", "parts.json", "log.txt", "summary.json"
 DECIDED_STATUSES = (0, 1)  # statuses of a run that reached its verdicts
 
 
@@ -317,7 +317,7 @@ def summarize_models(statuses: Mapping[str, int], reports: Sequence[Report], out
 
     claims = [claim for report in reports for claim in report["claims"]]
     summary = {"schema": 1, "version": __version__, "status": dict(statuses), "claims": claims}
-    write_atomically(out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(out / SUMMARY_FILE, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     failed = [
         f"{model}: status {status}, see {LOG_FILE}"
         for model, status in statuses.items()

@@ -364,8 +364,8 @@ def hub_rows(source: str, hub: str, name: str | None, split: str) -> list[Sample
     except Exception as error:  # the hub client raises dozens of types; all mean the same to the caller
         raise TaskDataUnavailable(
             f"hub={hub!r}, configuration {name!r}, split {split!r}, but it is out of reach "
-            f"({type(error).__name__}: {error}); pass a data folder (--emad-data DIR), laid out as "
-            "emad_ref.tasks.datasets says"
+            f"({type(error).__name__}: {error}); pass a data folder (pytest: --emad-data DIR; lm-eval: "
+            """--metadata '{"data": "DIR"}'), laid out as emad_ref.tasks.datasets says"""
         ) from error
     placed = ((f"{hub}, {split} row {number}", dict(row)) for number, row in enumerate(rows))
     return check_rows(_with_text(placed), _source(source).fields, f"{hub} has no rows in {split}")

@@ -13,6 +13,7 @@ import pytest
 
 from emad_ref.benchmark import machine
 from emad_ref.errors import EmadError
+from emad_ref.files import require_replaceable_file
 from emad_ref.measurements.hardware import CHECKED, TIMED, captured_steps, logit_tolerances, weight_bandwidth
 from emad_ref.models.graph_capture import GraphCaptureWarning
 from emad_ref.protocol import Unsupported
@@ -58,6 +59,7 @@ def test_each_step_is_on_record_before_the_next_begins(chosen, tmp_path, monkeyp
     hardware.run_steps(chosen)
     assert seen == [["machine", "cost a float32"]]
     assert json.loads((tmp_path / "record.json").read_text())["cost a float32"]["x"] == 1
+    require_replaceable_file(tmp_path / "record.json", "--out", "a record", hardware.RECORD_START)
 
 
 def test_a_step_that_is_refused_takes_no_other_down(chosen, monkeypatch):
@@ -172,6 +174,14 @@ def test_without_the_device_it_says_so_at_once(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         hardware.main(["emad-nano", "--out", str(tmp_path)])
     assert "--device=cuda, but torch sees no CUDA device" in capsys.readouterr().err
+
+
+def test_a_file_of_another_kind_is_not_replaced(tmp_path, capsys):
+    (tmp_path / "record.json").write_text('{"mine": 1}')
+    with pytest.raises(SystemExit):
+        hardware.main(["emad-nano", "--device", "cpu", "--out", str(tmp_path)])
+    assert "record.json', but expected a new file, or a record of this command to replace" in capsys.readouterr().err
+    assert (tmp_path / "record.json").read_text() == '{"mine": 1}'
 
 
 # ---------------------------------------------------------------- the machine

@@ -58,7 +58,7 @@ def test_three_seeds_are_recorded_and_then_hold(asked, tmp_path, capsys) -> None
     assert asked(model, "--seeds", "0", "7", outcomes="survived " * 8) == 0
     assert capsys.readouterr().out.splitlines() == [f"{model}-seed-{seed}: as recorded" for seed in (0, 7)]
     assert asked(model, "--seeds", "1", outcomes="survived falsified survived") == 1
-    assert f"{model}-seed-1: 1 failed, see" in capsys.readouterr().out
+    assert f"{model}-seed-1: 1 failed, see" in capsys.readouterr().out  # the files of the first time are replaced
 
 
 def test_a_run_that_cannot_be_made_is_status_four(asked, tmp_path, capsys) -> None:
@@ -105,3 +105,13 @@ def test_what_is_not_there_is_refused(asked, capsys, more: list[str], said: str)
     with pytest.raises(SystemExit):
         asked(*more)
     assert said in capsys.readouterr().err
+
+
+def test_a_file_of_another_kind_is_not_replaced(asked, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "out" / "emad-t5-tiny-seed-0.xml"
+    file.parent.mkdir()
+    file.write_text("<notes/>")
+    with pytest.raises(SystemExit):
+        asked("emad-t5-tiny")
+    assert "expected a new file, or a run's tests as JUnit to replace" in capsys.readouterr().err
+    assert file.read_text() == "<notes/>"

@@ -100,6 +100,17 @@ def test_a_place_that_cannot_be_written_to_is_a_usage_error(capsys):
     assert "--out='/dev/full/one/log.txt', but expected a place that can be written to" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("own", ["summary.json", "report.md", "one/report.json"])
+def test_a_file_of_another_kind_is_not_replaced(asked, tmp_path, capsys, own):
+    file = tmp_path / "out" / own
+    file.parent.mkdir(parents=True)
+    file.write_text("my notes")
+    with pytest.raises(SystemExit):
+        asked("one")
+    assert f"{own}', but expected a new file, or " in capsys.readouterr().err
+    assert file.read_text() == "my notes"
+
+
 def test_a_failing_test_is_status_one_and_takes_no_other_model_down(asked, tmp_path):
     assert asked("failing", "one") == 1
     assert read(tmp_path)["status"] == {"failing": 1, "one": 0}
