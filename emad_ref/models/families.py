@@ -440,7 +440,8 @@ def anatomy_of(config: Any) -> Anatomy:
         raise BadArgument("use_bidirectional_attention", True, "a causal model", "it is not a decoder")
     for rotary in rotary_settings(config):
         if rotary.get("rope_type") in LENGTH_DEPENDENT_ROTARY:
-            raise BadArgument("rope_type", rotary["rope_type"], "frequencies that do not depend on the batch")
+            expected = "frequencies that do not depend on how long the texts of a batch are"
+            raise BadArgument("rope_type", rotary["rope_type"], expected, "choose a model with another kind, e.g. yarn")
     return family.anatomy
 
 
