@@ -114,10 +114,15 @@ class LensTraces:
 
     @property
     def entropy_sums(self) -> tuple[ByDocument, ByDocument]:
-        """(Σ H_ℓ in nats [documents, L], tokens [documents]) of the evaluated documents, where every layer was read."""
+        """(Σ H_ℓ in nats [documents, L], tokens [documents]) over the positions at which every layer was read.
+
+        Of the evaluated documents that have such a position: a short one may lie between two.
+        """
         trace = self.evaluation.every_layer
         by_layer = [sequence_sums(trace, trace.entropy_nats[:, layer]) for layer in range(trace.layers)]
-        return self.by_document(np.stack(by_layer, axis=1)), self.by_document(trace.lengths)
+        sums, tokens = self.by_document(np.stack(by_layer, axis=1)), self.by_document(trace.lengths)
+        has_tokens = tokens.values > 0
+        return sums.among(has_tokens), tokens.among(has_tokens)
 
     @cached_property
     def profile(self) -> Profile:

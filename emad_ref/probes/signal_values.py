@@ -45,11 +45,12 @@ def softmax_response(logits: Tensor) -> Tensor:
 def saturation(hidden: Tensor, below: Tensor) -> Tensor:
     """cos(h_ℓ, h_{ℓ−1}) (CALM, "hidden-state saturation"); states [..., D] of one token → float32 [...].
 
-    float64 for float64 states. A state of length zero, or one that is not finite, gives NaN.
+    float64 for float64 states. A state of length zero gives 0, as PyTorch's ``cosine_similarity`` does: an embedding of
+    zeros (a padding token's) has one at the first position of a text. A state that is not finite gives NaN.
     """
     here, there = at_least_float32(hidden), at_least_float32(below)
     lengths = torch.linalg.vector_norm(here, dim=-1) * torch.linalg.vector_norm(there, dim=-1)
-    cosine: Tensor = (here * there).sum(dim=-1) / lengths
+    cosine: Tensor = (here * there).sum(dim=-1) / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
     return cosine
 
 

@@ -117,3 +117,17 @@ def test_a_vocabulary_of_the_tests_is_cheap() -> None:
     geometry = small_evidence().loaded.geometry
     assert geometry.vocabulary == VOCABULARY
     assert geometry.head_flops() <= geometry.block_flops() < replace(geometry, **COSTLY).head_flops()
+
+
+def test_a_document_between_two_positions_where_every_layer_is_read_counts_in_no_mean_by_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, _ = fresh_evidence(monkeypatch, costly=True)
+    longest = int(made.traces.lengths.values.max())
+    monkeypatch.setattr(traces, "SAMPLE_EVERY", 2 * longest)
+    made.traces = LensTraces(made.subject)
+    sums, tokens = made.traces.entropy_sums
+    assert tokens.values.min() >= 1
+    assert 0 < len(tokens.values) < len(made.traces.lengths.values), "some documents have no such position"
+    assert sums.number.tolist() == tokens.number.tolist()
+    assert tokens.values.sum() == len(made.traces.evaluation.every_layer)

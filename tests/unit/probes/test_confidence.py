@@ -99,7 +99,8 @@ def test_a_state_is_most_like_itself_and_nothing_is_like_no_state() -> None:
     assert torch.allclose(saturation(h, 2 * h), torch.ones(3))
     assert torch.allclose(saturation(h, -h), -torch.ones(3))
     assert saturation(h.half(), h.half()).dtype == torch.float32
-    assert torch.isnan(saturation(h, 0 * h)).all()
+    assert saturation(h, 0 * h).tolist() == saturation(0 * h, 0 * h).tolist() == [0.0] * 3
+    assert torch.isnan(saturation(h, torch.nan * h)).all()
 
 
 def test_every_probe_of_a_contrast_is_a_full_head_below_the_minimum_layer_too(
