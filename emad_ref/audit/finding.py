@@ -170,6 +170,7 @@ class Tally:
             detail = f"more than {TIE_LIMIT:.0%} of positions{where} are ties ({counts})"
             return Finding(self.check, False, detail, self.n, self.ties)
         if self.discriminating < self.needed:
-            detail = f"too few positions at which a defect would show: {self.needed} needed ({counts})"
+            remedy = "judge a model whose answers vary more, e.g. emad-nano"
+            detail = f"too few positions at which a defect would show: {self.needed} needed; {remedy} ({counts})"
             return Finding(self.check, None, detail, self.n, self.ties)
         return Finding(self.check, True, counts, self.n, self.ties)

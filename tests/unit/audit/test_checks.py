@@ -39,6 +39,7 @@ def test_generation_has_no_power_where_depth_changes_nothing() -> None:
     finding = generation(under_test(CachedDecoder, POINT, model=identity_above(2)), PROMPTS, 8)
     assert finding.passed is None
     assert "too few positions" in finding.detail
+    assert "judge a model whose answers vary more" in finding.detail
 
 
 def test_forced_has_no_power_where_depth_changes_nothing() -> None:
