@@ -115,6 +115,25 @@ def _common_start(one: str, other: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
+@contextmanager
+def refuse_damage(name: str, value: object, expected: str, remedy: str) -> Iterator[None]:
+    """Inside the block a library reads what a user gave, which may be damaged in any way: every error is ``expected``.
+
+    Raises:
+        BadArgument: whatever the library raised, with its text; errors of ours pass. A panic of a library in Rust is
+            no ``Exception``, but counts as one.
+    """
+    try:
+        yield
+    except EmadError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise BadArgument(name, value, expected, f"{said}; {remedy}") from error
+
+
 class RunStopped(EmadError):
     """What was asked of a whole run is impossible: it ends once, instead of failing question by question."""
 

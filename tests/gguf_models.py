@@ -38,10 +38,26 @@ def small_llama() -> Any:
     return model
 
 
-def write_gguf(path: Path, model: Any, kind: str = "F32", **fields: str) -> Path:
-    """``kind``: of the matrices, as gguf names it; ``fields``: ``pre`` or ``architecture`` of another file."""
+class _Writer(gguf.GGUFWriter):
+    """Writes ``other`` values of metadata by key; None leaves a key out."""
+
+    def __init__(self, path: Path, architecture: str, other: dict[str, Any]):
+        self.other = other
+        super().__init__(path, architecture)
+
+    def add_key_value(self, key: str, val: Any, vtype: gguf.GGUFValueType, sub_type: Any = None) -> None:
+        if key in self.other:
+            val, sub_type = self.other[key], None
+            if val is None:
+                return
+            vtype = gguf.GGUFValueType.get_type(val)
+        super().add_key_value(key, val, vtype, sub_type)
+
+
+def write_gguf(path: Path, model: Any, kind: str = "F32", **fields: Any) -> Path:
+    """``kind``: of the matrices, as gguf names it; ``fields``: ``pre`` or ``architecture``, or metadata by key."""
     config, architecture = model.config, fields.get("architecture", "llama")
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = _Writer(path, architecture, fields)
     writer.add_name("Tiny")
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.max_position_embeddings)

@@ -43,6 +43,7 @@ from emad_ref.models.stepper import (
     ForwardContext,
     decoder_part,
     forward_context,
+    model_logits,
     require_agreement,
     require_backend,
     require_layer,
@@ -329,7 +330,7 @@ class CausalStepper:
     def _compare_with_model(self) -> None:
         """Compare with the model's own logits: one plain pass, and a prompt, a chunk and one token on its cache."""
         ids = torch.arange(CHECKED_ROWS * CHECKED_TOKENS, device=self.device).view(CHECKED_ROWS, -1) % self.vocabulary
-        theirs = to_device(self.model(ids, use_cache=False).logits, self.device)
+        theirs = model_logits(self.model, self.device, input_ids=ids)
         require_agreement(self, self.config.model_type, ids, theirs, None, self.new_cache(CHECKED_ROWS, CHECKED_TOKENS))
 
 

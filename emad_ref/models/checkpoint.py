@@ -20,7 +20,7 @@ from safetensors import safe_open
 from transformers import PreTrainedConfig
 
 from emad_ref.errors import BadArgument, is_whole
-from emad_ref.files import BadFile, file_kind, open_regular, parse_json, read_json, read_text
+from emad_ref.files import BadFile, file_kind, open_regular, parse_json, read_json, read_text, unique_keys
 from emad_ref.models.families import ModelFamily, family_of
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.names import CONFIG
@@ -94,6 +94,7 @@ def _first_names(keys: Collection[str]) -> str:
     return ", ".join([*by_number[:SHOWN_TENSORS], *(["…"] if len(keys) > SHOWN_TENSORS else [])])
 
 
+GENERATION_CONFIG = "generation_config.json"
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 WEIGHTS = (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX)  # in transformers' order: the first existing one is read
@@ -223,16 +224,16 @@ def read_config(name: str, folder: Path) -> dict[str, Any]:
             f"config.quantization_config says {method!r:.60}: save a dequantised copy and name its folder",
         )
     _require_file_names(name, folder, config, CONFIG)
-    tokenizer = folder / "tokenizer_config.json"
-    if tokenizer.is_file():
-        _require_file_names(name, folder, _read_settings(tokenizer), tokenizer.name)
+    for settings in (folder / "tokenizer_config.json", folder / GENERATION_CONFIG):
+        if settings.is_file():
+            _require_file_names(name, folder, _read_settings(settings), settings.name)
     return config
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
     """A JSON object whose numbers may be of any size: an unbounded ``model_max_length`` is 10³⁰. Raises BadFile."""
     try:
-        settings = json.loads(read_text(path, path.name))
+        settings = json.loads(read_text(path, path.name), object_pairs_hook=unique_keys)
         if not isinstance(settings, dict):
             raise ValueError(f"it holds a {type(settings).__name__}")
     except (ValueError, RecursionError) as error:
@@ -309,17 +310,7 @@ class Checkpoint:
                     "weights in floating point",
                     f"{tensor} is stored as {dtype}: save a dequantised copy and name its folder",
                 )
-        numbers, blocks = sum(stored.numbers.values()), stored.blocks
-        parameters, layers = geometry.parameters(), max(geometry.layers, geometry.encoder_layers)
-        if parameters > 2 * numbers or layers > 2 * blocks:
-            raise BadArgument(
-                "name",
-                self.name,
-                "a checkpoint that fills the model of its config",
-                f"{CONFIG} describes {parameters:,} parameters in {layers:,} layers of width {geometry.hidden:,} with "
-                f"{geometry.vocabulary:,} tokens, its files hold {numbers:,} numbers in {blocks:,} layers: save both "
-                "together again, or fetch both",
-            )
+        require_enough(self.name, geometry, sum(stored.numbers.values()), stored.blocks)
 
     def headers(self) -> StoredTensors:
         """The merged headers of all files.
@@ -366,6 +357,24 @@ class Checkpoint:
                             "one set of weights",
                             f"{tensor} in {file} is not the one in {other}: remove the file that is not meant",
                         )
+
+
+def require_enough(name: str, geometry: Geometry, numbers: int, blocks: int) -> None:
+    """Refuse a config with twice the ``numbers`` or ``blocks`` that the files hold: to build it takes memory and time.
+
+    Raises:
+        BadArgument: both sizes, of the config and of the files.
+    """
+    parameters, layers = geometry.parameters(), max(geometry.layers, geometry.encoder_layers)
+    if parameters > 2 * numbers or layers > 2 * blocks:
+        raise BadArgument(
+            "name",
+            name,
+            "a checkpoint that fills the model of its config",
+            f"its config describes {parameters:,} parameters in {layers:,} layers of width {geometry.hidden:,} with "
+            f"{geometry.vocabulary:,} tokens, its files hold {numbers:,} numbers in {blocks:,} layers: save both "
+            "together again, or fetch both",
+        )
 
 
 def _has_equal_samples(first: torch.Tensor, second: torch.Tensor) -> bool:
@@ -456,11 +465,11 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return text
 
 
-def require_sizes(config: PreTrainedConfig) -> None:
+def require_sizes(config: PreTrainedConfig, remedy: str = f"mend {CONFIG}") -> None:
     """Refuse a text config whose sizes are no whole numbers of at least 1.
 
     Raises:
-        BadArgument: naming the field; a family without a row.
+        BadArgument: naming the field, with ``remedy``; a family without a row.
     """
     family = family_of(config)
     for key, may_be_empty in _size_keys(family):
@@ -468,14 +477,14 @@ def require_sizes(config: PreTrainedConfig) -> None:
         if value is None and may_be_empty:
             continue
         if not is_whole(value) or not 1 <= value <= LARGEST_SIZE:
-            raise BadArgument(f"config.{key}", _shorten(value), "a whole number of at least 1", f"mend {CONFIG}")
+            raise BadArgument(f"config.{key}", _shorten(value), "a whole number of at least 1", remedy)
     if bool(config.is_encoder_decoder) is not family.reads_a_source:
         expected = f"{family.reads_a_source}, as in every {config.model_type}"
-        raise BadArgument("config.is_encoder_decoder", config.is_encoder_decoder, expected, f"mend {CONFIG}")
+        raise BadArgument("config.is_encoder_decoder", config.is_encoder_decoder, expected, remedy)
     positions = getattr(config, "max_position_embeddings", None)
     if family.anatomy.positions_inside and (positions or 0) > LARGEST_TABLE:
         expected = f"at most {LARGEST_TABLE:,}: this family computes a table of all positions"
-        raise BadArgument("config.max_position_embeddings", positions, expected, f"mend {CONFIG}")
+        raise BadArgument("config.max_position_embeddings", positions, expected, remedy)
 
 
 def describe_default_heads(config: PreTrainedConfig, declared: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ byte-level BPE from the file's tokens and merges, cut into words as ``tokenizer.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, is_whole, refuse_damage
+from emad_ref.models.checkpoint import StoredTensors, require_enough, require_filled, require_sizes
+from emad_ref.models.geometry import geometry_of
 
 BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)  # words as GPT-2 cuts them
 PRE_TOKENIZERS = {
@@ -34,35 +37,49 @@ def convert(path: Path, folder: Path) -> tuple[str, dict[str, str]]:
         The type of most of its quantised tensors, such as ``Q4_1``, or of all of them, and versions of the libraries.
 
     Raises:
-        BadArgument: no GGUF file, an architecture, quantisation or tokenizer that cannot be read, or a written model
-            whose logits differ.
+        BadArgument: no GGUF file, an architecture, quantisation or tokenizer that cannot be read, tensors that are
+            missing or do not fit its sizes, or a written model whose logits differ.
     """
     reader = _open(path)
-    try:
-        read = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
-    # what Transformers and gguf raise for architectures, quantisations and tensors that they cannot read
-    except (ValueError, NotImplementedError, KeyError, RuntimeError) as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise BadArgument("file", path.name, "a GGUF file that Transformers and gguf can dequantise", said) from error
+    read = _read_model(path, reader)
+    tokenizer = _tokenizer(path, reader)
     settings = read.config.to_dict()
     settings.pop("quantization_config", None)  # its weights are plain numbers by now
     model = type(read)(type(read.config).from_dict(settings))
     model.load_state_dict(read.state_dict())
     model.save_pretrained(folder)
-    _tokenizer(path, reader).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     written = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
     ids = torch.arange(min(CHECKED_TOKENS, read.config.vocab_size))[None]
-    with torch.inference_mode():
+    with _readable(path, "a model that runs on tokens"), torch.inference_mode():
         if not torch.equal(read.eval()(ids).logits, written.eval()(ids).logits):
-            raise BadArgument("file", path.name, "a model that Transformers can write", "its logits change")
+            raise BadArgument("file", path.name, "a model that Transformers can write", "its logits change, or are NaN")
     return _quantisation(reader), {name: version(name) for name in ("gguf", "torch", "transformers")}
 
 
+def _readable(path: Path, expected: str) -> AbstractContextManager[None]:
+    """Metadata may be damaged in any way, and raise anything of gguf, Transformers or tokenizers."""
+    return refuse_damage("file", path.name, expected, "fetch or convert it again")
+
+
 def _open(path: Path) -> Any:
-    try:
+    with _readable(path, "a GGUF file"):
         return import_module("gguf").GGUFReader(str(path))
-    except (ValueError, IndexError, OSError) as error:
-        raise BadArgument("file", path.name, "a GGUF file", f"{error}; fetch it again") from error
+
+
+def _read_model(path: Path, reader: Any) -> Any:
+    """The model as Transformers dequantises it. Transformers draws tensors that are missing at random: none may be."""
+    stored = StoredTensors({}, {tensor.name: int(tensor.n_elements) for tensor in reader.tensors})
+    with _readable(path, "a GGUF file that Transformers and gguf can dequantise"):
+        config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
+        require_sizes(config.get_text_config(), f"convert {path.name} again")
+        require_enough(path.name, geometry_of(config), sum(stored.numbers.values()), stored.blocks)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(path.parent), gguf_file=path.name, dtype=torch.float32, output_loading_info=True
+        )
+    model, filling = loaded
+    require_filled(path.name, model, filling)
+    return model
 
 
 def _quantisation(reader: Any) -> str:
@@ -83,22 +100,25 @@ def _tokenizer(path: Path, reader: Any) -> PreTrainedTokenizerFast:
         held = reader.fields.get(f"tokenizer.ggml.{name}")
         return None if held is None else held.contents()
 
-    kind, words = field("model"), field("pre")
-    if kind != "gpt2" or words not in PRE_TOKENIZERS:
-        expected = f"a tokenizer of the kind gpt2 with words of {', '.join(PRE_TOKENIZERS)}"
-        raise BadArgument("file", path.name, expected, f"it has {kind!r} with words of {words!r}")
-    tokens = field("tokens")
-    merges = [tuple(merge.split(" ")) for merge in field("merges")]
-    backend = Tokenizer(models.BPE(vocab={token: at for at, token in enumerate(tokens)}, merges=merges))
-    backend.pre_tokenizer = PRE_TOKENIZERS[words]
-    backend.decoder = decoders.ByteLevel()
-    special = [token for token, kind in zip(tokens, field("token_type"), strict=True) if kind == CONTROL_TOKEN]
-    backend.add_special_tokens([AddedToken(token, special=True) for token in special])
-    roles = {
-        role: tokens[at]
-        for role, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-        if (at := field(f"{name}_token_id")) is not None
-    }
-    longest = reader.fields[f"{reader.fields['general.architecture'].contents()}.context_length"].contents()
-    named = {f"{role}_token": token for role, token in roles.items()}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=int(longest), **named)
+    with _readable(path, "metadata tokenizer.ggml.… of a byte-level BPE"):
+        kind, words = field("model"), field("pre")
+        if kind != "gpt2" or words not in PRE_TOKENIZERS:
+            expected = f"a tokenizer of the kind gpt2 with words of {', '.join(PRE_TOKENIZERS)}"
+            raise BadArgument("file", path.name, expected, f"it has {kind!r} with words of {words!r}")
+        tokens = field("tokens")
+        merges = [tuple(merge.split(" ")) for merge in field("merges")]
+        backend = Tokenizer(models.BPE(vocab={token: at for at, token in enumerate(tokens)}, merges=merges))
+        backend.pre_tokenizer = PRE_TOKENIZERS[words]
+        backend.decoder = decoders.ByteLevel()
+        special = [token for token, kind in zip(tokens, field("token_type"), strict=True) if kind == CONTROL_TOKEN]
+        backend.add_special_tokens([AddedToken(token, special=True) for token in special])
+        roles = {}
+        for role, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+            if (at := field(f"{name}_token_id")) is None:
+                continue
+            if not is_whole(at) or not 0 <= at < len(tokens):
+                expected = f"an id of its {len(tokens)} tokens"
+                raise BadArgument(f"tokenizer.ggml.{name}_token_id", at, expected, f"convert {path.name} again")
+            roles[f"{role}_token"] = tokens[at]
+        longest = reader.fields[f"{reader.fields['general.architecture'].contents()}.context_length"].contents()
+        return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=int(longest), **roles)

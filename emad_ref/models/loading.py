@@ -46,11 +46,12 @@ from transformers import (
 from transformers.utils import logging as hf_logging
 
 from emad_ref.console import NotebookFacts
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, refuse_damage
 from emad_ref.models import bundled
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.checkpoint import (
     ADAPTERS,
+    GENERATION_CONFIG,
     Checkpoint,
     describe_default_heads,
     read_config,
@@ -95,6 +96,7 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (  # the first match counts;
     (RevisionNotFoundError, "it has no such branch, tag or commit"),
     (LocalEntryNotFoundError, OUT_OF_REACH.removeprefix(": ")),
 )
+ANY_FILES = "a family that transformers knows without code from the repository, and files that it can read"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -386,6 +388,9 @@ def _load_stored(source: ModelSource, name: str, dtype: torch.dtype, commit: str
     )
     _wrap_errors(source, name, lambda: _require_config(config))  # before gigabytes are fetched
     checkpoint = _wrap_errors(source, name, lambda: _fitting_checkpoint(name, folder, settings, config))
+    if _is_stored(source, GENERATION_CONFIG, where):  # transformers would ignore one that is unreadable
+        readable = f"a {GENERATION_CONFIG} that transformers can read"
+        _wrap_errors(source, name, lambda: GenerationConfig.from_pretrained(source.place, **where), readable)
     model, filling = _wrap_errors(source, name, lambda: _read_weights(source.place, config, dtype, where))
     require_filled(name, model, filling)
     if checkpoint is None or source.hub_id is not None:  # the files were fetched just now, and may precede others
@@ -400,7 +405,8 @@ def _load_stored(source: ModelSource, name: str, dtype: torch.dtype, commit: str
         file_facts["origin"] = origin
     if not any(_is_stored(source, file, where) for file in TOKENIZER_FILES):
         return model, None, file_facts
-    tokenizer = _wrap_errors(source, name, lambda: _tokenizer(source.place, **where))
+    readable = f"a tokenizer that transformers can read from {', '.join(TOKENIZER_FILES)} and their like"
+    tokenizer = _wrap_errors(source, name, lambda: _tokenizer(source.place, **where), readable)
     file_facts["tokenizer_loses"] = require_tokenizer(name, tokenizer, config.get_text_config().vocab_size)
     if file_facts["tokenizer_loses"]:
         _log_once(name, file_facts["tokenizer_loses"])
@@ -440,15 +446,10 @@ def _require_config(whole: Any) -> None:
 
 
 def _declared_config(source: ModelSource, name: str, commit: str | None) -> dict[str, Any] | None:
-    """The content of config.json, without defaults of the class; None without such a file.
-
-    An unreadable generation_config.json is refused, because transformers would ignore it.
-    """
+    """The content of config.json, without defaults of the class; None without such a file."""
     if source.kind in ("random", "control"):
         return None
     where = _hub_arguments(source, commit)
-    if _is_stored(source, "generation_config.json", where):
-        _wrap_errors(source, name, lambda: GenerationConfig.from_pretrained(source.place, **where))
     declared: dict[str, Any] = _wrap_errors(
         source, name, lambda: PreTrainedConfig.get_config_dict(source.place, **where)[0]
     )
@@ -514,36 +515,30 @@ def _tokenizer(place: str, **where: Any) -> Any:
     return AutoTokenizer.from_pretrained(place, use_fast=True, trust_remote_code=False, **where)
 
 
-def _wrap_errors(source: ModelSource, name: str, action: Callable[[], Any]) -> Any:
-    """Run one ``from_pretrained``; every failure for missing or unusable files becomes one error."""
-    try:
-        return action()
-    except EmadError:
-        raise
-    except (OSError, HTTP_ERROR) as error:
-        raise unreadable_error(name, source, _describe_refusal(error), _first_line(error)) from error
-    except SafetensorError as error:
-        raise BadArgument(
-            "name", name, "a complete safetensors file", f"{_first_line(error)}: fetch or save the weights again"
-        ) from error
-    except StrictDataclassError as error:
-        raise BadArgument(
-            "name",
-            name,
-            "a config whose fields have the types of its family",
-            f"{' '.join(str(error).split())[:300]}; mend {CONFIG}",
-        ) from error
-    except UnpicklingError as error:
-        raise BadArgument(
-            "name", name, "weights that hold tensors and nothing else", "convert them to safetensors"
-        ) from error
-    except Exception as error:  # config, weights and tokenizer may be damaged in any way, and raise anything
-        raise BadArgument(
-            "name",
-            name,
-            "a family that transformers knows without code from the repository, and files that it can read",
-            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}; fetch or save them again",
-        ) from error
+def _wrap_errors(source: ModelSource, name: str, action: Callable[[], Any], files: str = ANY_FILES) -> Any:
+    """Run one ``from_pretrained`` of ``files``; every failure for missing or unusable files becomes one error."""
+    with refuse_damage("name", name, files, "fetch or save them again"):
+        try:
+            return action()
+        except EmadError:
+            raise
+        except (OSError, HTTP_ERROR) as error:
+            raise unreadable_error(name, source, _describe_refusal(error), _first_line(error)) from error
+        except SafetensorError as error:
+            raise BadArgument(
+                "name", name, "a complete safetensors file", f"{_first_line(error)}: fetch or save the weights again"
+            ) from error
+        except StrictDataclassError as error:
+            raise BadArgument(
+                "name",
+                name,
+                "a config whose fields have the types of its family",
+                f"{' '.join(str(error).split())[:300]}; mend {CONFIG}",
+            ) from error
+        except UnpicklingError as error:
+            raise BadArgument(
+                "name", name, "weights that hold tensors and nothing else", "convert them to safetensors"
+            ) from error
 
 
 def _describe_refusal(error: Exception) -> str:

@@ -47,6 +47,7 @@ from emad_ref.models.stepper import (
     attention_mask,
     decoder_part,
     forward_context,
+    model_logits,
     require_agreement,
     require_layer,
     require_layers,
@@ -447,8 +448,8 @@ class Seq2SeqStepper:
         lengths = [CHECKED_TOKENS - 5 * row for row in range(CHECKED_ROWS)]
         mask = torch.arange(CHECKED_TOKENS, device=self.device) < torch.tensor(lengths, device=self.device)[:, None]
         read = ids.flip(1)
-        theirs = self.model(input_ids=read, attention_mask=mask.long(), decoder_input_ids=ids, use_cache=False).logits
-        theirs = to_device(theirs, self.device)
+        inputs = {"input_ids": read, "attention_mask": mask.long(), "decoder_input_ids": ids}
+        theirs = model_logits(self.model, self.device, **inputs)
         sources = [row[:n].cpu().numpy() for row, n in zip(read, lengths, strict=True)]
         whole, stepped = self.open(sources), self.open(sources, CHECKED_TOKENS)
         require_agreement(self, self.config.model_type, ids, theirs, whole, stepped)

@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, refuse_damage
 from emad_ref.models.families import ATTENTION_KERNELS, BACKENDS
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.kv_cache import KVCache
+from emad_ref.models.placement import to_device
 from emad_ref.record import Ints
 
 FIRST_TABLE = 256  # initial positions of a table that a stepper keeps between forwards; it doubles
@@ -344,6 +345,26 @@ def count_parameters(model: Any) -> int | None:
         return None
     parts = (model,) if config is model.config else (model.get_decoder(), model.get_output_embeddings())
     return sum(one.numel() for one in {id(one): one for part in parts for one in part.parameters()}.values())
+
+
+def model_logits(model: Any, device: torch.device, **inputs: Tensor) -> Tensor:
+    """The model's own logits on ``device``, without a cache.
+
+    Raises:
+        BadArgument: its config and weights do not run, whose shapes agree: no weight shows, for one, how much of a head
+            is rotated.
+    """
+    with refuse_damage(
+        "model",
+        model.name_or_path or model.config.model_type,
+        "a config whose model runs on tokens",
+        "mend config.json",
+    ):
+        try:
+            logits: Tensor = model(**inputs, use_cache=False).logits
+        except torch.OutOfMemoryError as error:
+            raise BadArgument("device", str(device), "memory for a pass over a few tokens", str(error)) from error
+    return to_device(logits, device)
 
 
 def require_agreement(

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.errors import BadArgument, is_whole
+from emad_ref.errors import BadArgument, is_whole, refuse_damage
 
 if TYPE_CHECKING:
     from emad_ref.models.loading import LoadedModel
@@ -49,19 +49,21 @@ def require_tokenizer(name: str, tokenizer: Any, rows: int) -> str:
 
     Raises
     ------
-    BadArgument: it gives no token for plain text, ids without a row, or cannot read its own tokens back. Special tokens
-        without a row are accepted, since no text gives them: a padding token is often added and never trained.
+    BadArgument: it gives no token for plain text, ids without a row, cannot read its own tokens back, or splits at
+        random. Special tokens without a row are accepted, since no text gives them: a padding token is often added and
+        never trained.
     """
-    try:
+    with refuse_damage("name", name, "a tokenizer that reads plain text", REMEDY):
         ids = list(tokenizer.encode(SAMPLE, add_special_tokens=False))
         back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) if ids else ""
         special = set(tokenizer.all_special_ids) | {
             number for number, token in tokenizer.added_tokens_decoder.items() if token.special
         }
         outside = {number for number in tokenizer.get_vocab().values() if not 0 <= number < rows} - special
-    except Exception as error:  # a damaged one raises any exception of its backend
-        problem = f"{type(error).__name__}: {str(error)[:120]}; {REMEDY}"
-        raise BadArgument("name", name, "a tokenizer that reads plain text", problem) from error
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if dropout := getattr(getattr(backend, "model", None), "dropout", None):
+        problem = f"model.dropout is {dropout:g} in tokenizer.json: set it to null"
+        raise BadArgument("name", name, "a tokenizer that reads a text alike each time", problem)
     if not ids:
         raise BadArgument("name", name, "a tokenizer that reads plain text", f"it gives no token for it: {REMEDY}")
     highest = max(ids)

@@ -336,7 +336,7 @@ def test_a_config_that_its_files_cannot_fill_is_refused_before_a_layer_is_built(
 ) -> None:
     edit(copy, **fields)
     before = time.process_time()
-    assert "config.json describes" in refused(copy)
+    assert "its config describes" in refused(copy)
     assert time.process_time() - before < 2  # 5,000 layers take half a minute
 
 
@@ -389,6 +389,48 @@ def test_a_size_that_is_no_count_is_one_error(copy: Path, key: str, value: Any) 
 def test_other_nonsense_is_one_error(copy: Path, fields: dict[str, Any], said: str) -> None:
     edit(copy, **fields)
     assert said in refused(copy)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "said"),
+    [
+        (
+            "gpt_neox",
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.5}},
+            "must match the size",
+        ),
+        ("opt", {"dropout": -1}, "dropout probability"),
+        ("gemma2", {"sliding_window": None}, "sliding_window"),
+        ("gemma2", {"query_pre_attn_scalar": -1}, "must be float, not complex"),
+        ("mixtral", {"num_experts_per_tok": 50}, "index k out of range"),
+        ("t5", {"relative_attention_max_distance": 0}, "math domain error"),
+    ],
+)
+def test_a_config_that_fits_the_weights_and_does_not_run_is_one_error(
+    tmp_path: Path, family: str, fields: dict[str, Any], said: str
+) -> None:
+    folder = tmp_path / family
+    model = small_model(family, torch.float32) if family != "t5" else load("emad-t5-tiny").model
+    model.save_pretrained(folder)
+    edit(folder, **fields)
+    loaded = load(str(folder))
+    with pytest.raises(
+        BadArgument, match=rf"^model=.*{family}.*a config whose model runs .*{said}.*; mend config.json$"
+    ):
+        loaded.stepper  # noqa: B018  # it runs the model
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_a_field_that_stands_twice_is_one_error(copy: Path, file: str) -> None:
+    """Another reader takes the other one."""
+    (copy / file).write_text('{"eos_token_id": 0, "eos_token_id": 5}')
+    assert "the key 'eos_token_id' stands twice" in refused(copy)
+
+
+@pytest.mark.parametrize("text", ['{"max_new_tokens": -1}', '{"watermarking_config": 5}'])
+def test_settings_of_generation_that_cannot_be_read_name_their_file(copy: Path, text: str) -> None:
+    (copy / "generation_config.json").write_text(text)
+    assert "expected a generation_config.json that transformers can read" in refused(copy)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "3", "{", "{}", '{"a": 1e999}', "[" * 5000, "\0"])

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ pytest.importorskip("gguf", reason="the extra gguf is not installed")
 
 from emad_ref.models import gguf_files
 from tests.forked_python import run_forked
-from tests.gguf_models import MEMBER, PACKAGE, VERSION, small_llama, write_gguf, write_wheel
+from tests.gguf_models import MEMBER, PACKAGE, TOKENS, VERSION, small_llama, write_gguf, write_wheel
 
 NAME = "tiny-gguf"
 
@@ -294,6 +295,44 @@ class TestAFileAsAModel:
         with pytest.raises(BadArgument, match=said):
             load(str(path))
         assert lies_in(cache) == []
+
+    @pytest.mark.parametrize(
+        ("key", "value", "said"),
+        [
+            ("general.architecture", 5, "argument of type 'int'"),
+            ("llama.vocab_size", -1, "config.vocab_size=-1, but expected a whole number of at least 1; convert"),
+            ("llama.vocab_size", "x", "expected int, got str"),
+            ("llama.block_count", 10**9, "in 1,000,000,000 layers"),
+            ("llama.context_length", None, "context_length"),
+            ("llama.attention.head_count", 0, "ZeroDivisionError"),
+            ("llama.rope.freq_base", "x", "TypeError"),
+            ("tokenizer.ggml.tokens", None, "tokenizer.ggml.… of a byte-level BPE; TypeError"),
+            ("tokenizer.ggml.tokens", [*TOKENS[:-1], TOKENS[0]], "out of vocabulary"),
+            ("tokenizer.ggml.merges", ["a b c"], "expected tuple of length 2"),
+            ("tokenizer.ggml.token_type", [1], "shorter"),
+            ("tokenizer.ggml.eos_token_id", -1, "tokenizer.ggml.eos_token_id=-1, but expected an id of its 263 tokens"),
+            ("tokenizer.ggml.unknown_token_id", True, "unknown_token_id=True, but expected an id"),
+        ],
+        ids=str,
+    )
+    def test_metadata_that_are_damaged_are_one_error(
+        self, tmp_path: Path, cache: Path, key: str, value: Any, said: str
+    ) -> None:
+        path = write_gguf(tmp_path / "other.gguf", small_llama(), **{key: value})
+        with pytest.raises(BadArgument, match=said) as caught:
+            load(str(path))
+        assert "other.gguf" in str(caught.value)
+        assert lies_in(cache) == []
+
+    @pytest.mark.parametrize("tensors", [0, 1, 18])
+    def test_tensors_that_are_missing_are_not_drawn(self, weights: Path, tmp_path: Path, tensors: int) -> None:
+        """Transformers draws them at random. The header of a GGUF file counts its tensors after eight bytes."""
+        stored = bytearray(weights.read_bytes())
+        assert int.from_bytes(stored[8:16], "little") == 20
+        stored[8:16] = tensors.to_bytes(8, "little")
+        (tmp_path / "short.gguf").write_bytes(stored)
+        with pytest.raises(BadArgument, match="a checkpoint that fills the model of its config"):
+            load(str(tmp_path / "short.gguf"))
 
     def test_what_is_no_gguf_file_is_refused_before_anything_is_imported(self, tmp_path: Path) -> None:
         (tmp_path / "other.gguf").write_bytes(b"GGML" + bytes(64))

@@ -154,6 +154,22 @@ def test_a_damaged_tokenizer_is_one_error(folder: Path, bundled: dict[str, Any],
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("share", [0.01, 1.0])
+def test_a_tokenizer_that_splits_at_random_is_refused(folder: Path, bundled: dict[str, Any], share: float) -> None:
+    bundled["model"]["dropout"] = share
+    (folder / "tokenizer.json").write_text(json.dumps(bundled))
+    with pytest.raises(BadArgument, match=rf"reads a text alike each time; model.dropout is {share:g} in tokenizer.js"):
+        load(str(folder))
+
+
+def test_a_panic_of_the_library_in_rust_is_one_error(folder: Path, bundled: dict[str, Any]) -> None:
+    """It is no ``Exception``: merges without the prefix that their tokens should have."""
+    bundled["model"]["continuing_subword_prefix"] = "##"
+    (folder / "tokenizer.json").write_text(json.dumps(bundled))
+    with pytest.raises(BadArgument, match=r"can read from tokenizer\.json, .*PanicException.*fetch or save them again"):
+        load(str(folder))
+
+
 def test_the_bundled_ones_lose_nothing() -> None:
     for name in ("emad-nano", "emad-t5-tiny"):
         assert load(name).provenance["tokenizer_loses"] == ""
