@@ -401,7 +401,6 @@ def test_other_nonsense_is_one_error(copy: Path, fields: dict[str, Any], said: s
         ),
         ("opt", {"dropout": -1}, "dropout probability"),
         ("gemma2", {"sliding_window": None}, "sliding_window"),
-        ("gemma2", {"query_pre_attn_scalar": -1}, "must be float, not complex"),
         ("mixtral", {"num_experts_per_tok": 50}, "index k out of range"),
         ("t5", {"relative_attention_max_distance": 0}, "math domain error"),
     ],
