@@ -20,7 +20,7 @@ from contextlib import suppress
 from html import escape
 from typing import Any, TextIO
 
-from emad_ref.errors import LONGEST_MESSAGE, EmadError, printable
+from emad_ref.errors import EmadError, message_text, printable
 
 INTERRUPTED = 128 + signal.SIGINT  # what a shell reports of a command that SIGINT ended
 ENCODING_ERRORS = "emad.ascii"
@@ -115,7 +115,7 @@ class NotebookFacts:
 def print_error(message: object) -> None:
     """Write one line about an error to standard error, prefixed with the command's name."""
     with suppress(OSError):  # standard error may be a closed pipe, too: then the exit status alone tells it
-        print(f"emad: {printable(str(message), LONGEST_MESSAGE)}", file=sys.stderr, flush=True)
+        print(f"emad: {message_text(message)}", file=sys.stderr, flush=True)
 
 
 def run_command(body: Callable[[], int | None]) -> int:

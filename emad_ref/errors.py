@@ -34,6 +34,18 @@ def printable(text: str, longest: int | None = None) -> str:
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def message_text(text: object) -> str:
+    """``text`` as one message: unsafe characters as escapes, and at most ``LONGEST_MESSAGE`` characters.
+
+    The middle is left out: a message begins with the argument and ends with the remedy.
+    """
+    shown = printable(str(text))
+    if len(shown) <= LONGEST_MESSAGE:
+        return shown
+    start, end = LONGEST_MESSAGE * 3 // 4, LONGEST_MESSAGE // 4 - 40
+    return f"{shown[:start]}… ({len(shown)} characters) …{shown[-end:]}"
+
+
 def is_whole(value: object) -> TypeGuard[int]:
     """Whether ``value`` is a whole number, of Python or NumPy. True and False are none, though Python counts them."""
     return isinstance(value, Integral) and not isinstance(value, bool)
@@ -51,7 +63,7 @@ class EmadError(Exception):
     """
 
     def __str__(self) -> str:
-        return printable(super().__str__(), LONGEST_MESSAGE)
+        return message_text(super().__str__())
 
 
 class BadArgument(EmadError, ValueError):

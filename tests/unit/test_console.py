@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.console import INTERRUPTED, SafeStream, replace_unencodable, run_command, to_ascii
-from emad_ref.errors import BadArgument, EmadError, printable
+from emad_ref.console import INTERRUPTED, SafeStream, print_error, replace_unencodable, run_command, to_ascii
+from emad_ref.errors import LONGEST_MESSAGE, BadArgument, EmadError, printable
 
 EMAD = [sys.executable, "-m", "emad_ref"]
 ROOT = Path(__file__).parents[2]
@@ -35,6 +36,16 @@ def test_unsafe_characters_become_escapes(text, shown):
 
 def test_long_text_is_cut_and_its_length_is_told():
     assert printable("a" * 5000, 10) == "aaaaaaaaaa… (5000 characters)"
+
+
+def test_a_long_message_keeps_its_argument_and_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    error = EmadError(f"profile.schema='{'a' * 9000}\x1b', but expected 5; calibrate again")
+    print_error(error)
+    for shown in (str(error), capsys.readouterr().err):
+        assert "profile.schema='aaa" in shown
+        assert re.search(r"a… \(90\d\d characters\) …a", shown)
+        assert shown.rstrip("\n").endswith("a\\x1b', but expected 5; calibrate again")
+        assert len(shown) <= LONGEST_MESSAGE + len("emad: \n")
 
 
 def test_errors_escape_and_bound_what_they_quote():
