@@ -56,6 +56,19 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def require_whole(name: str, value: object, smallest: int, largest: int = 2**63 - 1) -> None:
+    """Raise BadArgument unless ``value`` is a whole number of this range."""
+    if not is_whole(value) or not smallest <= value <= largest:
+        raise BadArgument(name, value, f"a whole number from {smallest:,} to {largest:,}", "pass an int")
+
+
+def require_instance(name: str, value: object, kind: type | tuple[type, ...], remedy: str) -> None:
+    """Raise BadArgument unless ``value`` is an instance of ``kind``."""
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        raise BadArgument(name, value, f"an instance of {' or '.join(each.__name__ for each in kinds)}", remedy)
+
+
 class EmadError(Exception):
     """Base of every error this package raises for its caller.
 

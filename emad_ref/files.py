@@ -72,6 +72,11 @@ def _is_kind(path: Path, kind: Callable[[Path], bool]) -> bool:
         return False
 
 
+def resolved(path: Path) -> Path:
+    """``path`` with its links followed, as ``Path.resolve``; a loop of links, on which that raises, stays as it is."""
+    return Path(os.path.realpath(path))
+
+
 # ---------------------------------------------------------------- reading
 
 
@@ -82,6 +87,8 @@ def open_regular(path: Path | str, argument: str, remedy: str = WRITE_AGAIN) -> 
     Raises:
         BadFile: it cannot be opened or read, or is no regular file.
     """
+    if not isinstance(path, str | os.PathLike):  # a number would be a descriptor of this process
+        raise BadArgument(argument, path, "a path", "pass a str or Path")
     try:
         with open(path, "rb", opener=_open_nonblocking) as file:
             if kind := file_kind(os.fstat(file.fileno()).st_mode):
@@ -282,7 +289,7 @@ def replace_folder(folder: Path, argument: str) -> Iterator[Path]:
     Raises:
         BadFile: as ``require_writable_folder``; the disk is full.
     """
-    target = Path(os.path.realpath(folder))
+    target = resolved(folder)
     require_writable_folder(target.parent, argument, folder)
     beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     aside = beside.with_name(f"{beside.name}.old")
@@ -317,7 +324,7 @@ def require_replaceable(folder: Path, names: frozenset[str], argument: str) -> N
     Raises:
         BadFile: it is no folder, holds something else, or lies where nothing can be written.
     """
-    target = Path(os.path.realpath(folder))
+    target = resolved(folder)
     require_writable_folder(target.parent, argument, folder)
     if not target.exists():
         return
@@ -423,7 +430,7 @@ def _target(path: Path, argument: str) -> tuple[Path, int]:
     if not path.name:
         raise BadFile(argument, path, "the name of a file", "it is empty or a folder", "name the file")
     try:
-        target = Path(os.path.realpath(path))
+        target = resolved(path)
         mode = os.stat(target).st_mode
     except FileNotFoundError:
         return target, 0o644

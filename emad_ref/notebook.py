@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emad_ref.console import facts_html
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, require_instance
 from emad_ref.report import figures, schema
 from emad_ref.report.contents import quality_rows
 from emad_ref.statistics.units import counted
@@ -117,6 +117,7 @@ def read_report(place: str | Path) -> RunResults:
     BadReport
         No report, a damaged one, or one of another schema; the message names the place.
     """
+    require_instance("place", place, (str, Path), "name the folder of a report")
     return RunResults(schema.read_report(Path(place)))
 
 

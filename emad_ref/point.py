@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.console import NotebookFacts
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, is_number, is_whole, require_instance, require_whole
 from emad_ref.signals import ENTROPY, SIGNALS, required_layers
 
 ScheduleName = Literal["monotone", "free_eager", "free_deferred", "copying", "translated", "positional", "chunked"]
@@ -264,6 +264,7 @@ class OperatingPoint(NotebookFacts):
         return named | {"probes": f"probes {probes}", "depth": depth}
 
     def __post_init__(self) -> None:
+        self._require_types()
         if not 1 <= self.ceiling <= self.layers:
             raise BadArgument("ceiling", self.ceiling, f"a layer in 1–{self.layers}")
         for probe in self.probes:
@@ -320,12 +321,50 @@ class OperatingPoint(NotebookFacts):
         table.setflags(write=False)
         return table
 
+    def _require_types(self) -> None:
+        """Refuse fields of another type than the class declares; numbers of NumPy pass, and lists for tuples."""
+        require_whole("layers", self.layers, 1)
+        for name in ("ceiling", "period", "floor"):
+            value = getattr(self, name)
+            if not is_whole(value) and not (value is None and name in ("period", "floor")):
+                raise BadArgument(name, value, "a whole number", "pass an int")
+        table = self.thresholds if isinstance(self.thresholds, tuple | list) else (self.thresholds,)
+        pairs = () if self.decay is None else (("decay", self.decay, is_number),)
+        for name, row, is_one in (
+            ("probes", self.probes, is_whole),
+            *(("thresholds", r, is_number) for r in table),
+            *pairs,
+        ):
+            if not isinstance(row, tuple | list) or not all(map(is_one, row)):
+                raise BadArgument(
+                    name, row, f"a tuple of {'whole ' * (is_one is is_whole)}numbers", "see OperatingPoint"
+                )
+        if self.decay is not None and len(self.decay) != 2:
+            raise BadArgument("decay", self.decay, "two numbers, the rate and the longest sequence")
+        kinds = {
+            "name": str,
+            "family": str,
+            "schedule": str,
+            "signal": str,
+            "estimator": Estimator,
+            "bins": BinSpec,
+            "interpolate": bool,
+        }
+        optional = {"lens": str, "translators": str, "confidence": Confidence}
+        for name, kind in (
+            kinds | {name: kind for name, kind in optional.items() if getattr(self, name) is not None}
+        ).items():
+            require_instance(name, getattr(self, name), kind, "see OperatingPoint")
+        if self.margin_nats is not None and not is_number(self.margin_nats):
+            raise BadArgument("margin_nats", self.margin_nats, "a number of nats, or None")
+
     def _require_scheduled(self) -> None:
         """Refuse what the schedule needs and lacks, and what it would ignore."""
         fields = SCHEDULE_FIELDS[self.schedule]
-        if ("period" in fields) != (self.period is not None and self.period >= 1):
+        if ("period" in fields) != (self.period is not None) or (self.period is not None and self.period < 1):
             raise BadArgument("period", self.period, "tokens ≥ 1 for positional and chunked, None for other schedules")
-        if ("floor" in fields) != (self.floor is not None and 1 <= self.floor <= self.ceiling):
+        inside = self.floor is None or 1 <= self.floor <= self.ceiling
+        if ("floor" in fields) != (self.floor is not None) or not inside:
             raise BadArgument("floor", self.floor, f"a layer in 1–{self.ceiling} for positional, None for others")
         if ("translators" in fields) != bool(self.translators) or self.translators == "":
             expected = "the digest of state translators for translated, None for other schedules"
@@ -421,6 +460,7 @@ def full_depth(layers: int) -> OperatingPoint:
     >>> full_depth(12).name, full_depth(12).fixed
     ('full depth', True)
     """
+    require_whole("layers", layers, 1)
     return OperatingPoint("full depth", "full", layers, layers)
 
 
@@ -443,4 +483,6 @@ def truncated(layers: int, depth: int) -> OperatingPoint:
     BadArgument
         ``depth`` outside 1…L.
     """
+    require_whole("layers", layers, 1)
+    require_whole("depth", depth, 1)
     return OperatingPoint(f"first {depth} layers", "truncation", layers, depth)

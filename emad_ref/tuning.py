@@ -19,7 +19,7 @@ from emad_ref.calibration.run import CalibrationPlan, calibrate
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence, window_size, windows
 from emad_ref.decoding.self_corpus import sampled_documents
-from emad_ref.errors import EmadError
+from emad_ref.errors import EmadError, require_instance, require_whole
 from emad_ref.exit_rules import default_probes
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.tokenizers import describe_loss_above_chance, require_decoder_only, required_tokenizer
@@ -77,6 +77,8 @@ def take_profile(
     ----------
     EMAD, "Calibration details".
     """
+    require_whole("documents", documents, 1)
+    require_instance("corpus", corpus, str, "name a corpus, or a path as text")
     stepper = model.stepper
     plan = CalibrationPlan(
         model=model.name,
@@ -84,7 +86,7 @@ def take_profile(
         dtype=str(stepper.dtype).removeprefix("torch."),
         window=window_size(stepper.max_positions),
         probes=default_probes(stepper.layers),
-        documents=documents,
+        documents=int(documents),
     )
     reading = partial(windows_of, model, corpus, "calibrate", data=data, limit=documents)
     return calibrate(stepper, plan, {corpus: reading})
@@ -128,6 +130,9 @@ def choose_margin(
     ----------
     EMAD, "Calibration details".
     """
+    require_instance("profile", profile, Profile, "take_profile and load_profile return one")
+    require_whole("documents", documents, 1)
+    require_instance("corpus", corpus, str, "name a corpus, or a path as text")
     profile.require(model.fingerprint, str(model.stepper.dtype).removeprefix("torch."))
     trace = take_trace(model.stepper, windows_of(model, corpus, "validate", data=data, limit=documents))
     margins = margin_points(profile, NetSaving(trace, model.geometry), SETTINGS_PER_FAMILY)

@@ -182,6 +182,8 @@ def lens_from_tensors(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
         tensor.dtype in (torch.float32, torch.float64) and tensor.isfinite().all() for tensor in tensors.values()
     ):
         raise ValueError("some of its numbers are not finite, or of another type")
+    if gated and any(tensors[f"{layer}.{GATE}"].ndim != 1 for layer in translated):
+        raise ValueError("a gate is no row of numbers")
     translators = {
         layer: Translator(tuple(tensors[f"{layer}.{name}"] for name in names), tensors[f"{layer}.bias"])
         for layer in translated

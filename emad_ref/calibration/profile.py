@@ -30,7 +30,7 @@ from emad_ref.calibration.entropy_statistics import (
 from emad_ref.calibration.regression import isotonic_targets
 from emad_ref.calibration.trace import Trace
 from emad_ref.console import facts_html
-from emad_ref.errors import BadArgument, EmadError, is_number, is_whole
+from emad_ref.errors import BadArgument, EmadError, is_number, is_whole, require_instance
 from emad_ref.exit_rules import ancestors, entropy_matched_point, features_dropped
 from emad_ref.files import BadFile, read_json, require_writable, write_atomically
 from emad_ref.point import BinSpec, OperatingPoint
@@ -349,6 +349,8 @@ class Profile:
         """
         if quantile is not None:
             return self._quantile_point(quantile, margin_nats, schedule)
+        if not is_number(margin_nats):
+            raise BadArgument("margin_nats", margin_nats, "a number of nats")
         rows = self.bin_targets_nats or (self.targets_nats,)
         highest = max((max(row) for row in rows), default=0.0) if self.probes else math.inf
         if highest - margin_nats < 0:
@@ -571,6 +573,9 @@ def merge(profiles: Sequence[Profile]) -> Profile:
     """
     if not profiles:
         raise BadArgument("profiles", [], "at least one profile")
+    require_instance("profiles", profiles, (list, tuple), "pass a list of them")
+    for each in profiles:
+        require_instance("profiles", each, Profile, "load_profile returns one")
     first, *others = profiles
     corpora = dict(_corpora_of(first))
     statistics = first._statistics

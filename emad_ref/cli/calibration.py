@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from emad_ref.cli.arguments import add_data, add_examples, add_executor, add_resume, path, real, whole
 from emad_ref.errors import BadArgument
-from emad_ref.files import is_file, remove_file, require_replaceable_file
+from emad_ref.files import is_file, remove_file, require_replaceable_file, resolved
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.tokenizers import require_decoder_only
 from emad_ref.text.documents import DEFAULT_CORPUS, DEFAULT_DOCUMENTS
@@ -206,7 +206,7 @@ def merge(args: argparse.Namespace) -> None:
 
 def require_profile_output(out: Path, inputs: Sequence[Path]) -> None:
     """Refuse to write a profile to ``out`` where an input, or a file of another kind, would be lost."""
-    if out.resolve() in [path.resolve() for path in inputs]:
+    if resolved(out) in [resolved(path) for path in inputs]:
         raise BadArgument("out", str(out), "another file than the profiles that are read", "it would be replaced")
     require_replaceable_file(out, "out", "a profile", PROFILE_START)
 

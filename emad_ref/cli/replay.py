@@ -23,6 +23,7 @@ from typing import Any
 from emad_ref.cli.arguments import add_examples, path
 from emad_ref.cli.reports import read_report_with_tests
 from emad_ref.errors import BadArgument, suggest_nearest
+from emad_ref.files import resolved
 from emad_ref.report.provenance import DISTRIBUTION
 from emad_ref.report.schema import REPORT_FILE, BadReport, Report
 from emad_ref.statistics.gate import deciding_leg, heading, measurement
@@ -34,7 +35,7 @@ XDIST_OPTIONS = ("-n", "--numprocesses")  # of pytest-xdist, which cannot open a
 
 def replay(args: argparse.Namespace) -> int:
     """Repeat one test of a reported run with its seed and options, and print what the report says of it."""
-    if args.keep and args.report.resolve() in (args.keep.resolve(), (args.keep / REPORT_FILE).resolve()):
+    if args.keep and resolved(args.report) in (resolved(args.keep), resolved(args.keep / REPORT_FILE)):
         raise BadArgument("--keep", str(args.keep), "another folder than that of REPORT", "the replay would replace it")
     report = read_report_with_tests(args.report)
     test = find_test(report, args.row)

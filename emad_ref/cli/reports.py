@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from emad_ref.cli.arguments import add_examples, path
 from emad_ref.console import print_error
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.files import is_file
+from emad_ref.files import is_file, resolved
 from emad_ref.measurements.option_values import LEAVE_OUT, report_folder
 from emad_ref.report.deselection import PREFIX, shipped_tests, suite_names
 from emad_ref.report.schema import REPORT_FILE, Report, read_report, read_reports, unfinished_since
@@ -92,7 +92,7 @@ def report(args: argparse.Namespace) -> None:
     changes = changed_rows(read_report(args.against), reports[0]) if args.against is not None else []
     folders = [folder.parent if is_file(folder) else folder for folder in args.folders]
     out = args.out or folders[0]
-    if [out.resolve()] != [folder.resolve() for folder in folders]:
+    if [resolved(out)] != [resolved(folder) for folder in folders]:
         require_no_report(out)
     report_folder(str(out), Path(), "out")
     pages = write_pages(reports, out, changes)
@@ -251,7 +251,7 @@ def _report_places(arguments: Sequence[Path]) -> list[Path]:
     if len(arguments) == 1 and not is_file(arguments[0] / REPORT_FILE):
         reports = {path.parent: read_report(path) for path in _files_below(arguments[0])}
         places = sorted(reports, key=lambda place: str(reports[place].get("run", {}).get("started", "")))
-    if len(places) < 2 or len({place.resolve() for place in places}) < len(places):
+    if len(places) < 2 or len({resolved(place) for place in places}) < len(places):
         value = ", ".join(map(str, places)) or str(arguments[0])
         raise BadArgument("REPORT", value, "two reports or more, each once, or a folder of report folders")
     return places

@@ -26,7 +26,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, is_number, require_instance
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.seq2seq import Seq2SeqStepper
@@ -137,6 +137,7 @@ def adaptive(
     ----------
     EMAD, "Algorithm (per token)".
     """
+    require_instance("point", point, OperatingPoint, "full_depth(layers), or profile.point(margin)")
     walked: list[tuple[Any, Stepper]] = []  # the model of the last call
     if loaded is not None:
         walked.append((loaded.model, loaded.stepper))
@@ -189,7 +190,10 @@ class _GenerationLoop:
         depths: list[Tensor] = []
         alive = np.arange(len(ids))
         running = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
-        session, output = self.decoder.begin(self.prompts, int(self.config.max_length) - ids.shape[1])
+        most = self.config.max_length  # max_new_tokens is in it
+        if not is_number(most) or not float(most).is_integer():
+            raise BadArgument("max_length", most, "a whole number, and max_new_tokens likewise", "pass an int")
+        session, output = self.decoder.begin(self.prompts, int(most) - ids.shape[1])
         # of all rows, ended ones included: processors and draws cover the whole batch, as in Transformers
         latest = torch.zeros(len(ids), output.logits.shape[-1], device=ids.device)
         try:
@@ -251,6 +255,9 @@ def _stop_string_criterion(strings: str | list[str], tokenizer: Any) -> StopStri
             "a tokenizer beside it",
             "generate keeps its own tokenizer= from every callable: pass adaptive(point, tokenizer=…)",
         )
+    listed = [strings] if isinstance(strings, str) else strings
+    if not isinstance(listed, list | tuple) or not listed or not all(isinstance(each, str) and each for each in listed):
+        raise BadArgument("stop_strings", strings, "a text, or a list of texts, none of them empty")
     return StopStringCriteria(tokenizer, strings)
 
 
@@ -258,12 +265,14 @@ def _require_supported(settings: dict[str, Any], model_kwargs: dict[str, Any]) -
     """Raise BadArgument for settings that differ from transformers' default and are unsupported here."""
     defaults, standard = GenerationConfig._get_default_generation_params(), vars(GenerationConfig())
     for name, value in settings.items():
-        plain = (None, False, defaults.get(name), PLAIN_CACHE if name == "cache_implementation" else None)
+        plain = (defaults.get(name), PLAIN_CACHE if name == "cache_implementation" else None)
         if (
             name in TAKEN | IDLE
             or name not in standard
             or name in METADATA_FIELDS
-            or any(value == each for each in plain)
+            or value is None
+            or value is False
+            or any(type(value) is type(each) and value == each for each in plain)
         ):
             continue
         expected = repr(defaults.get(name, False if value is True else None))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from emad_ref.decoding.step import AdaptiveForward, StepInput, StepOutput, concatenate_steps
 from emad_ref.decoding.token_log import TokenLog
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, is_number, is_whole, require_instance, require_whole
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.signal_values import require_finite
@@ -34,9 +34,18 @@ from emad_ref.schedule.schedules import (
     schedule_of,
 )
 
+LARGEST_SEED = 2**43 - 1  # times 1,000,003, and a row, a generator of torch holds
+
 
 class SessionClosed(EmadError):
     """Raised if a session is used after ``close``."""
+
+
+def require_sampling(temperature: object, seed: object) -> None:
+    """Raise BadArgument for a temperature or seed that no ``Sampler`` takes."""
+    if not is_number(temperature) or not 0 <= temperature < math.inf:
+        raise BadArgument("temperature", temperature, "a finite number ≥ 0", "0 decodes greedily")
+    require_whole("seed", seed, -LARGEST_SEED, LARGEST_SEED)
 
 
 class Sampler:
@@ -46,10 +55,9 @@ class Sampler:
     """
 
     def __init__(self, rows: int, temperature: float = 0.0, seed: int = 0):
-        if not 0 <= temperature < math.inf:
-            raise BadArgument("temperature", temperature, "a finite number ≥ 0", "0 decodes greedily")
-        self.temperature = temperature
-        self._generators = [torch.Generator().manual_seed(seed * 1_000_003 + row) for row in range(rows)]
+        require_sampling(temperature, seed)
+        self.temperature = float(temperature)
+        self._generators = [torch.Generator().manual_seed(int(seed) * 1_000_003 + row) for row in range(rows)]
 
     def pick(self, logits: Tensor, rows: list[int]) -> Tensor:
         """int64 [len(rows)] next tokens for ``logits`` [len(rows), V]; ``rows`` are the original row numbers."""
@@ -322,6 +330,9 @@ class ReferenceDecoder:
     def __init__(
         self, stepper: Stepper, point: OperatingPoint, *, seed: int = 0, max_rows: int = 1, temperature: float = 0.0
     ):
+        require_instance("point", point, OperatingPoint, "full_depth(layers), or profile.point(margin)")
+        require_sampling(temperature, seed)
+        require_whole("max_rows", max_rows, 1)
         if point.layers != stepper.layers:
             raise BadArgument("point.layers", point.layers, f"{stepper.layers}, the layers of this model")
         self.stepper, self.point = stepper, point
@@ -355,7 +366,7 @@ class ReferenceDecoder:
         Logits stay on the device. For loops that choose tokens themselves and ``advance`` the session. Raises as
         ``generate``.
         """
-        if max_new < 1:
+        if not is_whole(max_new) or max_new < 1:
             raise BadArgument("max_new", max_new, "at least one new token", "start() reads a prompt without emitting")
         longest = max((len(p.tokens) for p in prompts), default=0)
         require_room(longest + max_new - 1, self.stepper)

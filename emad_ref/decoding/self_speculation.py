@@ -52,7 +52,7 @@ from emad_ref.decoding.speculation import (
 )
 from emad_ref.decoding.step import StepOutput
 from emad_ref.decoding.token_log import TokenLog
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, is_number, is_whole
 from emad_ref.models.stepper import ForwardContext, Stepper
 from emad_ref.point import Estimator, OperatingPoint, full_depth
 from emad_ref.probes.draft_reader import DraftReader
@@ -131,13 +131,16 @@ class Drafting:
     copied: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("layer", "longest", "copied"):
+            if not is_whole(getattr(self, name)):
+                raise BadArgument(f"drafting.{name}", getattr(self, name), "a whole number", "pass an int")
         if self.layer < 1:
             raise BadArgument("drafting.layer", self.layer, "a layer ≥ 1, below the last")
         if self.copied < 0:
             raise BadArgument("drafting.copied", self.copied, "0 or more tokens a round", "0 copies none")
         if self.longest < (self.copied == 0):
             raise BadArgument("drafting.longest", self.longest, "at least one drafted token a round")
-        if math.isnan(self.threshold):
+        if not is_number(self.threshold) or math.isnan(self.threshold):
             raise BadArgument("drafting.threshold", self.threshold, "√nats, or inf to draft on always")
         if self.lens == "":
             raise BadArgument(

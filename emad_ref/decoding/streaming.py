@@ -22,6 +22,7 @@ from emad_ref.decoding.pair import Partner, shared_vocabulary
 from emad_ref.decoding.reference import Sampler, WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, draft, drafting_point
 from emad_ref.decoding.switching import LARGE, SwitchingRule, switch_stream
+from emad_ref.errors import require_instance
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.tokenizers import required_tokenizer
 from emad_ref.point import OperatingPoint, full_depth
@@ -76,7 +77,7 @@ def stream(
     BadArgument
         A model without a tokenizer, no token to start from, and as the decoder raises.
     """
-    point = point or full_depth(model.geometry.layers)
+    point = full_depth(model.geometry.layers) if point is None else point
     decoder = WalkedDecoder(model.stepper, point, seed=seed, temperature=temperature)
     prompt = prompt_of(model, text)
     steps = decode_stream(decoder, prompt, tokens, model.ends)
@@ -164,6 +165,7 @@ def stream_pair(
     ----------
     EAD, "Dynamic Switching Mechanism".
     """
+    require_instance("rule", rule, SwitchingRule, "SwitchingRule(threshold_bits)")
     shared, models = shared_vocabulary(small, large), (small, large)
     points = [full_depth(model.geometry.layers) for model in models]
     first, second = (
@@ -181,6 +183,7 @@ def prompt_of(model: LoadedModel, text: str) -> Prompt:
     Raises:
         BadArgument: a model without a tokenizer, a prompt with NUL or bytes that are not UTF-8.
     """
+    require_instance("prompt", text, str, "pass a text, not tokens")
     tokenizer, text = required_tokenizer(model), clean_text(text, "prompt")
     opening = [] if model.opening is None else [model.opening]
     if model.model.config.is_encoder_decoder:

@@ -40,7 +40,7 @@ from emad_ref.decoding.pair import (
 )
 from emad_ref.decoding.reference import Sampler
 from emad_ref.decoding.token_log import TokenLog
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, is_number, is_whole
 from emad_ref.protocol import Prompt
 from emad_ref.record import CATCH_UP, DECODE, PROMPT, Floats, Ints, Record, StopReason, Work
 
@@ -79,11 +79,11 @@ class SwitchingRule:
     start: int = LARGE
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold_bits < math.inf:
+        if not is_number(self.threshold_bits) or not 0 <= self.threshold_bits < math.inf:
             raise BadArgument("threshold_bits", self.threshold_bits, "a finite number of bits ≥ 0")
         for name in ("window", "least_run"):
-            if getattr(self, name) < 1:
-                raise BadArgument(name, getattr(self, name), "at least one token")
+            if not is_whole(getattr(self, name)) or getattr(self, name) < 1:
+                raise BadArgument(name, getattr(self, name), "at least one token, a whole number")
         if self.start not in (SMALL, LARGE):
             raise BadArgument("start", self.start, f"{SMALL} (small) or {LARGE} (large)")
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
+from os import PathLike, fspath
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -46,7 +47,7 @@ from transformers import (
 from transformers.utils import logging as hf_logging
 
 from emad_ref.console import NotebookFacts
-from emad_ref.errors import BadArgument, EmadError, refuse_damage
+from emad_ref.errors import BadArgument, EmadError, refuse_damage, require_instance, require_whole
 from emad_ref.models import bundled
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.checkpoint import (
@@ -195,7 +196,7 @@ class LoadedModel(NotebookFacts):
 
 
 def load(
-    name: str,
+    name: str | PathLike[str],
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
@@ -207,7 +208,7 @@ def load(
 
     Parameters
     ----------
-    name : str
+    name : str or path
         Bundled or short name, folder, hub repository, ``random:NAME`` or ``control:NAME``.
     device : str or torch.device
         As torch names it, or ``auto``.
@@ -239,7 +240,12 @@ def load(
     ModelUnavailable
         The weights are missing, forbidden or unreachable.
     """
+    require_instance("name", name, (str, PathLike), "name a model or its folder")
+    name = fspath(name)
+    require_whole("seed", seed, -(2**63))
     require_backend(backend)
+    if dtype is not None:
+        require_instance("dtype", dtype, torch.dtype, "e.g. torch.bfloat16")
     source, revision = source_and_revision(name, revision)
     if source.kind == "gguf":
         source = replace(source, place=str(dequantised(Path(source.place))))
@@ -300,6 +306,7 @@ def _log_once(name: str, remark: str) -> None:
 
 def _require_device(device: str | torch.device) -> None:
     """Check the device before anything is read. CPU-only builds of torch assert where others raise."""
+    require_instance("device", device, (str, torch.device), "e.g. cpu")
     if device == AUTO:
         if find_spec("accelerate") is None:
             raise BadArgument("device", AUTO, "the package accelerate", "pip install accelerate, or name a device")

@@ -321,7 +321,7 @@ def require_usable(model: Any, kernel: str) -> None:
 
 
 def require_backend(name: str) -> None:
-    if name not in BACKENDS:
+    if not isinstance(name, str) or name not in BACKENDS:
         raise BadArgument("backend", name, f"one of {', '.join(BACKENDS)}")
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, require_instance
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.record import READOUTS, Ints, Work
@@ -120,6 +120,10 @@ class Translator:
     bias: Tensor
 
     def __post_init__(self) -> None:
+        if self.bias.ndim != 1:
+            raise BadArgument(
+                "translator.bias", tuple(self.bias.shape), "a bias [D]", "one number per entry of a state"
+            )
         width, shapes = len(self.bias), [tuple(factor.shape) for factor in self.factors]
         full, low = shapes == [(width, width)], len(shapes) == 2 and shapes[0] == shapes[1] == (width, self.rank)
         if shapes and not full and not (low and self.rank):
@@ -276,6 +280,7 @@ def attach_lens(stepper: Stepper, lens: TunedLens, fingerprint: str) -> str:
     ----------
     Belrose et al., "Eliciting Latent Predictions from Transformers with the Tuned Lens", 2303.08112.
     """
+    require_instance("lens", lens, TunedLens, "load_lens(path).lens is one")
     lens.require(fingerprint, dtype_of(stepper), stepper.layers, stepper.geometry.hidden)
     return _LENSES.put(stepper, lens.digest, lens.placed(stepper.device, raised_dtype(stepper)))
 

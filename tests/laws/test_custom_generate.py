@@ -182,6 +182,26 @@ def test_what_is_refused_is_refused_by_its_name(model, name):
         generated(model, custom=adaptive(FULL), **{"max_new_tokens": 3, name: VALUES.get(name, True)})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_beams", 0),  # equal to False
+        *(("stop_strings", value) for value in ("", [], [""], [1], 5, {"a": 1}, torch.tensor(1))),
+    ],
+    ids=str,
+)
+def test_an_odd_value_is_refused_by_its_name(model, name, value):
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE({"a": 0}, [])))
+    with pytest.raises(BadArgument, match=f"^{name}="):
+        generated(model, custom=adaptive(FULL, tokenizer=tokenizer), **{name: value})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3.5])
+def test_a_length_that_is_no_count_is_refused(model, value):
+    with pytest.raises(BadArgument, match=r"^max_length=.*expected a whole number"):
+        generated(model, custom=adaptive(FULL), max_new_tokens=value)
+
+
 def test_a_setting_of_transformers_to_come_is_refused(model, monkeypatch):
     monkeypatch.setattr(GenerationConfig, "__init__", with_a_new_setting(GenerationConfig.__init__))
     assert generated(model, custom=adaptive(FULL), max_new_tokens=2).shape[1] == 7

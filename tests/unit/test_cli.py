@@ -606,6 +606,8 @@ def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
     other, blocked, mine = written(tmp_path / "other", reported("n")), tmp_path / "file", tmp_path / "mine"
     blocked.touch()
     mine.mkdir()
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
     (mine / "index.html").write_text("<h1>My page</h1>")
     for argv, message in (
         ([tmp_path / "none"], "report.json cannot be read (No such file or directory)"),
@@ -614,6 +616,8 @@ def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
         ([good, other], "out=None, but expected a folder for the pages"),
         ([good, good, "--out", tmp_path / "out"], "at least one, each once"),
         ([good, "--out", blocked], "out="),
+        ([good, "--out", loop], "out="),
+        ([loop], "report.json cannot be read"),
         ([good, "--out", mine], "index.html', but expected a new file, or one of a report to replace"),
         ([good, other, "--out", other], "expected another folder than that of a report, whose own pages would be lost"),
         ([good, "--against", other, "--out", other], "expected another folder than that of a report"),

@@ -8,7 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from emad_ref.decoding.self_speculation import Drafting
+from emad_ref.decoding.switching import SwitchingRule
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.exit_rules import early_exit_point
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
@@ -147,3 +150,49 @@ def test_a_point_can_be_written_as_json_and_used_as_a_key():
     data = json.loads(json.dumps(point.to_json()))
     assert (data["probes"], data["estimator"]["kind"], data["bins"]["features"]) == ([4, 8], "linear", [])
     assert {point: 1}[replace(point)] == 1
+
+
+NO_COUNTS = [None, True, 0, -1, 1.5, float("nan"), "3", [], np.array([1, 2]), torch.tensor(1)]
+
+
+@pytest.mark.parametrize("value", NO_COUNTS, ids=str)
+def test_what_is_no_count_is_refused_by_name(value):
+    for name, call in {
+        "layers": lambda: full_depth(value),
+        "drafting.longest": lambda: Drafting(1, value),
+        "window": lambda: SwitchingRule(1.0, window=value),
+    }.items():
+        with pytest.raises(BadArgument, match=rf"^{name}=.*expected"):
+            call()
+
+
+FIELDS = {
+    "layers": NO_COUNTS,
+    "ceiling": [None, "x", 2.0, True, [3]],
+    "probes": [None, 3, "ab", (1.5,), (True,), np.array([1]), {1}],
+    "thresholds": [None, 1.0, "x", (1.0,), (("a",),), ((None,),), np.array([[1.0]])],
+    "period": [0, -1, 1.5, "x", True],
+    "floor": [0, -1, 1.5, "x", True],
+    "decay": [1, (1.0,), ("a", 2), "ab"],
+    "margin_nats": ["x", True],
+    "interpolate": [0, 1, None, "no"],
+    **{key: [None, 3, [], np.array([1, 2])] for key in ("schedule", "signal")},
+    **{key: [None, "full", 3] for key in ("estimator", "bins")},
+    **{key: [3, [], np.array([1, 2])] for key in ("lens", "translators")},
+    "confidence": [0.5, "x", ()],
+    "name": [None, 3],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(name, value) for name, values in FIELDS.items() for value in values], ids=str
+)
+def test_a_field_of_another_type_is_refused_by_name(field, value):
+    point = OperatingPoint("p", "f", 12, 12, (4,), ((1.0,),))
+    with pytest.raises(BadArgument, match=f"^{field}=.*expected"):
+        replace(point, **{field: value})
+
+
+def test_numbers_of_numpy_are_numbers():
+    point = OperatingPoint("p", "f", np.int64(12), np.int32(12), (np.int64(4),), ((np.float32(1.0),),))
+    assert (point.layers, point.table.tolist()) == (12, [[1.0]])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from emad_ref import cli, tuning
-from emad_ref.calibration.profile import BadProfile, load_profile
+from emad_ref import adaptive, cli, read_report, stream, tuning, weights_folder
+from emad_ref.calibration.profile import BadProfile, load_profile, merge
 from emad_ref.errors import BadArgument
 from emad_ref.models.loading import load
 from emad_ref.sweep.losses import is_within_bounds
@@ -61,3 +62,39 @@ def test_the_profile_of_another_model_is_refused(profile):
 def test_an_encoder_decoder_continues_no_documents():
     with pytest.raises(BadArgument, match="expected a decoder-only model"):
         take_profile(load("emad-t5-tiny"), documents=FEW)
+
+
+@pytest.mark.parametrize("documents", [None, 0, -1, 1.5, True, "3"])
+def test_what_is_no_count_of_documents_is_refused(nano, profile, documents):
+    """Without a count the generated corpora never end."""
+    with pytest.raises(BadArgument, match=r"^documents=.*a whole number from 1"):
+        take_profile(nano, "world:premise", documents=documents)
+    with pytest.raises(BadArgument, match=r"^documents=.*a whole number from 1"):
+        choose_margin(nano, profile, "world:premise", documents=documents)
+
+
+def test_what_is_none_of_our_objects_is_refused(nano, profile):
+    for call, said in (
+        (lambda: choose_margin(nano, {}, "world:premise", 2), "profile={}, but expected an instance of Profile"),
+        (lambda: merge([profile, 3]), "profiles=3, but expected an instance of Profile"),
+        (lambda: list(stream(nano, "Kai", profile)), "point=.*an instance of OperatingPoint"),
+        (lambda: list(stream(nano, [1, 2])), r"prompt=\[1, 2\], but expected an instance of str"),
+        (lambda: list(stream(nano, "Kai", tokens=1.5)), "max_new=1.5, but expected at least one new token"),
+        (lambda: list(stream(nano, "Kai", seed=1.5)), "seed=1.5, but expected a whole number"),
+        (lambda: list(stream(nano, "Kai", temperature=None)), "temperature=None, but expected a finite number"),
+        (lambda: profile.point("x"), "margin_nats='x', but expected a number of nats"),
+        (lambda: adaptive(profile), "point=.*an instance of OperatingPoint"),
+        (lambda: load(3), "name=3, but expected an instance of str or PathLike"),
+        (lambda: load("emad-nano", dtype="float32"), "dtype='float32', but expected an instance of dtype"),
+        (lambda: load("emad-nano", device=None), "device=None, but expected an instance of str or device"),
+        (lambda: load_profile(0), "profile=0, but expected a path"),
+        (lambda: read_report(None), "place=None, but expected an instance of str or Path"),
+    ):
+        with pytest.raises(BadArgument, match=said):
+            call()
+
+
+def test_a_folder_may_be_a_path_and_a_seed_of_numpy(nano):
+    assert load(weights_folder() / "emad-nano").fingerprint == nano.fingerprint
+    (piece,) = stream(nano, "Kai", tokens=1, temperature=1.0, seed=np.int64(3))
+    assert piece == next(stream(nano, "Kai", tokens=1, temperature=1.0, seed=3))

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from emad_ref.calibration import lens_fit
-from emad_ref.calibration.lens_files import BadLens, load_lens, save_lens
+from emad_ref.calibration.lens_files import BadLens, lens_tensors, load_lens, save_lens, save_tensors
 from emad_ref.calibration.lens_fit import LensPlan, fit_lens
 from emad_ref.calibration.run import BadCheckpoint
 from emad_ref.calibration.trace import EmptyCorpus, states_after, take_trace
@@ -360,3 +360,15 @@ def test_a_damaged_file_is_one_clear_error(stepper, uninterrupted, tmp_path):
             load_lens(path)
     with pytest.raises(BadFile):
         load_lens(Path(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("name", ["4.bias", "4.gate"])
+def test_tensors_of_another_shape_are_one_clear_error(uninterrupted, tmp_path, name):
+    tensors, about = lens_tensors(replace(uninterrupted, gate=None))
+    width = len(tensors["4.bias"])
+    tensors |= {f"{layer}.gate": torch.zeros(width + 1, dtype=torch.float64) for layer in about["translated"]}
+    save_tensors(tmp_path / "l.safetensors", "lens", tensors, about)
+    assert load_lens(tmp_path / "l.safetensors").gate is not None
+    save_tensors(tmp_path / "l.safetensors", "lens", tensors | {name: tensors[name][:, None]}, about)
+    with pytest.raises(BadLens, match="fit it again"):
+        load_lens(tmp_path / "l.safetensors")
