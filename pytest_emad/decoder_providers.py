@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 from importlib import metadata
 from importlib.util import find_spec
+from inspect import isroutine
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
@@ -129,8 +131,15 @@ def check_hook_names(config: pytest.Config) -> None:
     """Refuse a misspelt hook of ours in one line, before pytest reports an internal error.
 
     Raises:
-        pytest.UsageError: a plugin has a function ``pytest_emad_…`` that is no hook.
+        pytest.UsageError: a plugin has a function ``pytest_emad_…`` that is no hook, or the hook as another object: a
+            class or a ``functools.partial``, in whose place the reference decoder would answer.
     """
+    for module in config.pluginmanager.get_plugins():
+        found = getattr(module, "__dict__", {}).get(HOOK)
+        if isinstance(module, ModuleType) and found is not None and not isroutine(found):  # pytest passes it over
+            place = provider_name(config, module.__name__, module).removeprefix("hook of ")
+            said = f"{HOOK} is a {type(found).__name__}, but expected a function"
+            raise pytest.UsageError(f"{place}: {said}; pytest calls no other object: write def {HOOK}(config, request)")
     hooks = {name: caller for name, caller in vars(config.hook).items() if name.startswith("pytest_emad_")}
     known = [name for name, caller in hooks.items() if caller.has_spec()]
     for name in hooks.keys() - set(known):
@@ -188,7 +197,7 @@ def make_guarded_decoder(config: pytest.Config, stream: Callable[[], TextIO | No
 
     ``stream`` gives standard error past capture, for the stack of a call that cannot be interrupted.
     """
-    from pytest_emad.guarded_decoder import CallLimit, GuardedDecoder  # it brings NumPy
+    from pytest_emad.guarded_decoder import CallLimit, GuardedDecoder, require_decoder  # it brings NumPy
 
     hook_seconds = settings(config).decoder_timeout or HOOK_TIMEOUT_S
     limited = provider_choice(config) != REMOTE_PROVIDER and set(providers(config)) != {OUR_PROVIDER}
@@ -196,7 +205,7 @@ def make_guarded_decoder(config: pytest.Config, stream: Callable[[], TextIO | No
         name, decoder = _make_decoder(config, request)
     if name == OUR_PROVIDER:
         return decoder
-
+    require_decoder(decoder)
     counted = config.stash.setdefault(COUNTED_FEATURES, {}).setdefault(name, {})
 
     def count(feature: str, declined: bool) -> None:

@@ -35,6 +35,41 @@ def test_a_conftest_provides_the_decoder(project: pytest.Pytester, run: Run) -> 
     run().assert_outcomes(passed=1)
 
 
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("import functools\npytest_emad_make_decoder = functools.partial(print)", "partial"),
+        ("class pytest_emad_make_decoder: pass", "type"),
+        ("pytest_emad_make_decoder = 5", "int"),
+    ],
+)
+def test_a_hook_that_is_no_function_is_a_usage_error(project: pytest.Pytester, run: Run, code: str, kind: str) -> None:
+    """pytest passes it over, and the reference decoder would be judged in its place."""
+    project.makeconftest(code)
+    project.makepyfile("def test(): pass")
+    result = run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = f"conftest.py: pytest_emad_make_decoder is a {kind}, but expected a function"
+    assert said in "\n".join([*result.outlines, *result.errlines])
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("return int", "returned the class int, but expected a decoder, an instance of it"),
+        ("return object()", "returned a object without start, generate, synchronize, close, but expected a decoder"),
+        ("yield 1", "returned a generator without start, generate, synchronize"),
+    ],
+)
+def test_what_is_no_decoder_is_named(project: pytest.Pytester, run: Run, answer: str, said: str) -> None:
+    project.makeconftest(provider("x", answer)["x"])
+    guarded = ASK.format(expected=1).replace("request.config,", "request.config, lambda: None,")
+    project.makepyfile(guarded.replace("make_decoder", "make_guarded_decoder"))
+    result = run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*MalformedAnswerError: pytest_emad_make_decoder {said}*"])
+
+
 def test_a_misspelt_hook_is_a_usage_error_in_one_line(project: pytest.Pytester, run: Run) -> None:
     """pytest itself reports an internal error of sixty lines."""
     project.makeconftest("def pytest_emad_make_decodr(config, request): return 'mine'")
