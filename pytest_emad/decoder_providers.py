@@ -205,7 +205,7 @@ def make_guarded_decoder(config: pytest.Config, stream: Callable[[], TextIO | No
         name, decoder = _make_decoder(config, request)
     if name == OUR_PROVIDER:
         return decoder
-    require_decoder(decoder)
+    require_decoder(HOOK, decoder)
     counted = config.stash.setdefault(COUNTED_FEATURES, {}).setdefault(name, {})
 
     def count(feature: str, declined: bool) -> None:

@@ -32,7 +32,6 @@ from emad_ref.protocol import (
 )
 from emad_ref.record import Ints, Record
 from emad_ref.report.provenance import CONCURRENCY, FORCED_DEPTHS, LOG_PROBS, SESSIONS, STREAMING
-from pytest_emad.decoder_providers import HOOK
 
 METHODS = ("start", "generate", "synchronize", "close")  # of every decoder
 GRACE_S = 30.0  # seconds after the limit in which code in C may return
@@ -80,18 +79,18 @@ def require_record(call: str, answer: Any) -> Record:
     return record
 
 
-def require_decoder(decoder: Any) -> None:
-    """Refuse what the hook returned in place of a decoder: a class, a generator, a coroutine, another object.
+def require_decoder(call: str, decoder: Any) -> None:
+    """Refuse what the hook ``call`` returned in place of a decoder: a class, a generator, a coroutine, another object.
 
     Raises:
         MalformedAnswerError: naming the type, and the methods that it lacks.
     """
     if isinstance(decoder, type):
-        raise _malformed(HOOK, f"the class {decoder.__name__}", "a decoder, an instance of it")
+        raise _malformed(call, f"the class {decoder.__name__}", "a decoder, an instance of it")
     lacking = [name for name in METHODS if not callable(getattr(decoder, name, None))]
     if lacking:
         found = f"a {type(decoder).__name__} without {', '.join(lacking)}"
-        raise _malformed(HOOK, found, f"a decoder with {', '.join(METHODS)}")
+        raise _malformed(call, found, f"a decoder with {', '.join(METHODS)}")
 
 
 def require_capabilities(decoder: Any) -> Capabilities:
