@@ -33,7 +33,7 @@ from emad_ref.protocol import (
 from emad_ref.record import Ints, Record
 from emad_ref.report.provenance import CONCURRENCY, FORCED_DEPTHS, LOG_PROBS, SESSIONS, STREAMING
 
-METHODS = ("start", "generate", "synchronize", "close")  # of every decoder
+REQUIRED_CALLS = ("start", "generate", "synchronize", "close")  # of every decoder
 GRACE_S = 30.0  # seconds after the limit in which code in C may return
 CountFeature = Callable[[str, bool], None]  # feature, whether it was declined
 
@@ -87,10 +87,10 @@ def require_decoder(call: str, decoder: Any) -> None:
     """
     if isinstance(decoder, type):
         raise _malformed(call, f"the class {decoder.__name__}", "a decoder, an instance of it")
-    lacking = [name for name in METHODS if not callable(getattr(decoder, name, None))]
+    lacking = [name for name in REQUIRED_CALLS if not callable(getattr(decoder, name, None))]
     if lacking:
         found = f"a {type(decoder).__name__} without {', '.join(lacking)}"
-        raise _malformed(call, found, f"a decoder with {', '.join(METHODS)}")
+        raise _malformed(call, found, f"a decoder with {', '.join(REQUIRED_CALLS)}")
 
 
 def require_capabilities(decoder: Any) -> Capabilities:
