@@ -158,6 +158,32 @@ def check_waivers(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--emad-waive={of!r}, but expected one of {expected}")
 
 
+# options of other plugins that contradict a run of our suites: name, value, as typed, why, and the remedy
+CONTRADICTIONS = (
+    (
+        *("dist", "each", "--dist each"),
+        "pytest-xdist runs every test in each process, but a test has one verdict; write --dist load",
+    ),
+    (
+        *("testmon", True, "--testmon"),
+        "pytest-testmon leaves out tests whose code did not change, but a gate needs all; run without --testmon",
+    ),
+)
+
+
+def check_other_plugins(config: pytest.Config) -> None:
+    """Refuse options of other plugins under which no run of our suites can pass.
+
+    Raises:
+        pytest.UsageError: one of ``CONTRADICTIONS``.
+    """
+    if hasattr(config, "workerinput") or not requested_suites(config):
+        return
+    for name, value, typed, why in CONTRADICTIONS:
+        if config.getoption(name, None) == value:
+            raise pytest.UsageError(f"{typed}: {why}")
+
+
 def check_models(config: pytest.Config) -> None:
     """Refuse models that cannot be loaded, before anything is collected or imported to load them.
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import faulthandler
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from types import FrameType
 from typing import Any, TextIO
 
@@ -30,7 +31,7 @@ from emad_ref.protocol import (
     TokenLogProbs,
     Unsupported,
 )
-from emad_ref.record import Ints, Record
+from emad_ref.record import Ints, Record, Tokens, Work
 from emad_ref.report.provenance import CONCURRENCY, FORCED_DEPTHS, LOG_PROBS, SESSIONS, STREAMING
 
 REQUIRED_CALLS = ("start", "generate", "synchronize", "close")  # of every decoder
@@ -69,12 +70,20 @@ def require_record(call: str, answer: Any) -> Record:
     Raises:
         MalformedAnswerError: as ``require_step``.
     """
-    for part in ("tokens", "signal", "emitted", "stop"):
+    for part in (each.name for each in fields(Record)):
         if not hasattr(answer, part):
             raise _malformed(call, f"a {type(answer).__name__} without {part}", "a Record")
     for part in ("emitted", "stop"):
         if not isinstance(getattr(answer, part), list | tuple | np.ndarray):  # rows of equal length may be one array
             raise _malformed(call, f"{part} as {type(getattr(answer, part)).__name__}", "a list with an entry a prompt")
+    for row, each in enumerate(answer.emitted):
+        require_whole_numbers(call, each, f"emitted[{row}] as ")
+    for column in (each.name for each in fields(Tokens)):
+        if not isinstance(found := getattr(answer.tokens, column, None), np.ndarray):
+            raise _malformed(call, f"tokens.{column} as {type(found).__name__}", "a NumPy array")
+    for part in ("work", "prompt_work"):
+        if (counts := getattr(answer, part)) is not None and not _is_work_by_model(counts):
+            raise _malformed(call, f"{part} as {type(counts).__name__}", "None, or a dict of model index to Work")
     record: Record = answer
     return record
 
@@ -91,6 +100,25 @@ def require_decoder(call: str, decoder: Any) -> None:
     if lacking:
         found = f"a {type(decoder).__name__} without {', '.join(lacking)}"
         raise _malformed(call, found, f"a decoder with {', '.join(REQUIRED_CALLS)}")
+
+
+def require_whole_numbers(call: str, value: Any, part: str = "") -> Ints:
+    """``value``, which ``call`` returned as ``part`` of its answer, if it is a one-dimensional array of whole numbers.
+
+    Raises:
+        MalformedAnswerError: as ``require_step``.
+    """
+    if not isinstance(value, np.ndarray):
+        raise _malformed(call, f"{part}a {type(value).__name__}", "a NumPy array")
+    if value.ndim != 1 or value.dtype.kind not in "iu":
+        found = f"{part}an array of {value.dtype} of shape {list(value.shape)}"
+        raise _malformed(call, found, "int64 in one dimension")
+    numbers: Ints = value
+    return numbers
+
+
+def _is_work_by_model(counts: Any) -> bool:
+    return isinstance(counts, Mapping) and all(isinstance(work, Work) for work in counts.values())
 
 
 def require_capabilities(decoder: Any) -> Capabilities:
@@ -205,7 +233,7 @@ class GuardedDecoder:
         with counted(self._count, CONCURRENCY), self._limit("generate_at_once", len(requests)):
             if ask is None:
                 raise Unsupported("the decoder takes one request at a time")
-            return list(ask(requests, at_once))
+            return [require_record("generate_at_once", each) for each in ask(requests, at_once)]
 
     def synchronize(self) -> None:
         with self._limit("synchronize"):
@@ -227,15 +255,17 @@ class GuardedSession:
 
     @property
     def length(self) -> Ints:
-        return self._session.length
+        return require_whole_numbers("session.length", self._session.length)
 
     @property
     def cap(self) -> Ints:
-        return self._session.cap
+        return require_whole_numbers("session.cap", self._session.cap)
 
     @property
-    def work(self) -> Any:
-        return self._session.work
+    def work(self) -> Work | None:
+        if not isinstance(work := self._session.work, Work | None):
+            raise _malformed("session.work", f"a {type(work).__name__}", "a Work, or None")
+        return work
 
     def feed(self, tokens: Ints, depth: Ints | None = None, *last: int | None, **named: Any) -> Step:
         with self._limit("feed"):

@@ -34,7 +34,8 @@ from pytest_emad.run_report import USAGE_ERROR_NODE, ReportPlugin
 from pytest_emad.terminal import header
 
 MARKER = "emad(claim=None, budget='smoke', measures=False): the claim a test decides, the smallest budget it runs in, whether it measures time or energy"  # noqa: E501  # one line, because pytest --markers prints it as it stands
-OWN_PLUGINS = ("emad-fixtures", "emad-attendance", "emad-attempts", "emad-reporting")
+OWN_PLUGINS = ("emad-fixtures", "emad-attendance", "emad-attempts", "emad-reporting", "emad-status")
+NO_SESSION = ("help", "version", "markers", "emad_selfcheck")  # options under which pytest begins no session
 
 _REGISTERED = pytest.StashKey[dict[str, object]]()  # what is registered under their names
 _PREVIOUS_PROFILE = pytest.StashKey[str]()
@@ -59,6 +60,37 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     return selfcheck.run_selfcheck(config)
 
 
+class ExitStatusKeeper:
+    """Keeps the exit status of a run of our suites, whatever the ``pytest_cmdline_main`` of another plugin returns.
+
+    Registered after the first conftest files, so that its wrapper is the outermost one.
+    """
+
+    def __init__(self) -> None:
+        self._session: pytest.Session | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._session = session
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, object, object]:
+        status = yield
+        if status or hasattr(config, "workerinput") or subprocesses.is_replicate(config):
+            return status
+        if self._session is None:
+            if not environment.requested_suites(config) or any(config.getoption(name) for name in NO_SESSION):
+                return status
+            said, status = "emad: a plugin's pytest_cmdline_main ended this run before it began: no test ran", 1
+        elif _runs_suites(config) and (kept := int(self._session.exitstatus)):
+            said = f"emad: a plugin's pytest_cmdline_main returned {status} after this run had ended with {kept}"
+            status = kept
+        else:
+            return status
+        print(f"{said}; find the plugin or conftest.py with this hook", file=sys.stderr)
+        return status
+
+
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hookspecs)
 
@@ -76,6 +108,7 @@ def _prepare(config: pytest.Config) -> None:
     environment.check_installation()
     settings(config)
     environment.check_waivers(config)
+    environment.check_other_plugins(config)
     environment.check_models(config)
     _prepare_benchmarks(config)
     terminal.open_stream(worker=hasattr(config, "workerinput"))
@@ -130,6 +163,7 @@ def pytest_load_initial_conftests(
     if not subprocesses.is_replicate(early_config):
         _announce_report(early_config)
     yield
+    early_config.pluginmanager.register(ExitStatusKeeper(), "emad-status")
     environment.check_option_names(parser, args)  # a conftest may have added options
 
 

@@ -210,10 +210,11 @@ def judge_work(judge: Judge, record: Record, trajectories: list[Trajectory], rea
     )
     assert record.work is not None
     judge_ledger(judge, record.work[0], trajectories, readouts)
-    if record.prompt_work is None:
-        return
-    models = set(record.prompt_work)
-    tally.require(models == {0}, f"prompt work of models {sorted(models)}, but work of model 0")
+    tally.require(
+        record.prompt_work is not None and set(record.prompt_work) == {0},
+        f"prompt_work of models {sorted(record.prompt_work or {})}, but a decoder that counts reports model 0",
+    )
+    assert record.prompt_work is not None
     spent, expected = record.prompt_work[0].tokens, sum(trajectory.first for trajectory in trajectories)
     deepest = np.where(np.arange(point.layers) < point.ceiling, expected, 0)
     is_consistent = np.array_equal(spent, deepest) if len(trajectories) == 1 else bool((spent >= deepest).all())

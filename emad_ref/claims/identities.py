@@ -150,8 +150,11 @@ def blocks_of(evidence: ModelMeasurements, decoder: Decoder) -> BlockCounts:
     requests = evidence.subject.share_of(REQUESTS, FEWEST_REQUESTS)
     for prompt in evidence.subject.prompts(requests, LENGTH):
         record = decoder.generate([prompt], NEW, frozenset())
-        assert record.work is not None, "a decoder that says it counts"
-        assert record.prompt_work is not None, "a decoder that says it counts"
+        if record.work is None or record.prompt_work is None:
+            raise BadArgument(
+                "record of generate", f"work={record.work}, prompt_work={record.prompt_work}",
+                "both, of a decoder whose capabilities say counted=True", "report both, or declare counted=False",
+            )  # fmt: skip
         depth = record.tokens.of(0, phase=1).depth
         executed.append((record.work[0] - record.prompt_work[0]).tokens.sum())
         decided.append(depth.sum())

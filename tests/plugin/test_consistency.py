@@ -274,6 +274,31 @@ def test_an_exit_status_that_was_changed_stays_red(
     assert cli.main(["verify", str(project.path / "out")]) == 1
 
 
+ANSWERS = "@pytest.hookimpl(tryfirst=True)\ndef pytest_cmdline_main(): return 0\n"
+REPLACES = "@pytest.hookimpl(wrapper=True, tryfirst=True)\ndef pytest_cmdline_main():\n    yield\n    return 0\n"
+
+
+@pytest.mark.parametrize(
+    ("conftest", "words"),
+    [
+        (ANSWERS, "ended this run before it began: no test ran"),
+        (REPLACES, "returned 0 after this run had ended with 1"),
+    ],
+)
+def test_a_command_that_another_plugin_answers_is_no_green_run(
+    suites: Path, project: pytest.Pytester, run: Run, conftest: str, words: str
+) -> None:
+    (suites / "test_a.py").write_text("def test(): assert False")
+    project.makeconftest(f"import pytest\n{conftest}")
+    result = run("suites", *REPORT)
+    assert result.ret == FAILED
+    assert f"emad: a plugin's pytest_cmdline_main {words}" in result.stderr.str()
+    assert cli.main(["verify", str(project.path / "out")]) == 1
+    assert run("suites", "--markers").ret == OK
+    project.makepyfile(test_own="def test(): assert False")
+    assert run("test_own.py").ret == OK, "not ours to judge"
+
+
 @pytest.mark.parametrize("part", ["emad-reporting", "emad-attempts", "emad-fixtures"])
 def test_a_part_that_is_taken_out_of_the_run_is_named(
     suites: Path, project: pytest.Pytester, run: Run, part: str

@@ -146,6 +146,19 @@ def test_workers_without_xdist_are_a_usage_error_of_the_suites(
     assert "pytest-xdist, which runs tests in several processes, is not installed; leave -" in said(result)
 
 
+@pytest.mark.parametrize("option", ["--dist=each", "--testmon"])
+def test_an_option_of_another_plugin_that_contradicts_a_gate_is_a_usage_error(
+    suites: Path, project: pytest.Pytester, run: Run, option: str
+) -> None:
+    """The verdicts of a test that ran twice are two; a test that its plugin left out has none."""
+    project.makeconftest("def pytest_addoption(parser): parser.addoption('--testmon', action='store_true')")
+    project.makepyfile(test_plain=PLAIN)
+    result = run("suites", option)
+    assert result.ret == USAGE
+    assert f"ERROR: {option.replace('=', ' ')}: pytest-" in said(result)
+    assert run("test_plain.py", option).ret == pytest.ExitCode.OK
+
+
 def test_suites_without_the_plugin_say_so(project: pytest.Pytester, wheel_layout: Path) -> None:
     source = Path(environment.__file__).parents[1] / "suites" / "conftest.py"
     (wheel_layout / "conftest.py").write_text(source.read_text())

@@ -8,13 +8,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from emad_ref.protocol import Capabilities, Prompt, Step, Unsupported
-from emad_ref.record import Record
+from emad_ref.record import Record, Tokens, Work
 from pytest_emad.guarded_decoder import (
     CallLimit,
     DecoderTooSlowError,
@@ -26,7 +27,9 @@ from pytest_emad.guarded_decoder import (
 PROMPTS = [Prompt(np.arange(3))]
 NO_LIMIT = CallLimit("mine", None, None)
 STEP = Step(np.zeros((1, 1, 5)), np.ones((1, 1), dtype=np.int64), np.empty((1, 1, 0)))
-RECORD = Record(None, np.empty((0, 0)), [np.ones(1, dtype=np.int64)], ["length"])  # type: ignore[arg-type]
+NO_TOKENS = Tokens(*(np.empty(0, dtype=np.int64) for _ in range(7)), np.empty(0, dtype=bool))
+RECORD = Record(NO_TOKENS, np.empty((0, 0)), [np.ones(1, dtype=np.int64)], ["length"])
+WORK = Work.none(2)
 
 
 class Slow:
@@ -49,7 +52,7 @@ class Slow:
 
 
 class Fixed:
-    length = "length"
+    length = np.arange(1)
 
     def close(self) -> None:
         time.sleep(20)
@@ -103,7 +106,7 @@ def test_features_are_counted_where_they_are_answered_or_declined() -> None:
     counts: list[tuple[str, bool]] = []
     decoder = GuardedDecoder(Slow(), NO_LIMIT, lambda *seen: counts.append(seen))  # type: ignore[arg-type]
     session, step = decoder.start(PROMPTS)
-    assert (decoder.capabilities, session.length, step) == (Slow.capabilities, "length", STEP)
+    assert (decoder.capabilities, session.length, step) == (Slow.capabilities, Fixed.length, STEP)
     assert session.feed(np.zeros((1, 1)), last=1) is STEP
     with pytest.raises(Unsupported) as refusal:
         session.feed(np.zeros((1, 1)), np.ones((1, 1)))
@@ -114,10 +117,10 @@ def test_features_are_counted_where_they_are_answered_or_declined() -> None:
 
 
 class Answers:
-    """A decoder whose ``start``, ``feed`` and ``generate`` return one thing."""
+    """A decoder whose every call, and whose session's every attribute, returns one thing."""
 
     def __init__(self, answer: Any):
-        self.answer = answer
+        self.answer = self.length = self.cap = self.work = answer
 
     def start(self, prompts: Any) -> Any:
         return self.answer if self.answer is None or isinstance(self.answer, list) else (self, self.answer)
@@ -127,6 +130,9 @@ class Answers:
 
     def generate(self, prompts: Any, max_new: int, stop: Any) -> Any:
         return self.answer
+
+    def generate_at_once(self, requests: Any, at_once: int) -> Any:
+        return [self.answer]
 
 
 MALFORMED: list[tuple[str, Any, str]] = [
@@ -155,6 +161,31 @@ MALFORMED: list[tuple[str, Any, str]] = [
         replace(RECORD, emitted=iter(RECORD.emitted)),
         "generate returned emitted as list_iterator, but expected a list with an entry a prompt",
     ),
+    ("generate", replace(RECORD, emitted=[[1]]), "generate returned emitted[0] as a list, but expected a NumPy array"),
+    (
+        "generate",
+        replace(RECORD, emitted=[np.ones(1)]),
+        "generate returned emitted[0] as an array of float64 of shape [1], but expected int64 in one dimension",
+    ),
+    (
+        "generate",
+        replace(RECORD, tokens=replace(NO_TOKENS, cap=[])),
+        "generate returned tokens.cap as list, but expected a NumPy array",
+    ),
+    (
+        "generate",
+        replace(RECORD, work={0: WORK}, prompt_work=WORK),
+        "generate returned prompt_work as Work, but expected None, or a dict of model index to Work",
+    ),
+    (
+        "generate",
+        replace(RECORD, work={0: {"tokens": WORK.tokens}}),
+        "generate returned work as dict, but expected None, or a dict of model index to Work",
+    ),
+    ("generate_at_once", WORK, "generate_at_once returned a Work without signal, but expected a Record"),
+    ("length", [3], "session.length returned a list, but expected a NumPy array"),
+    ("cap", np.ones(1), "session.cap returned an array of float64 of shape [1], but expected int64 in one dimension"),
+    ("work", {0: WORK}, "session.work returned a dict, but expected a Work, or None"),
 ]
 
 
@@ -167,6 +198,8 @@ def test_an_answer_of_another_form_is_named(call: str, answer: Any, said: str) -
         "start": lambda: decoder.start(PROMPTS),
         "feed": lambda: session.feed(np.zeros((1, 1))),
         "generate": lambda: decoder.generate(PROMPTS, 1),
+        "generate_at_once": lambda: decoder.generate_at_once([(PROMPTS, 1, frozenset())], 2),
+        **{name: partial(getattr, session, name) for name in ("length", "cap", "work")},
     }
     with pytest.raises(MalformedAnswerError) as refused:
         calls[call]()
