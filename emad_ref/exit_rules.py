@@ -159,7 +159,7 @@ def fires(
     """
     column = point.table[:, probe]
     if bins is None and len(column) > 1:
-        raise BadArgument("bins", None, f"a bin in 0–{len(column) - 1} for every signal", "see exit_rules.bins")
+        raise BadArgument("bins", None, f"a bin in 0–{len(column) - 1} for every signal", "see exit_rules.bin_index")
     threshold = column[0] if bins is None else column[bins]
     if point.decay is not None:
         if decided is None:

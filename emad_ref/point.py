@@ -303,7 +303,7 @@ class OperatingPoint(NotebookFacts):
             expected = f"the full readout for {self.signal}"
             raise BadArgument("estimator", self.estimator.name, expected, f"estimators read {estimated}")
         if SIGNALS[self.signal].learnt and (self.estimator.kind != "linear" or self.confidence is not None):
-            remedy = f"no readout shows {self.signal}; see calibration.gate"
+            remedy = f"no readout shows {self.signal}; calibration.linear_maps.fit_gate fits one"
             raise BadArgument("estimator", self.estimator.name, "linear, without a confidence", remedy)
         if self.lens is not None:
             self._require_lens(self.lens)
@@ -312,7 +312,7 @@ class OperatingPoint(NotebookFacts):
         if self.confidence is not None:
             self._require_confident(self.confidence)
         elif SIGNALS[self.signal].parametrised:
-            raise BadArgument("confidence", None, f"the parameters of {self.signal}", "see exit_rules.rules")
+            raise BadArgument("confidence", None, f"the parameters of {self.signal}", "see exit_rules.early_exit_point")
 
     @cached_property
     def table(self) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ recipe.
     agreement          top-1 of p_ℓ where its token is the top-1 token at the probe before too, else 0; 0 at the first
                        probe. It jumps where two tokens tie
     divergence         √KL(p_L ‖ q_ℓ), q_ℓ what a token emits after ℓ: known at the end alone, so that what decides is
-                       what a linear probe expects of it (``calibration.gate``)
+                       what a linear probe expects of it (``calibration.linear_maps.fit_gate``)
 
 ``from_logits`` is used by the lens trace and by the decode loop alike: replay equals decoding only if both compute the
 same number from the same logits. ``from_lens`` is written a second time, in float64 NumPy, for whoever doubts the

@@ -38,7 +38,7 @@ KINDS = CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN, TABLE, AUDIT, ATTEMPT, RAISED,
     f"emad.record.{kind}"
     for kind in (
         *("claim", "point", "note", "model", "golden", "known", "table", "audit"),
-        *("attempt", "raised", "replaced"),  # written by ``attempts``
+        *("attempt", "raised", "replaced"),  # written by ``collection_log``
     )
 )
 

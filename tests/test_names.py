@@ -75,3 +75,29 @@ def test_what_a_number_is_stands_in_one_place() -> None:
         r"|isinstance\([^()]*, bool\) or not isinstance\([^()]*, (?:int|float)"
     )
     assert not [source for source in PRODUCT if own_check.search(source.read_text(encoding="utf-8"))]
+
+
+def _resolves(reference: str) -> bool:
+    """Whether a dotted ``reference`` leads to a module of the product, or to a name in one."""
+    *parts, last = reference.removeprefix("emad_ref.").split(".")
+    place = ROOT / "emad_ref"
+    for part in parts:
+        if (place / f"{part}.py").is_file():
+            return re.search(rf"\b{last}\b", (place / f"{part}.py").read_text(encoding="utf-8")) is not None
+        place /= part
+    holds = (place / "__init__.py").is_file() and last in (place / "__init__.py").read_text(encoding="utf-8")
+    return holds or (place / f"{last}.py").is_file() or (place / last / "__init__.py").is_file()
+
+
+def test_a_module_that_a_sentence_names_is_there() -> None:
+    """In docstrings, comments and messages: a package of ours, a dot, and a module or a name of it."""
+    packages = "|".join([*sorted(path.parent.name for path in (ROOT / "emad_ref").glob("*/__init__.py")), "exit_rules"])
+    quoted = re.compile(rf"``((?:emad_ref\.)?(?:{packages})(?:\.\w+)+)[`(]|see ((?:{packages})(?:\.\w+)+)")
+    found = [
+        (f"{source.relative_to(ROOT).as_posix()}", reference)
+        for source in PRODUCT
+        for match in quoted.finditer(source.read_text(encoding="utf-8"))
+        if not (reference := match[1] or match[2]).endswith((".json", ".md"))
+    ]
+    assert len(found) > 50, "the references were not found"
+    assert not [(place, reference) for place, reference in found if not _resolves(reference)]

@@ -3,7 +3,7 @@
 Pairing cancels what drifts (clock frequency, other processes, temperature); random order cancels what follows (warm
 caches, allocator state); fresh input keeps prompt caches from rewarding the second arm. Process time is recorded
 beside the wall clock: where both agree no other process took the core. Ratios and intervals are made in
-``statistics.times``.
+``statistics.speedup``.
 
 Tracers, profilers and debuggers slow Python by a factor that differs between two arms. Times and joules taken beside
 one compare the instrument, so ``require_untraced`` refuses to measure and names it.

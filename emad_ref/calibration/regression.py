@@ -2,7 +2,7 @@
 
     τ_ℓ = isotonic(mean H_ℓ), non-increasing over probes                 (EMAD, "Calibration details")
     H_ℓ ≈ a_ℓ·Ĥ_ℓ + c_ℓ on held-out tokens, by least squares             (EMAD, "Entropy estimation at inference")
-    H_ℓ ≈ w_ℓ·x_ℓ + c_ℓ, x the head's input, by ridge regression         (ours: ``probes.linear``)
+    H_ℓ ≈ w_ℓ·x_ℓ + c_ℓ, x the head's input, by ridge regression         (ours: ``probes.estimators``)
 
 The last two use ``Moments``, sums over tokens that add up over batches and runs: memory is E × E per probe, whatever
 the corpus.

@@ -2,7 +2,7 @@
 
 Windows of the device's own counter in pairs (``benchmark.energy``), requests of the same shape as those timed. What the
 counter's steps may add or leave out widens the interval at its worst. On a CPU it is the energy of its packages where
-the system shows it (``benchmark.rapl``), including other programs' share.
+the system shows it (``benchmark.energy.RaplCounter``), including other programs' share.
 
 All windows are this process's: NVML lists who is on a device, and a window that another process shared is spoiled, so
 that one which measured for this one could not be told from a stranger's.

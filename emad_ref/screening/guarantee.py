@@ -267,7 +267,10 @@ def certify_losses(
         raise BadArgument("names", list(names), "each once")
     if not ((values >= 0) & (values <= kind.cap)).all():  # NaN is outside
         raise BadArgument(
-            "losses", f"{values.min():g}–{values.max():g}", f"values in 0–{kind.cap:g}", "see screening.bounded"
+            "losses",
+            f"{values.min():g}–{values.max():g}",
+            f"values in 0–{kind.cap:g}",
+            "clip them to that",
         )
     shares, tolerance = values / kind.cap, delta / kind.cap
     p, mean, n = p_values(losses, delta, kind, error), values.mean(axis=0), len(values)

@@ -306,7 +306,7 @@ def work_without_exit(
     """Work of one decided token that reads every probe of ``point`` and exits at the ceiling.
 
     Args:
-        point: of ``exit_rules.rules``, or without probes.
+        point: of ``exit_rules.early_exit_point``, or without probes.
         geometry: of a model of ``point.layers`` layers.
         keys, source_keys: positions attended to, of its own and of a source, whose K and V exist already.
         certainty: confidence at every probe, which decides the adaptive k: 1 prunes most.

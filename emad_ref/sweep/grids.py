@@ -178,7 +178,7 @@ def response_points(layers: int, probes: Sequence[int], saved: SavingOfPoint, co
 
 
 def confidence_sweep(signal: str, layers: int, vocabulary: int, minimum: int, pruning: str = "none") -> ThresholdSweep:
-    """A confidence rule of ``exit_rules.rules`` from layer ``minimum`` on, monotone, by its doubt 1 − λ.
+    """A confidence rule of ``exit_rules.early_exit_point`` from layer ``minimum`` on, monotone, by its doubt 1 − λ.
 
     At 1 a token exits at its first possible layer.
 

@@ -205,7 +205,7 @@ PRUNED = early_exit_point("softmax_response", 8, V, 4, pruning="fixed")
 @pytest.mark.parametrize(
     ("point", "change", "named", "message"),
     [
-        (JSD, {"confidence": None}, "confidence", "the parameters of jsd_contrast; see exit_rules.rules"),
+        (JSD, {"confidence": None}, "confidence", "the parameters of jsd_contrast; see exit_rules.early_exit_point"),
         (JSD, {"signal": "entropy_nats"}, "confidence", "None for entropy_nats of a full readout"),
         (JSD, {"signal": "softmax_response"}, "confidence", "None for softmax_response of a full readout"),
         (JSD, {"probes": (4, 6, 7)}, "thresholds", "3 values per bin"),
