@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -30,6 +31,7 @@ from emad_ref.audit.lens import (
     consult,
     emission_noise,
     headroom,
+    is_tied,
     rule_depths,
     signal_noise,
 )
@@ -408,6 +410,7 @@ class FieldsCheck:
                 )  # fmt: skip  # one row: that it ends in a tie is no share of anything
                 tally.n += same.n
                 tally.require(same.passed is not False, same.detail)
+                self._compare_steps(tally, decoder, point, prompt, continuation, tally.allow(self.tolerance, declared))
                 return
             allowed = tally.allow(self.tolerance, declared)
             if variant.jumps and allowed > MAX_JUMP_TOLERANCE:
@@ -416,6 +419,30 @@ class FieldsCheck:
             judge = Judge(tally, self._text_lens, point, allowed, decoder.capabilities.counted)
             judge_session(judge, decoder, [prompt], continuation[None])
             judge_record(replace(judge, lens=self.lens), decoder.generate([prompt], new, frozenset()), [prompt], new)
+
+    def _compare_steps(
+        self, tally: Tally, decoder: Decoder, point: OperatingPoint, prompt: Prompt, continuation: Ints, allowed: float
+    ) -> None:
+        """Require the reference's depths and logits of one text, up to the first tie of a depth.
+
+        Tokens alone show an error in K/V that is copied only where it turns an argmax.
+        """
+        (session, theirs), (own_session, mine) = (each.start([prompt]) for each in (decoder, self.own(point)))
+        with closing(session), closing(own_session):
+            for at in range(len(continuation) + 1):
+                if at:
+                    token = continuation[None, at - 1 : at]
+                    theirs, mine = session.feed(token), own_session.feed(token)
+                if not np.array_equal(theirs.depth[:, -1], mine.depth[:, -1]):
+                    tied = is_tied(point, mine.signal[:, -1], (np.zeros(1, dtype=np.int64),), allowed).any()
+                    where = f"depth of fed token {at} is {theirs.depth[0, -1]}, but the rule's is {mine.depth[0, -1]}"
+                    tally.require(bool(tied), where)
+                    return
+                apart = float(np.abs(theirs.logits[:, -1] - mine.logits[:, -1]).max())
+                tally.require(
+                    apart <= allowed, f"logits of fed token {at} are {apart:.2g} off, at most {allowed:.2g} allowed"
+                )
+                tally.n += 1
 
     def _require_refused(self, tally: Tally, point: OperatingPoint, prompt: Prompt) -> None:
         """Require a refusal: decoding at a point that names a missing file ignores the field."""

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from emad_ref.models.stepper import Stepper
-from emad_ref.mutants.base import Mutant, NotPlantable, declare, group, mutate, override_stepper
+from emad_ref.mutants.base import HONEST_FACTORY, Mutant, NotPlantable, declare, group, mutate, override_stepper
+from emad_ref.protocol import Decoder, Request
 from emad_ref.schedule.schedules import ExitFlow
 
 FAR = "invariants/test_positions.py::test_forced_depths_are_obeyed_far_into_the_window"
@@ -19,6 +20,7 @@ LATE = "invariants/test_positions.py::test_forced_depths_are_obeyed_late_in_a_se
 POSITIONS = "invariants/test_positions.py::test_every_position_is_written_and_read"
 FORCED = "invariants/test_depth.py::test_forced_depths_are_obeyed_and_rising_ones_refused"
 ROLLBACK = "invariants/test_depth.py::test_rollback_restores_tokens_cache_and_cap"
+FIELDS = "invariants/test_fields.py::test_every_field_of_a_point_is_honoured_or_declined"
 GOLDEN = "fidelity/test_golden.py::test_tokens_and_depths_are_the_golden_ones"
 LOGITS = r"row \d, position \d+, depth \d+.*: logits off by"
 UNCHECKED = {"require": lambda *_: None}  # a cache that does not notice missing entries
@@ -129,6 +131,16 @@ def leave_without_backfill(decoder: Any) -> None:
         decoder._forward.schedule = replace(decoder._forward.schedule, flow=ExitFlow)
 
 
+def fill_askew(fill: Any, stepper: Stepper, hidden: Tensor, *given: Any) -> None:
+    fill(hidden + hidden.roll(1, -1) / 8, *given)
+
+
+def copy_askew(request: Request) -> Decoder:
+    """Honest under schedules that copy no states."""
+    is_copying = request.point.schedule == "copying"
+    return (mutate(stepper=override_stepper(fill=fill_askew)) if is_copying else HONEST_FACTORY)(request)
+
+
 # ---------------------------------------------------------------- what runs
 
 
@@ -178,6 +190,8 @@ MUTANTS = (
            mutate(stepper=override_stepper(
                fill=lambda fill, stepper, hidden, *given: fill(torch.zeros_like(hidden), *given))),
            GOLDEN, r"audit golden: row \d", case="copying"),
+    Mutant("kv-copies-askew", "K/V", "states copied to skipped layers are a little off",
+           copy_askew, FIELDS, r"copied states: logits of fed token \d+ are .* off"),
     Mutant("backfill-missing", "K/V", "a schedule that rises leaves unwritten what it skipped",
            mutate(cache=UNCHECKED, prepare=leave_without_backfill), GOLDEN, r"audit golden: row \d", case="eager"),
     Mutant("prompts-shallow", "prompts", "the upper half of the layers never runs for prompts of 40 tokens and more",
