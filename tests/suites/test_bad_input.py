@@ -99,7 +99,7 @@ class TestModel:
         [
             (lambda folder: (folder / "adapter_config.json").write_text("{}"), "a whole model without an adapter"),
             (lambda folder: os.mkfifo(folder / "generation_config.json.pipe"), "a folder of plain files"),
-            (lambda folder: edit(folder, num_hidden_layers=5000), "config.json describes"),
+            (lambda folder: edit(folder, num_hidden_layers=5000), "its config describes"),
             (lambda folder: edit(folder, text_config="abc"), "config.text_config='abc', but expected an object"),
             (lambda folder: edit(folder, num_hidden_layers="12"), "fields have the types of its family"),
             (lambda folder: shutil.copy(NANO / "tokenizer.json", folder), "rows of the embedding"),
