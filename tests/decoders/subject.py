@@ -82,7 +82,6 @@ def drawn(rows: tuple[int, ...], n: int, seed: int = 3) -> tuple[list[Prompt], I
     return [Prompt(rng.integers(3, VOCABULARY, length)) for length in rows], rng.integers(3, VOCABULARY, (len(rows), n))
 
 
-@functools.cache
 def require_entropy_thresholds(point: OperatingPoint) -> None:
     """Raise Unsupported for a point with fields that the decoders here do not know."""
     others = point.interpolate, point.confidence, point.decay, point.lens, point.translators, point.period, point.floor
@@ -90,6 +89,7 @@ def require_entropy_thresholds(point: OperatingPoint) -> None:
         raise Unsupported("thresholds on the entropy of full heads alone")
 
 
+@functools.cache
 def spread_point(quantile: float = 0.12, schedule: str = "monotone") -> OperatingPoint:
     """Thresholds at a low quantile of each probe's entropy: a row falls probe by probe, not at once."""
     tokens = np.random.default_rng(1).integers(3, VOCABULARY, 200)
