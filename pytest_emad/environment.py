@@ -161,11 +161,15 @@ def check_waivers(config: pytest.Config) -> None:
 # options of other plugins that contradict a run of our suites: name, value, as typed, why, and the remedy
 CONTRADICTIONS = (
     (
-        *("dist", "each", "--dist each"),
+        "dist",
+        "each",
+        "--dist each",
         "pytest-xdist runs every test in each process, but a test has one verdict; write --dist load",
     ),
     (
-        *("testmon", True, "--testmon"),
+        "testmon",
+        True,
+        "--testmon",
         "pytest-testmon leaves out tests whose code did not change, but a gate needs all; run without --testmon",
     ),
 )

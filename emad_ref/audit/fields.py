@@ -398,51 +398,28 @@ class FieldsCheck:
         new = min(self.new, len(continuation))
         with self.opened(point) as decoder:
             declared = decoder.capabilities.logit_noise
+            allowed = tally.allow(self.tolerance, declared)
             if not variant.by_lens:
-                actual, expected = (each.generate([prompt], new, frozenset()) for each in (decoder, self.own(point)))
+                own = self.own(point)
+                actual, expected = (each.generate([prompt], new, frozenset()) for each in (decoder, own))
                 theirs, mine = ([emitted.tolist() for emitted in record.emitted] for record in (actual, expected))
                 there, here = (
                     [each.tokens.depth[each.tokens.kept_of(0)][-new:].tolist()] for each in (actual, expected)
                 )
                 same = same_tokens(
                     self.lens, self.tolerance, [prompt], theirs, mine, point, there, here, declared=declared,
-                    most_ties=1.0, tied_when_decoded=partial(is_decoded_tie, self.own(point), point),
+                    most_ties=1.0, tied_when_decoded=partial(is_decoded_tie, own, point),
                 )  # fmt: skip  # one row: that it ends in a tie is no share of anything
                 tally.n += same.n
                 tally.require(same.passed is not False, same.detail)
-                self._compare_steps(tally, decoder, point, prompt, continuation, tally.allow(self.tolerance, declared))
+                _compare_steps(tally, decoder, own, point, prompt, continuation, allowed)
                 return
-            allowed = tally.allow(self.tolerance, declared)
             if variant.jumps and allowed > MAX_JUMP_TOLERANCE:
                 why = f"its signal jumps where tokens tie, which {allowed:g} of a logit often decides"
                 raise SignalTooNoisyError(why)
             judge = Judge(tally, self._text_lens, point, allowed, decoder.capabilities.counted)
             judge_session(judge, decoder, [prompt], continuation[None])
             judge_record(replace(judge, lens=self.lens), decoder.generate([prompt], new, frozenset()), [prompt], new)
-
-    def _compare_steps(
-        self, tally: Tally, decoder: Decoder, point: OperatingPoint, prompt: Prompt, continuation: Ints, allowed: float
-    ) -> None:
-        """Require the reference's depths and logits of one text, up to the first tie of a depth.
-
-        Tokens alone show an error in K/V that is copied only where it turns an argmax.
-        """
-        (session, theirs), (own_session, mine) = (each.start([prompt]) for each in (decoder, self.own(point)))
-        with closing(session), closing(own_session):
-            for at in range(len(continuation) + 1):
-                if at:
-                    token = continuation[None, at - 1 : at]
-                    theirs, mine = session.feed(token), own_session.feed(token)
-                if not np.array_equal(theirs.depth[:, -1], mine.depth[:, -1]):
-                    tied = is_tied(point, mine.signal[:, -1], (np.zeros(1, dtype=np.int64),), allowed).any()
-                    where = f"depth of fed token {at} is {theirs.depth[0, -1]}, but the rule's is {mine.depth[0, -1]}"
-                    tally.require(bool(tied), where)
-                    return
-                apart = float(np.abs(theirs.logits[:, -1] - mine.logits[:, -1]).max())
-                tally.require(
-                    apart <= allowed, f"logits of fed token {at} are {apart:.2g} off, at most {allowed:.2g} allowed"
-                )
-                tally.n += 1
 
     def _require_refused(self, tally: Tally, point: OperatingPoint, prompt: Prompt) -> None:
         """Require a refusal: decoding at a point that names a missing file ignores the field."""
@@ -565,3 +542,33 @@ def _point_depths(point: OperatingPoint, reference: LensReference) -> Ints:
     room, _ = headroom(point, reference.signal, reference.rows[0])
     depth = rule_depths(point, room, np.full(len(room), point.ceiling, dtype=np.int64))
     return np.minimum.accumulate(depth) if point.schedule == "monotone" else depth
+
+
+def _compare_steps(
+    tally: Tally,
+    decoder: Decoder,
+    own: Decoder,
+    point: OperatingPoint,
+    prompt: Prompt,
+    continuation: Ints,
+    allowed: float,
+) -> None:
+    """Require the depths and logits of ``own``, the reference decoder, on one text, up to the first tie of a depth.
+
+    Tokens alone show an error in K/V that is copied only where it turns an argmax.
+    """
+    (session, theirs), (own_session, mine) = (each.start([prompt]) for each in (decoder, own))
+    with closing(session), closing(own_session):
+        for at in range(len(continuation) + 1):
+            if at:
+                token = continuation[None, at - 1 : at]
+                theirs, mine = session.feed(token), own_session.feed(token)
+            if not np.array_equal(theirs.depth[:, -1], mine.depth[:, -1]):
+                tied = is_tied(point, mine.signal[:, -1], (np.zeros(1, dtype=np.int64),), allowed).any()
+                where = f"depth of fed token {at} is {theirs.depth[0, -1]}, but the rule's is {mine.depth[0, -1]}"
+                tally.require(bool(tied), where)
+                return
+            apart = float(np.abs(theirs.logits[:, -1] - mine.logits[:, -1]).max())
+            off = f"logits of fed token {at} are {apart:.2g} off, at most {allowed:.2g} allowed"
+            tally.require(apart <= allowed, off)
+            tally.n += 1

@@ -266,12 +266,8 @@ def certify_losses(
     if len(set(names)) < len(names):
         raise BadArgument("names", list(names), "each once")
     if not ((values >= 0) & (values <= kind.cap)).all():  # NaN is outside
-        raise BadArgument(
-            "losses",
-            f"{values.min():g}–{values.max():g}",
-            f"values in 0–{kind.cap:g}",
-            "clip them to that",
-        )
+        shown = f"{values.min():g}–{values.max():g}"
+        raise BadArgument("losses", shown, f"values in 0–{kind.cap:g}", "clip them to that")
     shares, tolerance = values / kind.cap, delta / kind.cap
     p, mean, n = p_values(losses, delta, kind, error), values.mean(axis=0), len(values)
     walk = fixed_sequence(p, mean / kind.cap, n, tolerance, error)
