@@ -7,6 +7,7 @@ point serves replay and decoding, and any decoder a user brings.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -175,6 +176,27 @@ class BinSpec:
         return "×".join(self.features) or "none"
 
 
+FIELD_TYPES: dict[str, type] = {  # of a point's fields that hold no numbers
+    "name": str,
+    "family": str,
+    "schedule": str,
+    "signal": str,
+    "estimator": Estimator,
+    "bins": BinSpec,
+    "interpolate": bool,
+    "lens": str,
+    "translators": str,
+    "confidence": Confidence,
+}
+OPTIONAL_FIELDS = frozenset({"lens", "translators", "confidence"})
+
+
+def _require_tuple(name: str, row: object, is_one: Callable[[object], bool], what: str) -> None:
+    """Raise BadArgument unless ``row`` is a tuple, or a list, of such numbers."""
+    if not isinstance(row, tuple | list) or not all(map(is_one, row)):
+        raise BadArgument(name, row, f"a tuple of {what}", "see OperatingPoint")
+
+
 @dataclass(frozen=True, repr=False)
 class OperatingPoint(NotebookFacts):
     """One configuration of adaptive depth.
@@ -326,35 +348,18 @@ class OperatingPoint(NotebookFacts):
         require_whole("layers", self.layers, 1)
         for name in ("ceiling", "period", "floor"):
             value = getattr(self, name)
-            if not is_whole(value) and not (value is None and name in ("period", "floor")):
+            if not is_whole(value) and (name == "ceiling" or value is not None):
                 raise BadArgument(name, value, "a whole number", "pass an int")
-        table = self.thresholds if isinstance(self.thresholds, tuple | list) else (self.thresholds,)
-        pairs = () if self.decay is None else (("decay", self.decay, is_number),)
-        for name, row, is_one in (
-            ("probes", self.probes, is_whole),
-            *(("thresholds", r, is_number) for r in table),
-            *pairs,
-        ):
-            if not isinstance(row, tuple | list) or not all(map(is_one, row)):
-                raise BadArgument(
-                    name, row, f"a tuple of {'whole ' * (is_one is is_whole)}numbers", "see OperatingPoint"
-                )
-        if self.decay is not None and len(self.decay) != 2:
-            raise BadArgument("decay", self.decay, "two numbers, the rate and the longest sequence")
-        kinds = {
-            "name": str,
-            "family": str,
-            "schedule": str,
-            "signal": str,
-            "estimator": Estimator,
-            "bins": BinSpec,
-            "interpolate": bool,
-        }
-        optional = {"lens": str, "translators": str, "confidence": Confidence}
-        for name, kind in (
-            kinds | {name: kind for name, kind in optional.items() if getattr(self, name) is not None}
-        ).items():
-            require_instance(name, getattr(self, name), kind, "see OperatingPoint")
+        _require_tuple("probes", self.probes, is_whole, "whole numbers")
+        for row in self.thresholds if isinstance(self.thresholds, tuple | list) else (self.thresholds,):
+            _require_tuple("thresholds", row, is_number, "numbers")
+        if self.decay is not None:
+            _require_tuple("decay", self.decay, is_number, "numbers")
+            if len(self.decay) != 2:
+                raise BadArgument("decay", self.decay, "two numbers, the rate and the longest sequence")
+        for name, kind in FIELD_TYPES.items():
+            if getattr(self, name) is not None or name not in OPTIONAL_FIELDS:
+                require_instance(name, getattr(self, name), kind, "see OperatingPoint")
         if self.margin_nats is not None and not is_number(self.margin_nats):
             raise BadArgument("margin_nats", self.margin_nats, "a number of nats, or None")
 
@@ -368,7 +373,7 @@ class OperatingPoint(NotebookFacts):
             raise BadArgument("floor", self.floor, f"a layer in 1–{self.ceiling} for positional, None for others")
         if ("translators" in fields) != bool(self.translators) or self.translators == "":
             expected = "the digest of state translators for translated, None for other schedules"
-            raise BadArgument("translators", self.translators, expected, "fit them: calibration.translating")
+            raise BadArgument("translators", self.translators, expected, "fit them: calibration.linear_maps")
         if self.schedule in RULELESS and self.probes:
             raise BadArgument("probes", self.probes, f"none under the {self.schedule} schedule", "it has no rule")
 
@@ -460,7 +465,6 @@ def full_depth(layers: int) -> OperatingPoint:
     >>> full_depth(12).name, full_depth(12).fixed
     ('full depth', True)
     """
-    require_whole("layers", layers, 1)
     return OperatingPoint("full depth", "full", layers, layers)
 
 
@@ -483,6 +487,5 @@ def truncated(layers: int, depth: int) -> OperatingPoint:
     BadArgument
         ``depth`` outside 1…L.
     """
-    require_whole("layers", layers, 1)
     require_whole("depth", depth, 1)
     return OperatingPoint(f"first {depth} layers", "truncation", layers, depth)

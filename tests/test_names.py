@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from tokenize import COMMENT, STRING, generate_tokens
 
 import emad_ref
 
@@ -77,27 +78,46 @@ def test_what_a_number_is_stands_in_one_place() -> None:
     assert not [source for source in PRODUCT if own_check.search(source.read_text(encoding="utf-8"))]
 
 
+SETTINGS_OF_MATPLOTLIB = ("text.usetex", "text.parse_math")
+
+
+@cache
+def _defined(source: Path) -> frozenset[str]:
+    """Names of functions, classes, attributes and variables that a module defines or imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name)
+    return frozenset(names)
+
+
 def _resolves(reference: str) -> bool:
-    """Whether a dotted ``reference`` leads to a module of the product, or to a name in one."""
-    *parts, last = reference.removeprefix("emad_ref.").split(".")
-    place = ROOT / "emad_ref"
-    for part in parts:
+    """Whether a dotted ``reference`` leads to a module of the product, or to names in one."""
+    place, parts = ROOT / "emad_ref", reference.removeprefix("emad_ref.").split(".")
+    for number, part in enumerate(parts):
         if (place / f"{part}.py").is_file():
-            return re.search(rf"\b{last}\b", (place / f"{part}.py").read_text(encoding="utf-8")) is not None
+            return set(parts[number + 1 :]) <= _defined(place / f"{part}.py")
+        if not (place / part / "__init__.py").is_file():
+            return set(parts[number:]) <= _defined(place / "__init__.py")
         place /= part
-    holds = (place / "__init__.py").is_file() and last in (place / "__init__.py").read_text(encoding="utf-8")
-    return holds or (place / f"{last}.py").is_file() or (place / last / "__init__.py").is_file()
+    return True
 
 
 def test_a_module_that_a_sentence_names_is_there() -> None:
     """In docstrings, comments and messages: a package of ours, a dot, and a module or a name of it."""
     packages = "|".join([*sorted(path.parent.name for path in (ROOT / "emad_ref").glob("*/__init__.py")), "exit_rules"])
-    quoted = re.compile(rf"``((?:emad_ref\.)?(?:{packages})(?:\.\w+)+)[`(]|see ((?:{packages})(?:\.\w+)+)")
+    dotted = re.compile(rf"(?<![\w./])(?:emad_ref\.)?(?:{packages})(?:\.\w+)+(?![\w/])")
     found = [
-        (f"{source.relative_to(ROOT).as_posix()}", reference)
+        (source.relative_to(ROOT).as_posix(), reference)
         for source in PRODUCT
-        for match in quoted.finditer(source.read_text(encoding="utf-8"))
-        if not (reference := match[1] or match[2]).endswith((".json", ".md"))
+        for token in generate_tokens(source.open(encoding="utf-8").readline)
+        if token.type in (STRING, COMMENT)
+        for reference in dotted.findall(re.sub(r"\{[^{}]*\}", "", token.string))  # without an f-string's code
+        if not reference.endswith((".json", ".md", ".csv", ".toml")) and reference not in SETTINGS_OF_MATPLOTLIB
     ]
     assert len(found) > 50, "the references were not found"
     assert not [(place, reference) for place, reference in found if not _resolves(reference)]

@@ -2,7 +2,7 @@
 
 A lens maps one sequence to its logits after each layer, without cache, exits or other rows. Signals of one layer's
 readout are recomputed from these logits in float64; the lens itself computes other rules. It implements a rule
-independently of ``exit_rules.thresholds``, because it judges it.
+independently of ``exit_rules.fires``, because it judges it.
 """
 
 from __future__ import annotations

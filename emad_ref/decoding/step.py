@@ -82,7 +82,7 @@ def concatenate_steps(steps: Sequence[StepOutput]) -> StepOutput:
 
 
 class _RunningRows(NamedTuple):
-    """Batch rows that have not stopped, each column [running]; ``lowest`` cap, and whether the rule reads ``any``."""
+    """Batch rows that have not stopped, each column [running]; ``lowest`` cap, and whether any is read."""
 
     rows: Ints
     caps: Ints
