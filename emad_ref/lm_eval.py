@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError:
         print(MISSING, file=sys.stderr)
         return 1
-    import emad_ref.tasks.harness  # noqa: F401  # registers `emad`
+    import emad_ref.tasks.lm_eval_model  # noqa: F401  # registers `emad`
 
     argv = sys.argv[1:] if argv is None else argv
     before = sys.argv

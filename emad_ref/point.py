@@ -239,11 +239,11 @@ class OperatingPoint(NotebookFacts):
         τ_ℓ·(0.9 + 0.1·exp(−rate·t/N)); None: constant. For signals that rise alone.
     lens : str or None
         Digest of the tuned lens that heads below the last layer read through, attached to the model that decodes
-        (``probes.lens``); None: the model's own head. Linear probes read the state itself, so their exits alone
+        (``probes.tuned_lens``); None: the model's own head. Linear probes read the state itself, so their exits alone
         use the lens.
     translators : str or None
         Digest of the state translators that produce K and V above an exit (schedule ``translated``), attached to the
-        model that decodes (``probes.lens``).
+        model that decodes (``probes.tuned_lens``).
 
     Raises
     ------

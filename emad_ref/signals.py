@@ -151,7 +151,7 @@ class Signal:
     ``early_exit``   whether ``exit_rules.early_exit_point`` makes rules of it, as the early-exit papers do.
     ``sweeps``       comparisons of thresholds that it takes part in: ``criterion``, of criteria at equal probes
                      (``sweep.components``); ``front``, against EMAD by quantiles of its values (``sweep.grids``);
-                     ``screening``, of ``emad screen`` (``screening.families``), which needs ``thresholds``.
+                     ``screening``, of ``emad screen`` (``screening.exit_families``), which needs ``thresholds``.
     ``thresholds``   the range of its thresholds, where it has bounds.
     """
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from emad_ref.calibration.calibration_run import CalibrationPlan, calibrate
 from emad_ref.calibration.profile import Profile
-from emad_ref.calibration.run import CalibrationPlan, calibrate
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence, window_size, windows
 from emad_ref.decoding.self_corpus import sampled_documents

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from emad_ref.claims.base import RunPlan
     from emad_ref.measurements.learned_exit import ExitEvaluation
-    from emad_ref.measurements.model import ModelMeasurements
-    from emad_ref.measurements.pair import PairMeasurements
+    from emad_ref.measurements.model_measurements import ModelMeasurements
+    from emad_ref.measurements.pair_measurements import PairMeasurements
     from emad_ref.measurements.run_resources import RunResources
     from emad_ref.measurements.study import PairNames
     from emad_ref.models.loading import LoadedModel
@@ -129,7 +129,7 @@ def emad_evidence(
 
     A record that is damaged ends the run before anything is judged, and not where it is first compared.
     """
-    from emad_ref.measurements.model import ModelMeasurements
+    from emad_ref.measurements.model_measurements import ModelMeasurements
 
     with stop_run_on_error():
         evidence = ModelMeasurements(emad_model, emad_settings.study, emad_host)
@@ -158,7 +158,7 @@ def emad_pair(
     """Everything this run knows of its small and its large model: one pair for all models under test."""
     from emad_ref.claims.switching import savings
     from emad_ref.measurements.model_under_test import open_model
-    from emad_ref.measurements.pair import PairMeasurements
+    from emad_ref.measurements.pair_measurements import PairMeasurements
 
     with ExitStack() as stack:
         with stop_run_on_error():

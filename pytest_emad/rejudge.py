@@ -27,7 +27,7 @@ from xml.etree import ElementTree
 from emad_ref.console import run_command
 from emad_ref.files import BadFile, read_json, require_replaceable_file, require_writable
 from emad_ref.models.downloads import DOWNLOADS
-from emad_ref.report.parts import DECIDED_STATUSES
+from emad_ref.report.suite_parts import DECIDED_STATUSES
 from pytest_emad import subprocesses
 
 SEEDS = (0, 1, 2)  # as many as must agree

@@ -2,13 +2,13 @@
 
     python -m pytest_emad.reproduce --out DIR [--budget full] [--data DIR] [--suites PATH] [--executor WHERE] MODEL …
 
-A unit of work is a model and a folder of the suites; ``emad_ref.report.parts`` describes DIR. A folder with measuring
-and other tests is split in two. A unit that was judged for the same version, budget and options is skipped, so an
-interrupted command continues. A falsified claim is a result, not a failure of the command.
+A unit of work is a model and a folder of the suites; ``emad_ref.report.suite_parts`` describes DIR. A folder with
+measuring and other tests is split in two. A unit that was judged for the same version, budget and options is skipped,
+so an interrupted command continues. A falsified claim is a result, not a failure of the command.
 
 ``--executor`` gives units to workers; all of them must see DIR, data, suites and the current folder. No other unit runs
 beside one that measures time or energy. Verdicts do not depend on the partition: they equal those of one run of all
-suites (``report.parts``).
+suites (``report.suite_parts``).
 
 Its child processes load this module as a plugin (``-p pytest_emad.reproduce``), which adds two options:
 
@@ -40,7 +40,9 @@ from emad_ref.measurements import option_values
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.report import schema
 from emad_ref.report.deselection import PREFIX
-from emad_ref.report.parts import (
+from emad_ref.report.provenance import commit
+from emad_ref.report.schema import Report
+from emad_ref.report.suite_parts import (
     DECIDED_STATUSES,
     LOG_FILE,
     PARTS_FILE,
@@ -52,8 +54,6 @@ from emad_ref.report.parts import (
     run_parts,
     summarize_models,
 )
-from emad_ref.report.provenance import commit
-from emad_ref.report.schema import Report
 from emad_ref.workers.dispatch import WorkerPool, WorkersLost, open_workers
 from pytest_emad import environment, selection, subprocesses
 from pytest_emad.collection_log import CollectionLog

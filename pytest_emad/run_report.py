@@ -148,7 +148,7 @@ class RunRecord:
         if kind in FACTS:
             self._add_once(FACTS[kind], value)
             return
-        from emad_ref.report.parts import add_model, add_point  # not at the start of every run
+        from emad_ref.report.suite_parts import add_model, add_point  # not at the start of every run
 
         if kind == POINT:
             add_point(self.records["points"], value)

@@ -23,8 +23,8 @@ import pytest
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import write_atomically
-from emad_ref.mutants.base import Mutant
 from emad_ref.mutants.catalogue import CATALOGUE, one_of_each_kind, select_mutants
+from emad_ref.mutants.mutant import Mutant
 from emad_ref.report.deselection import SUITES
 from emad_ref.report.mutation_results import (
     LOG_FILE,

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from emad_ref.audit.finding import AuditRefutedError, Finding
-from emad_ref.audit.lens import Lens
+from emad_ref.audit.reference_logits import Lens
 from emad_ref.audit.token_comparison import (
     GoldenTokens,
     TokenRows,

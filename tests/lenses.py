@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from emad_ref.models.stepper import Stepper
-from emad_ref.probes.lens import Translator, TunedLens, attach_lens
+from emad_ref.probes.tuned_lens import Translator, TunedLens, attach_lens
 
 FINGERPRINT = "f00d"
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from emad_ref.audit.finding import Finding
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.causal import CausalStepper

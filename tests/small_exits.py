@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from emad_ref.measurements import early_exit_tasks
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import LoadedModel, load

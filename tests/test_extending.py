@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 import emad_ref
 from emad_ref.errors import BadArgument
-from emad_ref.extending import Extension
+from emad_ref.extensions import Extension
 from tests.forked_python import run_forked
 from tests.small import small_model
 

@@ -34,7 +34,7 @@ def test_a_wrong_import_is_seen(tmp_path: Path) -> None:
     planted = {
         "emad_ref/errors.py": "import emad_ref.record\nimport pytest_emad\n",
         "emad_ref/unheard_of.py": "",
-        "emad_ref/measurements/model_under_test.py": "import emad_ref.measurements.model\n",
+        "emad_ref/measurements/model_under_test.py": "import emad_ref.measurements.model_measurements\n",
         "pytest_emad/options.py": "import pytest_emad.plugin\n",
         "suites/claims/test_pair.py": "import suites.claims.test_model\n",
     }
@@ -45,7 +45,7 @@ def test_a_wrong_import_is_seen(tmp_path: Path) -> None:
     for said in (
         "emad_ref.errors is not allowed to import emad_ref.record",
         "emad_ref is not allowed to import pytest_emad",
-        "emad_ref.measurements.model_under_test is not allowed to import emad_ref.measurements.model",
+        "emad_ref.measurements.model_under_test is not allowed to import emad_ref.measurements.model_measurements",
         "pytest_emad.options is not allowed to import pytest_emad.plugin",
         "suites.claims.test_pair is not allowed to import suites.claims.test_model",
     ):
@@ -60,7 +60,8 @@ def test_measurements_need_no_extra(tmp_path: Path) -> None:
     """README's first command installs neither lm-eval nor a cluster's packages."""
     (tmp_path / "program.py").write_text(
         f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL}))\n"
-        "import emad_ref.measurements.model, emad_ref.measurements.pair, emad_ref.screening.screen, emad_ref.cli"
+        "import emad_ref.measurements.model_measurements, emad_ref.measurements.pair_measurements\n"
+        "import emad_ref.screening.screen, emad_ref.cli"
     )
     done = run_forked(["program"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr

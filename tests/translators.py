@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from emad_ref.models.stepper import Stepper
-from emad_ref.probes.lens import StateTranslators, Translator, attach_translators, dtype_of, pairs_above, raised_dtype
+from emad_ref.probes.tuned_lens import (
+    StateTranslators,
+    Translator,
+    attach_translators,
+    dtype_of,
+    pairs_above,
+    raised_dtype,
+)
 
 FINGERPRINT = "f00d"
 

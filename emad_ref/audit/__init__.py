@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from emad_ref.audit.decoding_checks import ReplayedDocument, bridge, decisions, generation, rows
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.lens import Lens, LogitLens
+from emad_ref.audit.reference_logits import Lens, LogitLens
 from emad_ref.audit.session_checks import forced, rollback, sessions
 from emad_ref.audit.tolerances import tolerance
 

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import log_softmax
 
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally, require_shape
-from emad_ref.audit.lens import (
+from emad_ref.audit.reference_logits import (
     LensReference,
     PrefixLens,
     ProbeReadouts,

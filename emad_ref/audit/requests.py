@@ -17,11 +17,11 @@ from itertools import pairwise, takewhile
 
 import numpy as np
 
-from emad_ref.audit.answers import AnsweredRequest
 from emad_ref.audit.decoding_checks import NO_STOP, count_answer, judge_work, read_record
 from emad_ref.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally, prefix_complaints
-from emad_ref.audit.lens import ProbeReadouts
+from emad_ref.audit.reference_logits import ProbeReadouts
 from emad_ref.audit.sampling import SampledRequest, judge_samples_at_once, require_same_draws
+from emad_ref.audit.spot_checks import AnsweredRequest
 from emad_ref.audit.token_comparison import first_difference, same_tokens
 from emad_ref.audit.trajectory import DecoderUnderTest, Judge, Trajectory, Transcript
 from emad_ref.errors import BadArgument

@@ -49,7 +49,7 @@ from scipy.special import log_softmax, logsumexp
 
 from emad_ref.audit.decoding_checks import NO_STOP, count_answer, read_record
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
-from emad_ref.audit.lens import Lens, PrefixLens, emission_noise
+from emad_ref.audit.reference_logits import Lens, PrefixLens, emission_noise
 from emad_ref.audit.token_comparison import first_difference
 from emad_ref.audit.trajectory import Judge, Trajectory, emitted_logits
 from emad_ref.point import OperatingPoint

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from emad_ref.audit.finding import Finding, require_shape, tie_allowance
-from emad_ref.audit.lens import Lens, consult, headroom, is_tied, tied_gap
+from emad_ref.audit.reference_logits import Lens, consult, headroom, is_tied, tied_gap
 from emad_ref.audit.tolerances import measured_tolerance
 from emad_ref.errors import EmadError
 from emad_ref.point import OperatingPoint

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.lens import Lens
+from emad_ref.audit.reference_logits import Lens
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import row_of
 from emad_ref.record import Floats, Ints

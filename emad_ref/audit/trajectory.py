@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from emad_ref.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Tally
-from emad_ref.audit.lens import (
+from emad_ref.audit.reference_logits import (
     Lens,
     LensReference,
     PrefixLens,

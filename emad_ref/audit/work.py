@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emad_ref.audit.finding import Finding, Tally
-from emad_ref.audit.lens import ProbeReadouts, signal_noise
+from emad_ref.audit.reference_logits import ProbeReadouts, signal_noise
 from emad_ref.audit.trajectory import Judge, Trajectory
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt

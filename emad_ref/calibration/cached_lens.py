@@ -41,8 +41,8 @@ from emad_ref.calibration.trace import head_blocks, states_after
 from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.models.stepper import Stepper
 from emad_ref.probes.estimators import capped
-from emad_ref.probes.lens import Translator, raised_dtype
 from emad_ref.probes.signal_values import to_host
+from emad_ref.probes.tuned_lens import Translator, raised_dtype
 from emad_ref.signals import at_least_float32, probabilities
 
 CACHED_BYTES = 2**30  # of states: text beyond it is not read

@@ -26,7 +26,7 @@ from torch import Tensor
 from emad_ref.errors import BadArgument, EmadError, is_number, is_whole
 from emad_ref.files import open_atomic, parse_json, read_bytes
 from emad_ref.point import Estimator
-from emad_ref.probes.lens import StateTranslators, Translator, TunedLens
+from emad_ref.probes.tuned_lens import StateTranslators, Translator, TunedLens
 
 METADATA_KEY = "emad"  # key of the metadata, whose values are texts
 T = TypeVar("T")

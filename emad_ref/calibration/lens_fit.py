@@ -29,16 +29,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from emad_ref.calibration.calibration_run import BadCheckpoint, limit_tokens, window_bytes
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import library_versions
-from emad_ref.calibration.run import BadCheckpoint, limit_tokens, window_bytes
 from emad_ref.calibration.trace import EmptyCorpus, states_after
 from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.errors import BadArgument
 from emad_ref.files import open_atomic, read_bytes, require_writable
 from emad_ref.models.stepper import Stepper
-from emad_ref.probes.lens import Translator, TunedLens
 from emad_ref.probes.signal_values import NotFinite, divergence_nats
+from emad_ref.probes.tuned_lens import Translator, TunedLens
 from emad_ref.record import Floats
 from emad_ref.signals import log_probabilities
 

@@ -17,17 +17,25 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from emad_ref.calibration.calibration_run import limit_tokens
 from emad_ref.calibration.lens_fit import states_and_final
 from emad_ref.calibration.profile import require_probes
 from emad_ref.calibration.regression import RIDGE_PENALTY, Moments, reduced_rank, ridge, ridge_system
-from emad_ref.calibration.run import limit_tokens
 from emad_ref.calibration.trace import EmptyCorpus, states_after
 from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator
-from emad_ref.probes.lens import Pair, StateTranslators, Translator, attached_lens, dtype_of, pairs_above, raised_dtype
 from emad_ref.probes.signal_values import divergence_nats, to_host
+from emad_ref.probes.tuned_lens import (
+    Pair,
+    StateTranslators,
+    Translator,
+    attached_lens,
+    dtype_of,
+    pairs_above,
+    raised_dtype,
+)
 from emad_ref.record import Floats
 
 GATE_TOKENS = 20_000

@@ -31,10 +31,10 @@ from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Confidence, Estimator, OperatingPoint
 from emad_ref.probes.estimators import EntropyReader, entropy_readers
-from emad_ref.probes.lens import attached_lens, lens_macs
 from emad_ref.probes.probe import Probe, confidence_probe
 from emad_ref.probes.pruned_vocabulary import SharedHeads
 from emad_ref.probes.signal_values import log_divergence_nats, require_finite, row_blocks, to_host
+from emad_ref.probes.tuned_lens import attached_lens, lens_macs
 from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
 from emad_ref.schedule.schedules import TokenPositions
 from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS_PROBE, SIGNALS, LogitsReadout, log_probabilities

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from emad_ref.errors import BadArgument
-from emad_ref.extending import added_parts
+from emad_ref.extensions import added_parts
 from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.study import BUDGETS, Budget, Study
 from emad_ref.protocol import Unsupported
@@ -125,8 +125,8 @@ E = TypeVar("E", bound=NamedMeasurements)
 class Question(Generic[E]):
     """One claim as a question to evidence: a row of a module's ``QUESTIONS``, or an extension's ``QUESTION``.
 
-    ``about``     whether ``answer`` takes the evidence of a model (``measurements.model``), of a pair
-                  (``emad_ref.measurements.pair``), or no more than the pair's names (``emad_ref.measurements.study``).
+    ``about``     whether ``answer`` takes the evidence of a model (``measurements.model_measurements``), of a pair
+                  (``measurements.pair_measurements``), or no more than the pair's names (``measurements.study``).
     ``answer``    gathers, and hands what was found to ``decide``.
     ``decide``    the verdict on what was found, a pure function; None where an extension keeps its own to itself.
     ``legs``      statistical legs of the row at a study, on a model of so many layers: an upper bound, for Holm.

@@ -25,7 +25,7 @@ from emad_ref.claims.early_exit_answers import (
 from emad_ref.claims.premises import exit_answer_absent
 from emad_ref.measurements.early_exits import EarlyExitMeasurements, TextConsistency
 from emad_ref.measurements.learned_exit import ExitEvaluation
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.screening.guarantee import EXCESS
 from emad_ref.statistics.estimate import Estimate, needed_n

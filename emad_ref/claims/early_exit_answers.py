@@ -17,7 +17,7 @@ from emad_ref.claims.base import Answer, ClaimContext, Question, ask
 from emad_ref.exit_rules import PRUNINGS
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.early_exits import AS_CODED, EarlyExitMeasurements, ExitScores
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.probes.pruned_vocabulary import adaptive_size
 from emad_ref.statistics.accuracy import exit_difference, score_difference
 from emad_ref.statistics.estimate import Estimate

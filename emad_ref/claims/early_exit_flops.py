@@ -34,7 +34,7 @@ from emad_ref.measurements.early_exits import (
     time_rules,
     timed_flops,
 )
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.models.geometry import Geometry, geometry_named
 from emad_ref.statistics.accuracy import score_difference

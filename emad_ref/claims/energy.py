@@ -32,7 +32,7 @@ from emad_ref.benchmark.energy import (
 )
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.measurements.attachments import Attachments
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.models.stepper import Stepper
 from emad_ref.protocol import Decoder
 from emad_ref.statistics.speedup import ratio_within

@@ -23,7 +23,7 @@ from emad_ref.measurements.engine import (
     PartedRows,
     SamplingEvidence,
 )
-from emad_ref.measurements.own_rule import OwnRuleEvidence
+from emad_ref.measurements.stated_rule import OwnRuleEvidence
 from emad_ref.statistics.legs import (
     LEVEL,
     Side,

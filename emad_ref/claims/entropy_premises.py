@@ -19,7 +19,7 @@ from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.premises import model_row, quality_premise, with_flop_evidence
 from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.attachments import AttachedTable, Attachments
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.pareto import MarginGain, margin_gain
 from emad_ref.measurements.traces import PAPER_KS, PAPER_RANKS, READ
 from emad_ref.models.geometry import Geometry, geometry_named

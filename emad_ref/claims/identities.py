@@ -18,7 +18,7 @@ from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.premises import with_flop_evidence
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import default_probes
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.operating_points import NllPair
 from emad_ref.measurements.traces import documents_of
 from emad_ref.models.loading import LoadedModel

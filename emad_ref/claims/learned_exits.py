@@ -12,7 +12,7 @@ from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.premises import exit_answer_absent, exit_premise, model_row
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.learned_exit import ComponentExchange, ExitEvaluation
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.record import Floats
 from emad_ref.screening.ranking import savings_figure
 from emad_ref.statistics.accuracy import TaskAccuracy, accuracy_drop
@@ -171,7 +171,7 @@ OracleCosts = tuple[FullDepthBaseline, Sequence[tuple[float, DocumentCosts]]]
 
 
 def decide_oracle_slack(found: OracleCosts, asked: ClaimContext) -> Verdict:
-    """EMAD-X5: a report, shares of blocks that oracles save at each loss, as measured (``sweep.oracles``)."""
+    """EMAD-X5: a report, shares of blocks that oracles save at each loss, as measured (``sweep.oracle_savings``)."""
     full, ceilings = found
     if not ceilings:
         return asked.unmeasured("no oracle was asked")

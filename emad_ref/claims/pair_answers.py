@@ -10,7 +10,7 @@ import numpy as np
 from emad_ref.claims.base import Answer, ClaimContext
 from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.latency import TimingResult
-from emad_ref.measurements.pair import PairMeasurements
+from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.pair_timing import accepted_shares
 from emad_ref.statistics.legs import count_leg
 from emad_ref.statistics.units import ByPair

@@ -8,7 +8,7 @@ from typing import Any
 
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.measurements.attachments import Attachments
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL
 from emad_ref.measurements.verification import FlopVerification
 from emad_ref.statistics.legs import count_leg

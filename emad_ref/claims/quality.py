@@ -33,7 +33,7 @@ from scipy.stats import false_discovery_control
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.premises import decoder_refusal, model_row, quality_premise
 from emad_ref.errors import BadArgument
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.operating_points import NllPair, PointMeasurements, point_attachments, task_attachments
 from emad_ref.statistics.accuracy import FEWEST, TaskAccuracy, accuracy_drop, needed_items
 from emad_ref.statistics.estimate import Estimate

@@ -24,11 +24,11 @@ from emad_ref.claims.pair_answers import (
 )
 from emad_ref.claims.speedup import usable_point
 from emad_ref.claims.switching import RESULTS
-from emad_ref.decoding.pair import Partner
+from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.switching import LARGE
 from emad_ref.measurements.attachments import Attachments
-from emad_ref.measurements.pair import PairMeasurements
 from emad_ref.measurements.pair_answers import describe_rule
+from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.pair_models import DRAFT_TOKENS, speculative_decoder
 from emad_ref.measurements.pair_timing import TRANSFORMERS_NAMES, speculative_arm
 from emad_ref.models.generation import LOOKUP

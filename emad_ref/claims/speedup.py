@@ -29,7 +29,7 @@ from emad_ref.measurements.latency import (
     has_compiled_baseline,
 )
 from emad_ref.measurements.learned_exit import SelfSpeculationTiming
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.operating_points import NllPair
 from emad_ref.measurements.study import Study
 from emad_ref.measurements.traces import documents_of
@@ -94,7 +94,7 @@ def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
     Holm's correction: the distance from the threshold pays for that.
 
     Further batch sizes (``swept``) are numbers beside: a leg more would only ask more of the others. Timed requests
-    that are not what their record says (``audit.answers``) falsify the row, whatever else is absent.
+    that are not what their record says (``audit.spot_checks``) falsify the row, whatever else is absent.
     """
     if not found.batches:
         return asked.unmeasured("no batch size was timed")

@@ -20,8 +20,8 @@ from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.pair_answers import pair_answer, routing_answer_absent, writing_answer_absent
 from emad_ref.decoding.switching import LARGE, SMALL
 from emad_ref.measurements.attachments import AttachedTable, Attachments
-from emad_ref.measurements.pair import PairMeasurements
 from emad_ref.measurements.pair_answers import ItemAnswers, answer_row, describe_rule
+from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.pair_models import DRAFT_TOKENS
 from emad_ref.measurements.pair_routing import PAPER, RoutedTask, turn_table
 from emad_ref.record import Bools

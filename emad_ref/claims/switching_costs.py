@@ -11,7 +11,7 @@ from emad_ref.benchmark.flops import relative_cost, token_share_cost
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.pair_answers import pair_answer
 from emad_ref.decoding.switching import LARGE, MODELS, SMALL, SwitchingRule
-from emad_ref.measurements.pair import PairMeasurements
+from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.study import PairNames
 from emad_ref.statistics.legs import count_leg, judge_exact
 from emad_ref.statistics.verdicts import Leg, Verdict

@@ -1,6 +1,6 @@
 """Tables that belong to no claim, by name: of one model's evidence, ours first, then those of extensions.
 
-Each is a function of ``measurements.model.ModelMeasurements`` that returns ``Attachments``, or raises
+Each is a function of ``measurements.model_measurements.ModelMeasurements`` that returns ``Attachments``, or raises
 ``protocol.Unsupported`` with the reason for which there is nothing to show.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from emad_ref.extending import added_parts, load_part
+from emad_ref.extensions import added_parts, load_part
 from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.early_exits import rule_table
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.operating_points import explorer_tables
 from emad_ref.protocol import Unsupported
 

@@ -39,10 +39,10 @@ LENS_START = rb'"emad":"\{\\"schema\\"'  # how the metadata of a lens begin
 
 def calibrate(args: argparse.Namespace) -> None:
     """Measure the entropy profile of a model on one or more corpora and write it as JSON."""
+    from emad_ref.calibration.calibration_run import CalibrationPlan, worker_statistics
+    from emad_ref.calibration.calibration_run import calibrate as run
     from emad_ref.calibration.entropy_statistics import require_quantile
     from emad_ref.calibration.profile import require_probes
-    from emad_ref.calibration.run import CalibrationPlan, worker_statistics
-    from emad_ref.calibration.run import calibrate as run
     from emad_ref.calibration.windows import window_size
     from emad_ref.exit_rules import default_probes
     from emad_ref.models.loading import load
@@ -127,8 +127,8 @@ def requested_bins(args: argparse.Namespace, fingerprint: str, dtype: str, corpo
 
     Frequency buckets are counted on the calibration text, in a pass that does not run the model.
     """
+    from emad_ref.calibration.calibration_run import token_counts
     from emad_ref.calibration.profile import load_profile
-    from emad_ref.calibration.run import token_counts
     from emad_ref.exit_rules import frequency_buckets
     from emad_ref.point import BinSpec
 
@@ -260,7 +260,7 @@ def lens(args: argparse.Namespace) -> None:
     from emad_ref.calibration.windows import window_size
     from emad_ref.models.loading import load
     from emad_ref.models.tokenizers import require_decoder_only
-    from emad_ref.probes.lens import attach_lens
+    from emad_ref.probes.tuned_lens import attach_lens
     from emad_ref.tuning import windows_of
 
     require_replaceable_file(args.out, "out", "a lens", LENS_START)  # reject bad input before the long pass

@@ -223,7 +223,7 @@ def _lens_point(args: argparse.Namespace, loaded: LoadedModel) -> OperatingPoint
     """
     from emad_ref.calibration.lens_files import load_lens
     from emad_ref.point import OperatingPoint
-    from emad_ref.probes.lens import attach_lens
+    from emad_ref.probes.tuned_lens import attach_lens
 
     if (args.entropy is None) == (args.divergence is None):
         raise BadArgument("lens", str(args.lens), "either --entropy NATS or --divergence ROOT too", "add one of them")

@@ -47,7 +47,7 @@ from emad_ref.wire.address import ADDRESS_FORMS, is_address, parse_address
 
 if TYPE_CHECKING:  # these import torch, which is slow; bad arguments are rejected before
     from emad_ref.claims.base import Answer, NamedMeasurements, RunPlan
-    from emad_ref.measurements.pair import PairMeasurements
+    from emad_ref.measurements.pair_measurements import PairMeasurements
     from emad_ref.measurements.run_resources import RunResources
 
 SAME_MODEL = "ENG-1"
@@ -245,7 +245,7 @@ def _answer_claims(
     ``pair``: names of the small and the large model; None if no claim is about a pair.
     """
     from emad_ref.claims.base import question_of
-    from emad_ref.measurements.model import ModelMeasurements
+    from emad_ref.measurements.model_measurements import ModelMeasurements
     from emad_ref.measurements.model_under_test import open_model
 
     with ExitStack() as stack:
@@ -300,7 +300,7 @@ def _decoder_host(args: argparse.Namespace, stack: ExitStack) -> RunResources:
 def _open_pair(stack: ExitStack, plan: RunPlan, host: Any, names: tuple[str, str]) -> PairMeasurements:
     from emad_ref.claims.switching import savings
     from emad_ref.measurements.model_under_test import open_model
-    from emad_ref.measurements.pair import PairMeasurements
+    from emad_ref.measurements.pair_measurements import PairMeasurements
 
     small, large = (stack.enter_context(open_model(name, plan.study)) for name in names)
     return PairMeasurements(small, large, plan.study, host, names=names, savings=savings(plan.register["EAD-F1"]))

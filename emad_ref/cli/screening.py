@@ -27,7 +27,7 @@ from emad_ref.screening.settings import DOCUMENTS
 from emad_ref.text.documents import DEFAULT_CORPUS
 
 if TYPE_CHECKING:
-    from emad_ref.measurements.model import ModelMeasurements
+    from emad_ref.measurements.model_measurements import ModelMeasurements
 
 
 EXIT_START = rb'"emad":"\{\\"exit\\"'  # how the metadata of an exit begin
@@ -171,7 +171,7 @@ def screen_arguments(sub: argparse.ArgumentParser) -> None:
 
 def sweep(args: argparse.Namespace) -> None:
     """Compare the families of exit rules at equal net FLOPs, by replay: chosen on one split, judged on another."""
-    from emad_ref.measurements.model import ModelMeasurements
+    from emad_ref.measurements.model_measurements import ModelMeasurements
     from emad_ref.measurements.model_under_test import open_model
     from emad_ref.measurements.run_resources import RunResources
     from emad_ref.report.tables import DEFAULT_WIDTH, plain_table

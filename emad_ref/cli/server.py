@@ -118,7 +118,7 @@ def _load_models(args: argparse.Namespace) -> Iterator[Callable[[Request], Decod
 def _attach_files(args: argparse.Namespace, models: Sequence[LoadedModel]) -> None:
     """Attach the files of ``--lens`` and ``--exit`` to the models that they were made for."""
     from emad_ref.calibration.lens_files import load_lens
-    from emad_ref.probes.lens import attach_lens
+    from emad_ref.probes.tuned_lens import attach_lens
     from emad_ref.screening.exit import load_exit
 
     for file in args.lens:

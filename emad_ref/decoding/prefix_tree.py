@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from scipy.special import logsumexp
 
-from emad_ref.decoding.pair import Partner, entropy_bits
+from emad_ref.decoding.partner import Partner, entropy_bits
 from emad_ref.decoding.speculation import EndOfText, never_ends
 from emad_ref.decoding.switching import LARGE, MODELS, SMALL, SwitchingRule, rolling_mean
 from emad_ref.errors import BadArgument

@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.decoding.pair import LoggedSession, Partner, require_prompts
+from emad_ref.decoding.partner import LoggedSession, Partner, require_prompts
 from emad_ref.decoding.reference import ReferenceDecoder, ReferenceSession
 from emad_ref.decoding.speculation import (
     EndOfText,

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from emad_ref.decoding.pair import (
+from emad_ref.decoding.partner import (
     LoggedSession,
     Partner,
     entropy_bits,

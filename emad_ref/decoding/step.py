@@ -28,9 +28,9 @@ from torch import Tensor
 from emad_ref.exit_rules import bin_index, fires, planned_exits
 from emad_ref.models.stepper import ForwardContext, Stepper
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.lens import point_translators
 from emad_ref.probes.probe import make_probe
 from emad_ref.probes.signal_values import to_host
+from emad_ref.probes.tuned_lens import point_translators
 from emad_ref.protocol import Step
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.schedule.schedules import Flow, FlowStart, SessionState, count_blocks, rows_of, schedule_of

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from tokenizers.decoders import DecodeStream
 
-from emad_ref.decoding.pair import Partner, shared_vocabulary
+from emad_ref.decoding.partner import Partner, shared_vocabulary
 from emad_ref.decoding.reference import Sampler, WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, draft, drafting_point
 from emad_ref.decoding.switching import LARGE, SwitchingRule, switch_stream

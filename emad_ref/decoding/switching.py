@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from emad_ref.decoding.pair import (
+from emad_ref.decoding.partner import (
     LoggedSession,
     Partner,
     entropy_bits,

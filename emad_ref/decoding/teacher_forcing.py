@@ -23,9 +23,9 @@ from emad_ref.decoding.reference import WalkedDecoder, require_room, require_voc
 from emad_ref.decoding.step import StepOutput
 from emad_ref.exit_rules import fires
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.lens import point_translators
 from emad_ref.probes.probe import make_probe
 from emad_ref.probes.signal_values import require_finite, to_host
+from emad_ref.probes.tuned_lens import point_translators
 from emad_ref.protocol import Decoder, Prompt, Step
 from emad_ref.record import Bools, Floats, Ints, Work
 from emad_ref.schedule.schedules import schedule_of

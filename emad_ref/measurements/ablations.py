@@ -22,7 +22,7 @@ from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.decoding.teacher_forcing import teacher_force
 from emad_ref.exit_rules import bin_names, default_probes
 from emad_ref.measurements.attachments import AttachedTable, Attachments
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.pareto import LEAST_PROFILES, ProfileFlatness, flatness_trend, profile_flatness
 from emad_ref.measurements.traces import READ

@@ -21,7 +21,7 @@ from emad_ref.audit.log_probs import read_log_probs, reply_fault, truncated_dive
 from emad_ref.audit.sampling import SampledRow, places
 from emad_ref.audit.token_comparison import same_tokens
 from emad_ref.audit.tolerances import DTYPES, UNIT_ROUNDOFF
-from emad_ref.decoding.pair import Partner
+from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, UNREACHED, SpeculationResult
 from emad_ref.measurements.model_under_test import ModelUnderTest

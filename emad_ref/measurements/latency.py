@@ -1,7 +1,7 @@
 """Latency of the decoder under test: paired requests at full depth, at a point and by the model's ``generate``.
 
 All arms of a pair get the same fresh prompts and the same number of new tokens, without a stop token. Afterwards
-``audit.answers`` checks a few of the timed requests, drawn after the clock has stopped.
+``audit.spot_checks`` checks a few of the timed requests, drawn after the clock has stopped.
 
 ``generate`` also runs compiled, over a static cache, on an accelerator or under the largest budget. Each process
 compiles before its clock starts, from Inductor's cache on disk. On a CPU compiling takes longer than all requests of a
@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from emad_ref.audit.answers import TimedRequest, no_faster_than_work, timed_lengths, timed_requests
 from emad_ref.audit.finding import Finding, Tally
-from emad_ref.audit.lens import is_read_from_logits
+from emad_ref.audit.reference_logits import is_read_from_logits
+from emad_ref.audit.spot_checks import TimedRequest, no_faster_than_work, timed_lengths, timed_requests
 from emad_ref.benchmark.clock import PairedTimings, smallest_decidable_speedup, time_pairs
 from emad_ref.benchmark.flops import flops
 from emad_ref.decoding.reference import WalkedDecoder
@@ -351,7 +351,7 @@ class LatencyBenchmark:
     # ------------------------------------------------------------ checks after the clock
 
     def checked(self, timed: TimingResult, point: OperatingPoint) -> Finding:
-        """Whether every arm emitted the tokens that it claims while timed (``audit.answers``).
+        """Whether every arm emitted the tokens that it claims while timed (``audit.spot_checks``).
 
         Under ``APPROXIMATE_SCHEDULES`` the model's own states do not determine what follows an exit. Then our own
         decoder decodes the same requests again, and tokens and depths must be equal.

@@ -38,7 +38,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.record import VERIFY, Floats
 from emad_ref.screening.drafts import ASSISTED, assistant_of, by_assistant, by_drafting, by_halves
 from emad_ref.screening.exit import Exit, load_exit
-from emad_ref.screening.families import (
+from emad_ref.screening.exit_families import (
     OWN_HEAD,
     TUNED_LENS,
     ExitFamily,
@@ -57,7 +57,7 @@ from emad_ref.statistics.units import ByDocument
 from emad_ref.sweep.components import PUBLISHED, ReadoutTraces, TunedCombination, exchange_components, gate_at_probes
 from emad_ref.sweep.grids import evenly_spaced
 from emad_ref.sweep.losses import PointColumns, columns_of_texts, feed_texts
-from emad_ref.sweep.oracles import FREE_DEPTH, RISE_LEVELS, SavingsCurve, oracle_curve
+from emad_ref.sweep.oracle_savings import FREE_DEPTH, RISE_LEVELS, SavingsCurve, oracle_curve
 
 OPTION = "--emad-exit"
 # documents per split for finding an exit, by budget: at least 200 of them count in full, the fewest to recommend on

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
 
-from emad_ref.audit.answers import AuditedDecoder
-from emad_ref.audit.oracle import ModelLens
+from emad_ref.audit.model_lens import ModelLens
 from emad_ref.audit.positions import MAX_SHORT_LENGTH, short_lengths
+from emad_ref.audit.spot_checks import AuditedDecoder
 from emad_ref.audit.tolerances import largest_noise, tolerance
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.benchmark.machine import one_thread_for_steps
-from emad_ref.calibration.run import worker_traces
+from emad_ref.calibration.calibration_run import worker_traces
 from emad_ref.calibration.trace import Trace, assemble_trace, take_trace
 from emad_ref.calibration.windows import MOST_WINDOWS, TokenSequence, round_robin_windows, window_size, windows
 from emad_ref.decoding.reference import WalkedDecoder
@@ -352,7 +352,7 @@ class ModelUnderTest:
         """Open a decoder for greedy answers that a verdict reads; after the block a random few of them are checked.
 
         Raises:
-            AuditRefutedError: one of them is not the model's at the depth claimed for it (``audit.answers``).
+            AuditRefutedError: one of them is not the model's at the depth claimed for it (``audit.spot_checks``).
         """
         with self.open(point, max_rows=max_rows) as decoder:
             audited = AuditedDecoder(

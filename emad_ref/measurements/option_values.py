@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from emad_ref.errors import BadArgument, suggest_nearest
-from emad_ref.extending import added_parts
+from emad_ref.extensions import added_parts
 from emad_ref.files import is_file, is_folder, require_replaceable_file, require_writable_folder
 
 LEAVE_OUT = "leave the option out to ask for none"

@@ -193,7 +193,7 @@ def lm_eval_task(task: PublishedTask, models: PairModels) -> PairTask:
         return requests[split, count]
 
     def answered(way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
-        from emad_ref.tasks.pair_harness import answer_documents, task_documents
+        from emad_ref.tasks.pair_lm_eval_model import answer_documents, task_documents
 
         both = models.small.loaded, models.large.loaded
         with stop_run_on_error():

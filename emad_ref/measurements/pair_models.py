@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from emad_ref.benchmark.flops import flops, token_share_cost
-from emad_ref.decoding.pair import Partner, shared_vocabulary
+from emad_ref.decoding.partner import Partner, shared_vocabulary
 from emad_ref.decoding.prefix_tree import SwitchedText
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.decoding.speculation import VERIFIER, SpeculationResult, speculate
@@ -18,7 +18,7 @@ from emad_ref.decoding.switching import LARGE, SMALL
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.latency import Decoding, record_of
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import PairSizes, Study
 from emad_ref.models.loading import LoadedModel

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.audit.answers import TimedRequest, timed_lengths, timed_requests
+from emad_ref.audit.spot_checks import TimedRequest, timed_lengths, timed_requests
 from emad_ref.audit.token_comparison import same_tokens
-from emad_ref.decoding.pair import Partner
+from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.self_speculation import self_speculate
 from emad_ref.decoding.speculation import SpeculationResult, speculate
 from emad_ref.decoding.switching import LARGE, SwitchingRule, switch
@@ -41,7 +41,7 @@ from emad_ref.models.generation import LOOKUP
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.model_spec import FingerprintMismatch
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.lens import attach_copies, attachments
+from emad_ref.probes.tuned_lens import attach_copies, attachments
 from emad_ref.protocol import Capabilities, Decoder, Prompt
 from emad_ref.record import Ints
 from emad_ref.screening.drafts import ASSISTED, by_assistant, by_lookup

@@ -48,7 +48,7 @@ from emad_ref.measurements.traces import LensTraces
 from emad_ref.measurements.verification import FlopVerification, ReplayValidity
 from emad_ref.models.model_spec import FingerprintMismatch
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.lens import attach_copies, attachments
+from emad_ref.probes.tuned_lens import attach_copies, attachments
 from emad_ref.record import Floats, Ints
 
 TASK, RESULT, OUTPUT = "task", "result", "output"  # files of a task's folder

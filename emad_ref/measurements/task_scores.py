@@ -57,7 +57,7 @@ from emad_ref.text.documents import SPLITS, Split
 
 if TYPE_CHECKING:
     from emad_ref.tasks.evaluation import TaskResult
-    from emad_ref.tasks.harness import EmadLM
+    from emad_ref.tasks.lm_eval_model import EmadLM
 
 
 RIGHT_OR_WRONG = frozenset({"acc", "exact_match", "exact", "pass@1"})  # lm-eval's metrics that are 0 or 1 per document
@@ -266,7 +266,7 @@ class LmEvalScores:
 
         Only ours has a fingerprint for keeping results, hence the journal.
         """
-        from emad_ref.tasks.harness import EmadLM
+        from emad_ref.tasks.lm_eval_model import EmadLM
 
         with self._subject.open_audited(point, max_rows=FOREIGN_ROWS) as decoder:
             if self._subject.is_ours(decoder):
@@ -322,7 +322,7 @@ class LmEvalScores:
 
 
 def _new_tokens(task: Any) -> int:
-    from emad_ref.tasks.harness import NEW_TOKENS
+    from emad_ref.tasks.lm_eval_model import NEW_TOKENS
 
     if task.OUTPUT_TYPE != "generate_until":
         return 0

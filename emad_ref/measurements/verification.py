@@ -16,7 +16,7 @@ import numpy as np
 
 from emad_ref.audit.decoding_checks import bridge
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.oracle import replay_document
+from emad_ref.audit.model_lens import replay_document
 from emad_ref.audit.work import ObservedRequest, witness
 from emad_ref.benchmark.clock import active_tracers, time_pairs
 from emad_ref.benchmark.flops import flops

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emad_ref.errors import BadArgument
-from emad_ref.extending import added_parts, load_part
+from emad_ref.extensions import added_parts, load_part
 
 
 @dataclass(frozen=True)

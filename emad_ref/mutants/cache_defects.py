@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from emad_ref.models.stepper import Stepper
-from emad_ref.mutants.base import HONEST_FACTORY, Mutant, NotPlantable, declare, group, mutate, override_stepper
+from emad_ref.mutants.mutant import HONEST_FACTORY, Mutant, NotPlantable, declare, group, mutate, override_stepper
 from emad_ref.protocol import Decoder, Request
 from emad_ref.schedule.schedules import ExitFlow
 

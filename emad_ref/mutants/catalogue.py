@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from emad_ref.errors import BadArgument
-from emad_ref.mutants import base, cache_defects, decision_defects, environment_defects, request_defects
-from emad_ref.mutants.base import Mutant
+from emad_ref.mutants import cache_defects, decision_defects, environment_defects, request_defects
+from emad_ref.mutants.mutant import HONEST, Mutant
 
 CATALOGUE: dict[str, Mutant] = {
     mutant.name: mutant
     for mutant in (
-        *base.HONEST,
+        *HONEST,
         *cache_defects.MUTANTS,
         *decision_defects.MUTANTS,
         *request_defects.MUTANTS,

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from emad_ref.decoding.step import AdaptiveForward, StepOutput
-from emad_ref.mutants.base import (
+from emad_ref.mutants.cache_defects import FORCED, ROLLBACK, UNCHECKED
+from emad_ref.mutants.mutant import (
     Mutant,
     MutantDecoder,
     MutantFactory,
@@ -23,7 +24,6 @@ from emad_ref.mutants.base import (
     make_decoder,
     mutate,
 )
-from emad_ref.mutants.cache_defects import FORCED, ROLLBACK, UNCHECKED
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth
 from emad_ref.protocol import InadmissibleDepth, Prompt, Step
 from emad_ref.record import Floats, Ints, Work

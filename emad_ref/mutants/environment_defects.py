@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from emad_ref.decoding import speculation
-from emad_ref.mutants.base import HONEST_FACTORY, RUN, VERIFY, Mutant, MutantFactory, declare, group, mutate
 from emad_ref.mutants.cache_defects import FORCED
 from emad_ref.mutants.decision_defects import DECISIONS
+from emad_ref.mutants.mutant import HONEST_FACTORY, RUN, VERIFY, Mutant, MutantFactory, declare, group, mutate
 from emad_ref.mutants.request_defects import TIMED
 from emad_ref.protocol import Decoder, Request, Unsupported
 from emad_ref.record import Floats, Record

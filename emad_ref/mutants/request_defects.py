@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from emad_ref.models.kv_cache import LayerKVCache
-from emad_ref.mutants.base import Mutant, MutantFactory, Overrides, group, mutate
 from emad_ref.mutants.cache_defects import LOGITS, ROLLBACK
 from emad_ref.mutants.decision_defects import GENERATED, decide_by, exit_together, looser_where_calibrated
+from emad_ref.mutants.mutant import Mutant, MutantFactory, Overrides, group, mutate
 from emad_ref.protocol import Prompt, Step
 from emad_ref.record import DECODE, Ints, Record, StopReason, Tokens
 

@@ -20,7 +20,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.models.weight_layout import lay_out_weight
 from emad_ref.point import Estimator
 from emad_ref.probes.estimators import linear_probe
-from emad_ref.probes.lens import Translator, attached_lens
+from emad_ref.probes.tuned_lens import Translator, attached_lens
 from emad_ref.record import READOUTS, Ints, Work
 from emad_ref.signals import at_least_float32
 

@@ -17,9 +17,9 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import Confidence, OperatingPoint
 from emad_ref.probes.contrast import score_function
 from emad_ref.probes.estimators import EntropyReader, entropy_reader
-from emad_ref.probes.lens import point_lens
 from emad_ref.probes.pruned_vocabulary import CandidateTokens, ReadoutHeads, SeparateHeads, adaptive_size, full_head
 from emad_ref.probes.signal_values import ProbeOutput, require_finite, saturation, softmax_response, to_host_finite
+from emad_ref.probes.tuned_lens import point_lens
 from emad_ref.record import READOUTS, Work
 from emad_ref.signals import (
     HALF_DEPTH,

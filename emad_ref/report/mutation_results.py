@@ -16,7 +16,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from emad_ref.errors import EmadError
-from emad_ref.mutants.base import RUN, VERIFY, Mutant
+from emad_ref.mutants.mutant import RUN, VERIFY, Mutant
 from emad_ref.report.deselection import NO_PAIR, shipped_tests
 from emad_ref.report.schema import Report, read_report
 from emad_ref.report.verification import faults

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from emad_ref import extending
+from emad_ref import extensions
 from emad_ref.measurements.study import Study
 from emad_ref.report.deselection import HOME
 
@@ -36,7 +36,7 @@ def provenance(study: Study) -> dict[str, Any]:
             "seed": study.seed,
         }
         | ({} if study.exit is None else {"exit": study.exit_digest})
-        | ({"extensions": added} if (added := extending.provenance()) else {})
+        | ({"extensions": added} if (added := extensions.provenance()) else {})
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.lens import StateTranslators
+from emad_ref.probes.tuned_lens import StateTranslators
 from emad_ref.record import FILLS, READOUTS, Bools, Floats, Ints, Work
 from emad_ref.schedule.schedules import LayerRun, TokenPositions, schedule_of, tokens_reaching
 

@@ -39,7 +39,7 @@ from emad_ref.exit_rules import first_firing_probe
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.stepper import ForwardContext, Stepper
 from emad_ref.point import OperatingPoint, ScheduleName
-from emad_ref.probes.lens import StateTranslators
+from emad_ref.probes.tuned_lens import StateTranslators
 from emad_ref.record import FILLS, Bools, Floats, Ints, Work
 
 # ---------------------------------------------------------------- the flow of one step

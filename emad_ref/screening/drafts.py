@@ -28,7 +28,7 @@ from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.lens_fit import LensPlan, states_and_final
 from emad_ref.calibration.trace import EmptyCorpus
 from emad_ref.calibration.windows import TokenSequence, batched
-from emad_ref.decoding.pair import shared_vocabulary
+from emad_ref.decoding.partner import shared_vocabulary
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder, PromptLookup
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS
@@ -40,8 +40,8 @@ from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, full_depth
 from emad_ref.probes.draft_reader import DraftReader
-from emad_ref.probes.lens import dtype_of
 from emad_ref.probes.signal_values import to_host
+from emad_ref.probes.tuned_lens import dtype_of
 from emad_ref.protocol import Prompt
 from emad_ref.record import Bools, Floats, Ints, Work
 from emad_ref.screening.settings import ScreeningSettings

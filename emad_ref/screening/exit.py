@@ -43,7 +43,7 @@ from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.errors import BadArgument, EmadError, is_number, is_whole
 from emad_ref.models.loading import LoadedModel
 from emad_ref.point import Estimator, OperatingPoint, full_depth
-from emad_ref.probes.lens import StateTranslators, attach_lens, attach_translators
+from emad_ref.probes.tuned_lens import StateTranslators, attach_lens, attach_translators
 from emad_ref.screening.drift import DocumentFeatures
 from emad_ref.screening.guarantee import Guarantee
 from emad_ref.wire import json_fields

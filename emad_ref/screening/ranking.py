@@ -1,8 +1,8 @@
 """Ranking of criteria by their saving at exactly the same loss, beside oracles that know the divergence.
 
 A criterion's front is chosen on validation text and crossed on evaluation text. An oracle uses evaluation text for both
-and promises nothing. Everything executed is charged as in ``sweep.oracles``: K and V above an exit as if copied, which
-bounds what copies can save. Criteria share readout, probes and schedule, and differ only in the signal.
+and promises nothing. Everything executed is charged as in ``sweep.oracle_savings``: K and V above an exit as if copied,
+which bounds what copies can save. Criteria share readout, probes and schedule, and differ only in the signal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.trace import Trace
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import Estimator
-from emad_ref.screening.families import OWN_HEAD, TUNED_LENS, probe_sets
+from emad_ref.screening.exit_families import OWN_HEAD, TUNED_LENS, probe_sets
 from emad_ref.screening.traces import SplitTraces
 from emad_ref.signals import relative_rise
 from emad_ref.statistics.estimate import Estimate
@@ -26,7 +26,7 @@ from emad_ref.statistics.fronts import LOSS_RESAMPLES, saving_at_loss
 from emad_ref.statistics.units import DocumentOf
 from emad_ref.sweep.components import criterion_points, gate_at_probes
 from emad_ref.sweep.front import LossSheet, lower_hulls
-from emad_ref.sweep.oracles import (
+from emad_ref.sweep.oracle_savings import (
     FREE_DEPTH,
     ORACLE_SETTINGS,
     RISE_LEVELS,

@@ -22,7 +22,7 @@ from emad_ref.screening.selection import Certification, OracleHeadroom, Selected
 from emad_ref.screening.traces import ENOUGH_DOCUMENTS, MIN_DOCUMENTS
 from emad_ref.signals import perplexity_of
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.sweep.oracles import WORTHLESS_SAVING
+from emad_ref.sweep.oracle_savings import WORTHLESS_SAVING
 
 if TYPE_CHECKING:
     from emad_ref.screening.screen import ScreeningResult

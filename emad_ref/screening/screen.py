@@ -25,10 +25,10 @@ from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import default_probes
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.tokenizers import require_decoder_only
-from emad_ref.probes.lens import StateTranslators, attach_lens
+from emad_ref.probes.tuned_lens import StateTranslators, attach_lens
 from emad_ref.screening.drafts import SelfDraftingResult, choose_drafting, predict_drafting_seconds
 from emad_ref.screening.exit import Exit
-from emad_ref.screening.families import ExitFamily, free_depth_families, published_families, tuned_lens_families
+from emad_ref.screening.exit_families import ExitFamily, free_depth_families, published_families, tuned_lens_families
 from emad_ref.screening.result import recommend, screened_json
 from emad_ref.screening.selection import (
     Certification,

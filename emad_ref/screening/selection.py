@@ -28,11 +28,11 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.probes.lens import StateTranslators, attach_translators
+from emad_ref.probes.tuned_lens import StateTranslators, attach_translators
 from emad_ref.record import Floats
 from emad_ref.replay import Replay, TraceReplayer, decode_flops, sequence_sums
 from emad_ref.screening.drift import DocumentFeatures, features_of_texts
-from emad_ref.screening.families import OWN_HEAD, TUNED_LENS, ExitFamily
+from emad_ref.screening.exit_families import OWN_HEAD, TUNED_LENS, ExitFamily
 from emad_ref.screening.guarantee import ERROR, EXCESS, Guarantee, certify_losses, excess_loss, p_values, require_order
 from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.traces import ENOUGH_DOCUMENTS, ScreeningText, SplitTraces, unseen_windows
@@ -43,7 +43,7 @@ from emad_ref.statistics.units import ByDocument, DocumentOf
 from emad_ref.sweep import losses
 from emad_ref.sweep.grids import ThresholdSweep
 from emad_ref.sweep.losses import PointColumns, columns_of, decoded_columns
-from emad_ref.sweep.oracles import OracleName, SavingsCurve, filled_flops, oracle_curve
+from emad_ref.sweep.oracle_savings import OracleName, SavingsCurve, filled_flops, oracle_curve
 
 ONE_SIDED_LEVEL = 0.05  # one-sided
 SEARCH_STEPS = 16  # steps of a search between settings, each halving the rest of seven orders of magnitude

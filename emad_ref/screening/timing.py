@@ -27,7 +27,7 @@ from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import Ints
-from emad_ref.screening.families import TUNED_LENS
+from emad_ref.screening.exit_families import TUNED_LENS
 from emad_ref.screening.selection import SelectedPoint, SelectionRow
 from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.traces import ScreeningText, TextSplits, layers_to_read, lens_plan

@@ -27,7 +27,7 @@ from emad_ref.errors import EmadError
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.lens import attach_lens, dtype_of
+from emad_ref.probes.tuned_lens import attach_lens, dtype_of
 from emad_ref.record import Floats
 from emad_ref.replay import Replay, TraceReplayer
 from emad_ref.screening.settings import WINDOWS_PER_DOCUMENT, ScreeningSettings

@@ -21,7 +21,7 @@ from typing import Any, Literal, Self, get_args
 
 from emad_ref.console import NotebookFacts
 from emad_ref.errors import BadArgument, is_number, is_whole, suggest_nearest
-from emad_ref.extending import registers
+from emad_ref.extensions import registers
 from emad_ref.files import read_toml
 from emad_ref.statistics import number_format
 

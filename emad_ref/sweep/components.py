@@ -42,7 +42,7 @@ from emad_ref.record import Floats
 from emad_ref.replay import replay_all
 from emad_ref.signals import DIVERGENCE, SATURATION, SIGNALS, required_layers, swept_signals
 from emad_ref.sweep.losses import PointColumns, perplexity_rises, point_columns
-from emad_ref.sweep.oracles import (
+from emad_ref.sweep.oracle_savings import (
     FINEST_THRESHOLD,
     FREE_DEPTH,
     JUDGED_RISE,

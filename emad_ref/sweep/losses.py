@@ -28,7 +28,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.estimators import entropy_reader
-from emad_ref.probes.lens import lens_macs, point_lens, point_translators
+from emad_ref.probes.tuned_lens import lens_macs, point_lens, point_translators
 from emad_ref.record import Floats, Ints
 from emad_ref.replay import Replay, decode_flops, decode_work, replay, replay_all, replayed_work, sequence_sums
 from emad_ref.schedule.derived_work import derive_flops, probe_costs

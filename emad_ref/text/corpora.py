@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.extending import added_parts, load_part
+from emad_ref.extensions import added_parts, load_part
 from emad_ref.files import file_kind, is_file, is_folder, parse_json, read_lines
 from emad_ref.record import Ints
 from emad_ref.text import world

@@ -18,8 +18,8 @@ from heapq import heapify, heapreplace
 from types import SimpleNamespace
 from typing import Any
 
+from emad_ref.calibration.calibration_run import BATCHES_PER_SHARD
 from emad_ref.calibration.entropy_statistics import BUCKETS
-from emad_ref.calibration.run import BATCHES_PER_SHARD
 from emad_ref.calibration.windows import TOKENS_PER_BATCH
 from emad_ref.exit_rules import default_probes
 from emad_ref.models.geometry import Geometry

@@ -11,7 +11,7 @@ import pytest
 
 from emad_ref.measurements import ablations
 from emad_ref.measurements.early_exits import minimum_layer_tables
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.recorder import Recorder
 
 Rows = list[dict[str, Any]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.measurements.pair import PairMeasurements, constants_table
+from emad_ref.measurements.pair_measurements import PairMeasurements, constants_table
 from pytest_emad.recorder import Recorder
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emad_ref.claims.tables import table_names, table_of
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.recorder import Recorder
 
 

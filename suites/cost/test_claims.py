@@ -8,7 +8,7 @@ import pytest
 from emad_ref.audit.finding import Finding
 from emad_ref.claims.base import RunPlan
 from emad_ref.claims.speedup import timed_point
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.environment import has_benchmarks
 from pytest_emad.suite_support import CLOCK, Ask, Auditor, claim_parameters, record_samples
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.study import FLOP_EVIDENCE
 from pytest_emad.options import RunSettings
 from pytest_emad.recorder import Recorder

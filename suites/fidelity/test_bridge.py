@@ -7,7 +7,7 @@ import pytest
 
 from emad_ref.audit.decoding_checks import generation
 from emad_ref.audit.positions import short_lengths
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.suite_support import Auditor
 
 NEW, ROWS = 24, 5

@@ -15,7 +15,7 @@ from emad_ref.audit.decoding_checks import decisions, generation
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import DraftingDecoder
 from emad_ref.measurements.learned_exit import ExitEvaluation
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Ints
 from pytest_emad.suite_support import Auditor

@@ -8,7 +8,7 @@ import pytest
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.token_comparison import prompts_by_token
 from emad_ref.audit.tolerances import check_declared_noise, first_excess
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.suite_support import Auditor
 
 NEW, FEWEST_NEW, PROMPTS, LENGTH = 32, 16, 4, 8

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emad_ref.audit.lens import signal_noise
+from emad_ref.audit.reference_logits import signal_noise
 from emad_ref.audit.token_comparison import GoldenTokens, emitted_depths, logit_margins, threshold_distances
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.verification import ReplayValidity
 from emad_ref.point import OperatingPoint
 from pytest_emad.suite_support import Auditor

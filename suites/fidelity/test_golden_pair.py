@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.token_comparison import GoldenTokens, emitted_depths, logit_margins, threshold_distances
-from emad_ref.decoding.pair import Partner
+from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.switching import SwitchingRule, switch
-from emad_ref.measurements.pair import PairMeasurements
+from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.pair_models import VerifierDecoder, self_speculative_decoder, speculative_decoder
 from emad_ref.protocol import Prompt
 from pytest_emad.options import RunSettings

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.suite_support import Auditor
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")

@@ -6,7 +6,7 @@ import numpy as np
 
 from emad_ref.audit.log_probs import log_probs
 from emad_ref.audit.positions import long_lengths
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.suite_support import Auditor
 
 ROWS, NEW = 6, 8

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.sampling import SampledRecord, early_stop_tokens, sampling
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.protocol import Capabilities
 from pytest_emad.suite_support import Auditor
 

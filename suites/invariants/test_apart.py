@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emad_ref.audit.finding import Finding
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.recorder import Recorder
 from pytest_emad.suite_support import Auditor
 

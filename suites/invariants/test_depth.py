@@ -11,7 +11,7 @@ import pytest
 
 from emad_ref.audit.decoding_checks import decisions, rows
 from emad_ref.audit.session_checks import forced, rollback, sessions
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.suite_support import Auditor
 
 ROWS, FED, NEW = 5, 12, 16

@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from emad_ref.audit.comparisons import comparisons
-from emad_ref.audit.fields import VARIANTS, FieldsCheck, ModelDimensions
+from emad_ref.audit.point_fields import VARIANTS, FieldsCheck, ModelDimensions
 from emad_ref.audit.session_checks import WIDEST_PARTLY_SHOWN, last_logits, partly_shown_feeds
+from emad_ref.audit.threshold_comparisons import comparisons
 from emad_ref.audit.work import counters
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import FixedEncoderInput
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Unsupported

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from emad_ref.claims.base import Answer, ClaimContext, question_of
 from emad_ref.claims.identities import FED, SEEDS, answer_from_differences, differences_at
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.hypothesis_profile import property_settings, raise_refusal, stop_search_on_refusal
 from pytest_emad.options import RunSettings
 from pytest_emad.suite_support import Ask

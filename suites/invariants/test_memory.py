@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref.audit.memory import MemoryReading, memory
 from emad_ref.benchmark.machine import tensor_bytes, unreadable_reason, used_bytes
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.suite_support import Auditor
 
 SESSION = 4 * 2**20  # bytes of K/V, at two a number, that a session is to hold

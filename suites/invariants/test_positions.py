@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit.comparisons import UNREACHED_THRESHOLD
 from emad_ref.audit.decoding_checks import decisions, generation, judge_record
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.positions import block_end_lengths, buffer_edge_lengths, long_lengths, positions, short_lengths
 from emad_ref.audit.session_checks import forced
+from emad_ref.audit.threshold_comparisons import UNREACHED_THRESHOLD
 from emad_ref.audit.trajectory import Judge
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.point import OperatingPoint
 from emad_ref.signals import SIGNALS

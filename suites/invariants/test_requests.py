@@ -25,7 +25,7 @@ from emad_ref.audit.requests import (
     simultaneous,
     streams,
 )
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Unsupported
 from emad_ref.report.tables import STREAM_TIMES, stream_rows

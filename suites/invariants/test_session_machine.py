@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.tolerances import first_excess
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.protocol import Decoder, Prompt, Session, Step
 from emad_ref.record import Floats

@@ -12,9 +12,9 @@ import pytest
 
 from emad_ref.audit.decoding_checks import generation
 from emad_ref.audit.finding import MIN_DISCRIMINATING
-from emad_ref.decoding.pair import Partner
-from emad_ref.measurements.model import ModelMeasurements
-from emad_ref.measurements.pair import PairMeasurements
+from emad_ref.decoding.partner import Partner
+from emad_ref.measurements.model_measurements import ModelMeasurements
+from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.pair_models import self_speculative_decoder, speculative_decoder
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder

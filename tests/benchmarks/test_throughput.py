@@ -22,7 +22,7 @@ from emad_ref.text import world
 from pytest_emad.suite_support import CLOCK, record_samples
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
-from emad_ref.tasks.harness import EmadLM
+from emad_ref.tasks.lm_eval_model import EmadLM
 from emad_ref.tasks.lm_eval_settings import lm_eval_quiet
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]

@@ -17,7 +17,13 @@ import pytest
 import torch
 
 from emad_ref.benchmark.clock import time_pairs
-from emad_ref.calibration.run import BATCHES_PER_SHARD, CalibrationPlan, calibrate, local_statistics, worker_statistics
+from emad_ref.calibration.calibration_run import (
+    BATCHES_PER_SHARD,
+    CalibrationPlan,
+    calibrate,
+    local_statistics,
+    worker_statistics,
+)
 from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.models.loading import load
 from emad_ref.models.model_spec import ModelSpec, load_cached

@@ -18,7 +18,7 @@ from emad_ref.claims.early_exit_answers import answer_on_items, early_exit_premi
 from emad_ref.errors import RunStopped
 from emad_ref.measurements.attachments import AttachedTable
 from emad_ref.measurements.early_exits import EarlyExitMeasurements
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import Study
 from emad_ref.models.loading import LoadedModel, load

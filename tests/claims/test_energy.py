@@ -12,7 +12,7 @@ from emad_ref.benchmark.energy import EnergyResult, Unmeasured
 from emad_ref.claims import energy
 from emad_ref.claims.base import ClaimContext, ask, question_of
 from emad_ref.claims.energy import decide_energy, device_uuid, energy_by_batch, energy_counter, energy_evidence
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import load

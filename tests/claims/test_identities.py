@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit.oracle import ModelLens
+from emad_ref.audit.model_lens import ModelLens
 from emad_ref.calibration.trace import concatenate_traces, trace_stepwise
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.claims import entropy_premises, identities
@@ -22,13 +22,13 @@ from emad_ref.claims.identities import (
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import fixed_entropy_point
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.quantisation import int8_copy
-from emad_ref.mutants.base import DECLARED_NOISE
 from emad_ref.mutants.catalogue import CATALOGUE
+from emad_ref.mutants.mutant import DECLARED_NOISE
 from emad_ref.point import full_depth
 from emad_ref.protocol import Unsupported
 from emad_ref.statistics.units import ByDocument, DocumentOf

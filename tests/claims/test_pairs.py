@@ -12,8 +12,8 @@ from emad_ref.audit.finding import AuditRefutedError
 from emad_ref.claims import speculation, switching
 from emad_ref.claims.base import RunPlan, ask, question_of
 from emad_ref.decoding.switching import SwitchingRule
-from emad_ref.measurements.pair import PairMeasurements
 from emad_ref.measurements.pair_answers import TEXTS
+from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.pair_routing import PAPER, RoutedTask, SwitchingConstants
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import PairNames, PairSizes, Study

@@ -13,7 +13,7 @@ from emad_ref.claims import ablations, entropy_premises, speedup
 from emad_ref.claims.base import Answer, RunPlan, ask, question_of
 from emad_ref.claims.entropy_premises import EstimatorRankingEvidence
 from emad_ref.claims.premises import decoder_refusal
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.traces import EntropyEstimates
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
@@ -125,7 +125,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
         def description(self, what: str, races: Any) -> str:
             return f"timed {what}"
 
-    monkeypatch.setattr("emad_ref.measurements.model.LatencyBenchmark", Known)
+    monkeypatch.setattr("emad_ref.measurements.model_measurements.LatencyBenchmark", Known)
 
 
 @pytest.mark.usefixtures("timed")

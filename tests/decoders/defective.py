@@ -1,7 +1,7 @@
 """The defects of the independent base: the cached decoder with one thing wrong, and the check that must catch it.
 
-An override is a function ``f(original, self, *arguments)`` (``emad_ref.mutants.base``). ``DEFECTS`` maps the name of a
-defect to the decoder and to its check. Those that the protocol alone can do (``PROTOCOL``) are the functions of
+An override is a function ``f(original, self, *arguments)`` (``emad_ref.mutants.mutant``). ``DEFECTS`` maps the name of
+a defect to the decoder and to its check. Those that the protocol alone can do (``PROTOCOL``) are the functions of
 ``emad_ref.mutants``: one defect, two bases.
 """
 
@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.mutants.base import subclass
 from emad_ref.mutants.decision_defects import change_step, flat_logits, nan_logits, show_last_of_all
+from emad_ref.mutants.mutant import subclass
 from emad_ref.mutants.request_defects import drop_stop_tokens
 from emad_ref.protocol import InadmissibleDepth, Prompt, Step
 from emad_ref.record import Floats, Ints, Record, Work

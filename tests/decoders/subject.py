@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from emad_ref.audit.lens import Lens, LogitLens
+from emad_ref.audit.reference_logits import Lens, LogitLens
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Unsupported

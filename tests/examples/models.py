@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import GPTNeoXConfig
 
-from emad_ref.audit.lens import Lens
+from emad_ref.audit.reference_logits import Lens
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint

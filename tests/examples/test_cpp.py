@@ -15,7 +15,7 @@ import pytest
 from scipy.stats import chisquare
 
 from emad_ref.audit import Finding, decisions, forced, generation, rollback, rows, tolerance
-from emad_ref.audit.lens import Lens
+from emad_ref.audit.reference_logits import Lens
 from emad_ref.audit.requests import batches, endings, interleaved, prefixes
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument

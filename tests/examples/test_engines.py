@@ -29,8 +29,8 @@ from emad_ref.audit.tolerances import tolerance
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.claims.engines import decide_stated_rule
 from emad_ref.measurements.model_under_test import ModelUnderTest
-from emad_ref.measurements.own_rule import own_rule_evidence
 from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.stated_rule import own_rule_evidence
 from emad_ref.measurements.study import Study
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth

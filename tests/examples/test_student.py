@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from emad_ref.decoding.pair import shared_vocabulary
+from emad_ref.decoding.partner import shared_vocabulary
 from emad_ref.models.loading import load
 from tests.examples.conftest import EXAMPLES
 

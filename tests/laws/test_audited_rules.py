@@ -13,8 +13,8 @@ import pytest
 from torch import Tensor
 
 from emad_ref.audit import Finding, bridge, decisions, forced, generation, rows, tolerance
-from emad_ref.audit.lens import consult
-from emad_ref.audit.oracle import ModelLens, replay_document
+from emad_ref.audit.model_lens import ModelLens, replay_document
+from emad_ref.audit.reference_logits import consult
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emad_ref.decoding.pair import Partner
+from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.prefix_tree import AHEAD, PrefixTrees, TextRequest
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.speculation import ACCEPTED, GATED, REFUSED, speculate

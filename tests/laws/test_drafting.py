@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emad_ref.decoding.pair import Partner
+from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import (
     CREDIT,

@@ -16,7 +16,7 @@ from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, trunc
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 from emad_ref.tasks.continuations import ForcedInput, layers_read, read_layers, score_by_decoding
-from emad_ref.tasks.harness import EmadLM
+from emad_ref.tasks.lm_eval_model import EmadLM
 
 LONGEST = 40  # the model reads 512; shorter windows make more of them
 WORDS = [

@@ -19,7 +19,7 @@ import pytest
 
 import emad_ref
 from emad_ref.claims.speedup import SpeedupEvidence, decide_speedup, timed_batch
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.process_replicates import run_task_file
 from emad_ref.measurements.run_resources import RunResources, SubprocessRunner, make_judge_decoder
 from emad_ref.measurements.study import BUDGETS, Study

@@ -19,7 +19,7 @@ from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import window_size
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.probes.lens import attach_lens
+from emad_ref.probes.tuned_lens import attach_lens
 from emad_ref.record import Floats
 from emad_ref.screening import drift as drift
 from emad_ref.screening.drift import DocumentFeatures, replayed_features

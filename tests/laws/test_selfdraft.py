@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.trace import lens_logits
-from emad_ref.decoding.pair import Partner
+from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, DRAFTER, REFUSED, VERIFIER, speculate

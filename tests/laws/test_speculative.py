@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from emad_ref.calibration.trace import lens_logits
-from emad_ref.decoding.pair import Partner, shared_vocabulary
+from emad_ref.decoding.partner import Partner, shared_vocabulary
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.speculation import ACCEPTED, DRAFTER, REFUSED, VERIFIER, speculate
 from emad_ref.models.causal import CausalStepper

@@ -25,7 +25,7 @@ from emad_ref.models.matmul_counter import MatmulCounter
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.lens import StateTranslators, Translator, attach_translators
+from emad_ref.probes.tuned_lens import StateTranslators, Translator, attach_translators
 from emad_ref.protocol import Prompt, Step
 from emad_ref.record import FILLS, Work
 from emad_ref.sweep.losses import decoded_columns

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.pair import Partner
+from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.errors import BadArgument
@@ -23,8 +23,8 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
-from emad_ref.probes.lens import Translator, TunedLens, attach_lens, attached_lens
 from emad_ref.probes.probe import make_probe
+from emad_ref.probes.tuned_lens import Translator, TunedLens, attach_lens, attached_lens
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, DRAFT, READOUTS, Ints, Work
 from emad_ref.replay import decode_flops, decode_work, derived_work, replay

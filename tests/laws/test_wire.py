@@ -25,7 +25,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.measurements.run_resources import RemoteDecoders, make_reference_decoder
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.probes.lens import attach_lens
+from emad_ref.probes.tuned_lens import attach_lens
 from emad_ref.protocol import Decoder, InadmissibleDepth, ModelRef, Prompt, Request, Session, Step, Unsupported
 from emad_ref.record import Record, Work
 from emad_ref.wire.address import parse_address

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from emad_ref.report.parts import add_model
+from emad_ref.report.suite_parts import add_model
 from tests.plugin.conftest import Run, report_of, unwrapped
 
 SUITE = """

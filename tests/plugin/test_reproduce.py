@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from emad_ref.report.parts import DONE_FILE, finished_status
 from emad_ref.report.schema import read_report
+from emad_ref.report.suite_parts import DONE_FILE, finished_status
 from pytest_emad import reproduce, subprocesses
 
 SUITE = """

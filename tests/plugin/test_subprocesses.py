@@ -149,7 +149,7 @@ def test_a_provider_that_is_found_at_collection_is_found_by_no_start(project: py
 
 RACES = """
 from dataclasses import replace
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.measurements.model_under_test import open_model
 from emad_ref.point import OperatingPoint

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from emad_ref.cli import main
-from emad_ref.measurements import model
+from emad_ref.measurements import model_measurements as model
 from emad_ref.statistics.goldens import VERDICTS
 from tests.suites.conftest import Run, only
 

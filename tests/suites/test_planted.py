@@ -23,13 +23,13 @@ import pytest
 import torch
 
 from emad_ref.measurements.latency import ADAPTIVE, FULL, WARM_UP, draw_audited_pairs
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import open_model
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import LoadedModel
-from emad_ref.mutants.base import MutantFactory, NotPlantable, mutate
 from emad_ref.mutants.catalogue import CATALOGUE
+from emad_ref.mutants.mutant import MutantFactory, NotPlantable, mutate
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Record
 from pytest_emad.suite_support import Auditor

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from emad_ref.mutants.base import RUN, VERIFY, Mutant
 from emad_ref.mutants.catalogue import CATALOGUE, one_of_each_kind
+from emad_ref.mutants.mutant import RUN, VERIFY, Mutant
 from emad_ref.report import mutation_results
 from emad_ref.report.deselection import NO_PAIR, shipped_tests, suite_names
 from emad_ref.report.mutation_results import Complaint, MutationResult, absent_premise

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.report.parts import folder_name
 from emad_ref.report.schema import read_report
+from emad_ref.report.suite_parts import folder_name
 from emad_ref.statistics.goldens import MACHINE_BOUND
 from emad_ref.statistics.verdicts import load_register
 from pytest_emad import reproduce, subprocesses

@@ -15,11 +15,11 @@ from types import SimpleNamespace
 import pytest
 
 from emad_ref import cli
-from emad_ref.calibration import run as run_module
+from emad_ref.calibration import calibration_run as run_module
 from emad_ref.calibration.profile import load_profile, merge
 from emad_ref.cli import screening
 from emad_ref.measurements import model_under_test
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.pareto import FamilyComparison
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study

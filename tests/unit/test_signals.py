@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import emad_ref
-from emad_ref.audit.fields import PLAIN_SIGNALS, VARIANTS
+from emad_ref.audit.point_fields import PLAIN_SIGNALS, VARIANTS
 from emad_ref.calibration.trace import COLUMNS
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import FULL_READOUT, early_exit_point, fires, threshold_point
 from emad_ref.measurements.pareto import CONFIDENCES
 from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.record import READOUTS
-from emad_ref.screening.families import free_depth_families
+from emad_ref.screening.exit_families import free_depth_families
 from emad_ref.signals import (
     ENTROPY,
     LARGE_VOCABULARY,

@@ -13,7 +13,7 @@ from emad_ref.measurements.engine import (
     DistributionEvidence,
     SamplingEvidence,
 )
-from emad_ref.measurements.own_rule import OwnRuleEvidence
+from emad_ref.measurements.stated_rule import OwnRuleEvidence
 from emad_ref.protocol import StatedRule
 from emad_ref.statistics.units import ByDocument, ByPair
 from tests.claims.simulation import Case, celled, says

@@ -9,7 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit.answers import (
+from emad_ref.audit.decoding_checks import judge_record
+from emad_ref.audit.finding import Finding, Tally
+from emad_ref.audit.spot_checks import (
     KEPT_REQUESTS,
     AuditedDecoder,
     TimedRequest,
@@ -17,8 +19,6 @@ from emad_ref.audit.answers import (
     timed_lengths,
     timed_requests,
 )
-from emad_ref.audit.decoding_checks import judge_record
-from emad_ref.audit.finding import Finding, Tally
 from emad_ref.audit.trajectory import Judge
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit import Finding, ReplayedDocument, bridge, tolerance
-from emad_ref.audit.lens import consult
+from emad_ref.audit.reference_logits import consult
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.schedule.schedules import monotone_depths

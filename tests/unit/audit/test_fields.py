@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from emad_ref.audit import Finding, tolerance
-from emad_ref.audit.fields import VARIANTS, FieldsCheck, ModelDimensions, PointChange
-from emad_ref.audit.oracle import ModelLens
+from emad_ref.audit.model_lens import ModelLens
+from emad_ref.audit.point_fields import VARIANTS, FieldsCheck, ModelDimensions, PointChange
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import (
@@ -62,7 +62,7 @@ def points() -> Iterator[OperatingPoint]:
 def test_every_field_is_used_by_a_variant_or_decides_nothing() -> None:
     covered = {path for variant in VARIANTS.values() for path in variant.fields}
     there = {prefix + field.name for prefix, part in PARTS.items() for field in fields_of(part)} - WHOLE
-    assert there - covered - set(LABELS) == set(), "give it a variant in emad_ref/audit/fields.py"
+    assert there - covered - set(LABELS) == set(), "give it a variant in emad_ref/audit/point_fields.py"
     assert covered - there - WHOLE == set(), "no such field"
     assert set(LABELS) <= there
 

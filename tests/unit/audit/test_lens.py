@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from emad_ref.audit.lens import LogitLens, candidate_bins, consult
+from emad_ref.audit.reference_logits import LogitLens, candidate_bins, consult
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point
 from emad_ref.point import BinSpec, Estimator, OperatingPoint

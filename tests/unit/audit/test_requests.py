@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.lens import PrefixLens
+from emad_ref.audit.reference_logits import PrefixLens
 from emad_ref.audit.requests import (
     MAX_STOP_TOKENS,
     VARIATIONS,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from emad_ref.audit.finding import AuditRefutedError
-from emad_ref.audit.lens import LogitLens
+from emad_ref.audit.reference_logits import LogitLens
 from emad_ref.audit.token_comparison import (
     BadGoldenError,
     GoldenTokens,

@@ -11,7 +11,7 @@ from scipy.special import softmax
 from scipy.stats import entropy
 
 from emad_ref.audit.finding import Tally
-from emad_ref.audit.lens import LayerLogits, LensReference, LogitLens, ProbeReadouts
+from emad_ref.audit.reference_logits import LayerLogits, LensReference, LogitLens, ProbeReadouts
 from emad_ref.audit.trajectory import Judge, Trajectory, count_discriminating
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Floats, Ints

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Tally
-from emad_ref.audit.lens import ProbeReadouts
+from emad_ref.audit.reference_logits import ProbeReadouts
 from emad_ref.audit.trajectory import Judge, Trajectory
 from emad_ref.audit.work import counters, implied_work, judge_ledger
 from emad_ref.exit_rules import early_exit_point

@@ -14,7 +14,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.lens import attached_lens
+from emad_ref.probes.tuned_lens import attached_lens
 from emad_ref.record import READOUTS
 from emad_ref.replay import decode_work, replay
 from tests.lenses import attached

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emad_ref.calibration import run as resumable
+from emad_ref.calibration import calibration_run as resumable
+from emad_ref.calibration.calibration_run import BadCheckpoint, CalibrationPlan, calibrate, limit_tokens, token_counts
 from emad_ref.calibration.entropy_statistics import batch_statistics
 from emad_ref.calibration.profile import profile_of
-from emad_ref.calibration.run import BadCheckpoint, CalibrationPlan, calibrate, limit_tokens, token_counts
 from emad_ref.calibration.trace import EmptyCorpus, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument

@@ -13,8 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from emad_ref.calibration.calibration_run import (
+    CalibrationPlan,
+    PackedStatistics,
+    calibrate,
+    worker_statistics,
+    worker_traces,
+)
 from emad_ref.calibration.entropy_statistics import EntropyStatistics, trace_statistics
-from emad_ref.calibration.run import CalibrationPlan, PackedStatistics, calibrate, worker_statistics, worker_traces
 from emad_ref.calibration.trace import assemble_trace, take_trace
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.model_spec import FingerprintMismatch, ModelSpec, load_cached

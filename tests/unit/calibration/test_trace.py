@@ -26,8 +26,8 @@ from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point, fixed_entropy_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator, OperatingPoint, full_depth, truncated
-from emad_ref.probes.lens import attached_lens
 from emad_ref.probes.signal_values import NotFinite
+from emad_ref.probes.tuned_lens import attached_lens
 from emad_ref.replay import replay, sequence_sums
 from emad_ref.signals import LAYERWISE
 from tests.lenses import attached

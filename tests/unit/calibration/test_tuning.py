@@ -17,16 +17,16 @@ import pytest
 import torch
 
 from emad_ref.calibration import lens_fit
+from emad_ref.calibration.calibration_run import BadCheckpoint
 from emad_ref.calibration.lens_files import BadLens, lens_tensors, load_lens, save_lens, save_tensors
 from emad_ref.calibration.lens_fit import LensPlan, fit_lens
-from emad_ref.calibration.run import BadCheckpoint
 from emad_ref.calibration.trace import EmptyCorpus, states_after, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.files import BadFile
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
-from emad_ref.probes.lens import attach_lens
+from emad_ref.probes.tuned_lens import attach_lens
 from emad_ref.signals import SIGNALS
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources

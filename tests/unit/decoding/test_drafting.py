@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.decoding.pair import Partner
+from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.self_speculation import Drafting, draft, drafting_point, self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, REFUSED
 from emad_ref.errors import BadArgument

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from emad_ref.decoding.pair import Partner, entropy_bits
+from emad_ref.decoding.partner import Partner, entropy_bits
 from emad_ref.decoding.speculation import (
     ACCEPTED,
     DRAFTER,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.decoding.pair import Partner
+from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.streaming import IncrementalDetokenizer, decode_stream, prompt_of, stream, stream_pair
 from emad_ref.decoding.switching import SwitchingRule, switch

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.calibration.trace import lens_logits
-from emad_ref.decoding.pair import Partner, entropy_bits, shared_vocabulary
+from emad_ref.decoding.partner import Partner, entropy_bits, shared_vocabulary
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.speculation import speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, rolling_means, switch

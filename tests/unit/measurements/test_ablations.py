@@ -41,7 +41,7 @@ from emad_ref.measurements.ablations import (
     usable_estimators,
 )
 from emad_ref.measurements.attachments import Attachments
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.models.causal import CausalStepper

@@ -15,7 +15,7 @@ import torch
 from emad_ref.calibration.trace import take_trace
 from emad_ref.exit_rules import default_probes, fixed_entropy_point
 from emad_ref.measurements import task_scores
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import LoadedModel, load

@@ -32,7 +32,7 @@ from emad_ref.measurements.early_exits import (
     time_rules,
     timed_flops,
 )
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL, FixedEncoderInput, ModelUnderTest
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.models.geometry import geometry_named

@@ -20,8 +20,8 @@ from emad_ref.audit.log_probs import session_log_probs
 from emad_ref.claims.base import question_of
 from emad_ref.measurements.engine import ACCEPTANCE_NEW, EngineAnswers
 from emad_ref.measurements.model_under_test import ModelUnderTest
-from emad_ref.measurements.own_rule import EXPLAINED, BlockRuns, OwnRuleEvidence, explained_ratio, own_rule_evidence
 from emad_ref.measurements.run_resources import RunResources, make_reference_decoder
+from emad_ref.measurements.stated_rule import EXPLAINED, BlockRuns, OwnRuleEvidence, explained_ratio, own_rule_evidence
 from emad_ref.measurements.study import Study
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.quantisation import int8_copy
@@ -417,7 +417,7 @@ class AnswerClock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> AnswerClock:
     made = AnswerClock()
-    monkeypatch.setattr("emad_ref.measurements.own_rule.time", made)
+    monkeypatch.setattr("emad_ref.measurements.stated_rule.time", made)
     return made
 
 
@@ -453,7 +453,7 @@ def test_blocks_are_counted_on_prompts_that_were_not_sent_before(
     by_modules: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Remembers.known.clear()
-    monkeypatch.setattr("emad_ref.measurements.own_rule.REMEMBERED", 0.0)
+    monkeypatch.setattr("emad_ref.measurements.stated_rule.REMEMBERED", 0.0)
     legs = stated_legs(by_modules, Remembers, FEW)
     assert legs["blocks saved"].estimate == 0
 

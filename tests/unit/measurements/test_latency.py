@@ -27,7 +27,7 @@ from emad_ref.measurements.latency import (
     has_compiled_baseline,
     split_latency,
 )
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study

@@ -16,13 +16,13 @@ from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.errors import BadArgument
 from emad_ref.measurements import learned_exit
 from emad_ref.measurements.latency import ADAPTIVE, FULL, GENERATE
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import ModelIsolation, RunResources, make_reference_decoder
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.generation import LOOKUP
 from emad_ref.point import Estimator, OperatingPoint, ScheduleName, full_depth
-from emad_ref.probes.lens import attached_lens
+from emad_ref.probes.tuned_lens import attached_lens
 from emad_ref.protocol import Request, Unsupported
 from emad_ref.report.figures import draw_figure
 from emad_ref.screening.drafts import COPIES_ALONE, LENS_DRAFTS, OWN_HEAD_DRAFTS
@@ -32,7 +32,7 @@ from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.traces import TooLittleText
 from emad_ref.statistics.verdicts import load_register
 from emad_ref.sweep.losses import decoded_columns, point_columns
-from emad_ref.sweep.oracles import RISE_LEVELS
+from emad_ref.sweep.oracle_savings import RISE_LEVELS
 from tests.lenses import drawn_lens
 from tests.small import LAYERS, small_model
 from tests.small_evidence import small_evidence

@@ -22,7 +22,7 @@ from emad_ref.calibration.windows import TokenSequence
 from emad_ref.claims.base import RunPlan
 from emad_ref.errors import EmadError
 from emad_ref.measurements import task_scores
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study

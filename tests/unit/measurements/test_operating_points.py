@@ -14,7 +14,7 @@ from emad_ref.calibration.windows import TokenSequence
 from emad_ref.claims.base import ClaimContext, ask, question_of
 from emad_ref.decoding.prefix_tree import SwitchedText
 from emad_ref.decoding.switching import SwitchingRule
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.operating_points import (
     CandidatePoints,
     best_truncations,

@@ -18,10 +18,9 @@ from emad_ref.decoding.self_speculation import self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, UNREACHED, speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
 from emad_ref.errors import BadArgument
-from emad_ref.measurements import pair as pair_module
+from emad_ref.measurements import pair_measurements as pair_module
 from emad_ref.measurements import pair_timing
 from emad_ref.measurements.latency import TimingResult
-from emad_ref.measurements.pair import LEAST_RUNS, TRIED_WINDOWS, PairMeasurements, varied_rules
 from emad_ref.measurements.pair_answers import (
     PAIR_ROWS,
     TEXTS,
@@ -30,6 +29,7 @@ from emad_ref.measurements.pair_answers import (
     is_right,
     max_answer_tokens,
 )
+from emad_ref.measurements.pair_measurements import LEAST_RUNS, TRIED_WINDOWS, PairMeasurements, varied_rules
 from emad_ref.measurements.pair_models import DRAFT_TOKENS, self_speculative_decoder, speculative_decoder
 from emad_ref.measurements.pair_routing import PAPER, PairComparison, SwitchingConstants
 from emad_ref.measurements.pair_timing import (

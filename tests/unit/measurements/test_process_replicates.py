@@ -21,8 +21,8 @@ from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.decoding.switching import SMALL, SwitchingRule
 from emad_ref.measurements.latency import ADAPTIVE, COMPILED, FULL, GENERATE, WARM_UP, LatencyBenchmark
 from emad_ref.measurements.learned_exit import time_self_speculation
-from emad_ref.measurements.model import ModelMeasurements
-from emad_ref.measurements.pair import PairMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
+from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.pair_timing import (
     TRANSFORMERS_NAMES,
     time_pair_share,

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest, traced_token_flops
 from emad_ref.measurements.run_resources import (
     ModelIsolation,
@@ -34,7 +34,7 @@ from emad_ref.models.model_spec import FingerprintMismatch, stored_folder
 from emad_ref.models.quantisation import int8_copy
 from emad_ref.models.snapshots import ModelMutatedError, ModelSnapshot
 from emad_ref.point import OperatingPoint, full_depth, truncated
-from emad_ref.probes.lens import attached_lens
+from emad_ref.probes.tuned_lens import attached_lens
 from emad_ref.protocol import ModelRef, Request, Unsupported
 from tests.decoders.cached import CachedDecoder
 from tests.decoders.foreign import ForeignDecoder

@@ -14,7 +14,7 @@ from emad_ref.audit.finding import AuditRefutedError
 from emad_ref.errors import RunStopped
 from emad_ref.exit_rules import fixed_entropy_point
 from emad_ref.measurements import task_scores
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import LoadedModel, load
@@ -25,7 +25,7 @@ from tests.unit.tasks.test_datasets import write, write_folder
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 from emad_ref.tasks.evaluation import evaluate_tasks
-from emad_ref.tasks.harness import EmadLM
+from emad_ref.tasks.lm_eval_model import EmadLM
 
 EARLY = fixed_entropy_point(4, (1, 2, 3), 1.0)
 FULL = full_depth(4)

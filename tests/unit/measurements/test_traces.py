@@ -13,7 +13,7 @@ import pytest
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.exit_rules import default_probes
 from emad_ref.measurements import traces, verification
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.traces import LensTraces
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator

@@ -12,7 +12,7 @@ import pytest
 from emad_ref.benchmark.flops import flops
 from emad_ref.claims.premises import with_flop_evidence
 from emad_ref.measurements import verification as module
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources, make_reference_decoder
 from emad_ref.measurements.study import FLOP_EVIDENCE, Study
 from emad_ref.measurements.verification import (

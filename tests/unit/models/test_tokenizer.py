@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoConfig, ByT5Tokenizer, CanineTokenizer, PreTrainedTokenizerFast
 
 from emad_ref import cli
-from emad_ref.decoding.pair import shared_vocabulary
+from emad_ref.decoding.partner import shared_vocabulary
 from emad_ref.decoding.streaming import IncrementalDetokenizer, stream
 from emad_ref.errors import BadArgument
 from emad_ref.models.bundled import weights_folder

@@ -12,7 +12,7 @@ from emad_ref.calibration.lens_files import translator_tensors, translators_from
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.lens import StateTranslators, Translator, attach_translators, pairs_above, point_translators
+from emad_ref.probes.tuned_lens import StateTranslators, Translator, attach_translators, pairs_above, point_translators
 from emad_ref.record import Work
 from tests.small import LAYERS, small_model
 from tests.translators import FINGERPRINT, drawn_translators

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.audit.lens import LogitLens, consult
+from emad_ref.audit.reference_logits import LogitLens, consult
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.probes.lens import Translator, TunedLens, attach_lens, attached_lens
+from emad_ref.probes.tuned_lens import Translator, TunedLens, attach_lens, attached_lens
 from emad_ref.replay import replay
 from tests.lenses import FINGERPRINT, drawn_lens
 from tests.small import LAYERS, VOCABULARY, small_model

@@ -8,7 +8,7 @@ import pytest
 
 from emad_ref.report.deselection import ABOVE_BUDGET, REASON_TEXTS
 from emad_ref.report.gaps import undecided_reasons
-from emad_ref.report.parts import PartsDisagree, merge_reports
+from emad_ref.report.suite_parts import PartsDisagree, merge_reports
 from tests.unit.report.sample import passed, report_2, verdict
 
 OURS = {"name": "reference (ours)", "plugin": "emad-walked", "foreign": False, "answered": 2, "declined": 0, "none": 0}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.report.parts import DECIDED_STATUSES, DONE_FILE, LOG_FILE, SuitePart, folder_name
+from emad_ref.report.suite_parts import DECIDED_STATUSES, DONE_FILE, LOG_FILE, SuitePart, folder_name
 from emad_ref.workers import child_process
 from tests.unit.report.sample import report_2, written
 

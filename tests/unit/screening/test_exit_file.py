@@ -20,7 +20,7 @@ from emad_ref.files import BadFile
 from emad_ref.models import loading
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator, OperatingPoint, full_depth
-from emad_ref.probes.lens import StateTranslators, Translator
+from emad_ref.probes.tuned_lens import StateTranslators, Translator
 from emad_ref.protocol import Prompt
 from emad_ref.screening.exit import BadExit, Exit, load_exit, save_exit
 from emad_ref.screening.guarantee import Guarantee, ThresholdTest

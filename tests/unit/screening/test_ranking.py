@@ -18,7 +18,7 @@ from emad_ref.screening.ranking import (
 )
 from emad_ref.statistics.units import DocumentOf
 from emad_ref.sweep.losses import PointColumns
-from emad_ref.sweep.oracles import SavingsCurve
+from emad_ref.sweep.oracle_savings import SavingsCurve
 
 LEVELS = (0.01, 0.05)
 NOTHING: Trace = None  # type: ignore[assignment]  # a ranking reads columns, and documents

@@ -24,7 +24,7 @@ from emad_ref.screening import drafts, result, selection, traces
 from emad_ref.screening import screen as screen_module
 from emad_ref.screening.drafts import predict_drafting_seconds
 from emad_ref.screening.exit import load_exit
-from emad_ref.screening.families import OWN_HEAD, TUNED_LENS, ExitFamily, probe_sets
+from emad_ref.screening.exit_families import OWN_HEAD, TUNED_LENS, ExitFamily, probe_sets
 from emad_ref.screening.guarantee import Guarantee, ThresholdTest
 from emad_ref.screening.result import recommend
 from emad_ref.screening.screen import PHASES, screen

@@ -19,7 +19,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.replay import Replay, prompt_work, replay
-from emad_ref.sweep.oracles import filled_flops, oracle_curve, oracle_point, with_oracle_signal
+from emad_ref.sweep.oracle_savings import filled_flops, oracle_curve, oracle_point, with_oracle_signal
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 

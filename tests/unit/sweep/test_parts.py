@@ -26,7 +26,7 @@ from emad_ref.sweep.components import (
     exchange_components,
 )
 from emad_ref.sweep.losses import PointColumns, decoded_columns, point_columns
-from emad_ref.sweep.oracles import filled_columns
+from emad_ref.sweep.oracle_savings import filled_columns
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 

@@ -10,14 +10,14 @@ pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
 from emad_ref.errors import BadArgument
-from emad_ref.measurements.pair import PairMeasurements
+from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import PairSizes, Study
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
 from emad_ref.tasks.evaluation import evaluate_tasks
-from emad_ref.tasks.harness import EmadLM
-from emad_ref.tasks.pair_harness import PairLM, half_of, task_documents
+from emad_ref.tasks.lm_eval_model import EmadLM
+from emad_ref.tasks.pair_lm_eval_model import PairLM, half_of, task_documents
 from emad_ref.tasks.scoring import AnswerStrategy
 from tests.unit.tasks.test_datasets import write
 

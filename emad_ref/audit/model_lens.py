@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 
 from emad_ref.audit.decoding_checks import ReplayedDocument
-from emad_ref.audit.lens import LayerLogits, ProbeReadouts, RuleReadings, candidate_bins, signal_slopes
+from emad_ref.audit.reference_logits import LayerLogits, ProbeReadouts, RuleReadings, candidate_bins, signal_slopes
 from emad_ref.audit.tolerances import ROUNDING_FACTORS
 from emad_ref.calibration.trace import layer_states, lens_states, open_cache, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
-from emad_ref.probes.lens import lens_macs, point_lens
 from emad_ref.probes.probe import PrunedProbe, make_probe
 from emad_ref.probes.pruned_vocabulary import SharedHeads, adaptive_size
 from emad_ref.probes.signal_values import to_host
+from emad_ref.probes.tuned_lens import lens_macs, point_lens
 from emad_ref.record import READOUTS, Floats, Ints, Work
 from emad_ref.replay import replay
 
@@ -74,7 +74,7 @@ class ModelLens:
 
     @torch.inference_mode()
     def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
-        """As ``audit.lens.Lens``, for every rule whose parameters fit this model.
+        """As ``audit.reference_logits.Lens``, for every rule whose parameters fit this model.
 
         Raises:
             BadArgument: an estimator or a pruning of other sizes than this model's.

@@ -29,7 +29,7 @@ from emad_ref.protocol import Unsupported
 from emad_ref.record import Bools
 from emad_ref.tasks.continuations import Answer, stop_finder
 from emad_ref.tasks.evaluation import evaluate_tasks, task_manager
-from emad_ref.tasks.harness import EmadLM
+from emad_ref.tasks.lm_eval_model import EmadLM
 from emad_ref.tasks.lm_eval_settings import lm_eval_quiet
 from emad_ref.tasks.scoring import AnswerStrategy, WrittenAnswer
 from emad_ref.text.documents import Split

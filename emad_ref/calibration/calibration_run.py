@@ -52,7 +52,7 @@ Corpora = Mapping[str, Callable[[], Iterable[TokenSequence]]]
 Batches = Iterable[list[TokenSequence]]
 StatisticsSource = Callable[[Batches], Iterator[tuple[list[TokenSequence], list[EntropyStatistics]]]]
 """Batches → those of one unit after another, in order: their windows, and statistics to add up one by one. By this
-process, whose units are batches, or by others (``calibration.run``)."""
+process, whose units are batches, or by others (``calibration.calibration_run``)."""
 
 
 class BadCheckpoint(EmadError):

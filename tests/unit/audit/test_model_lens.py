@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.audit.lens import LayerLogits, PrefixLens
-from emad_ref.audit.oracle import ModelLens
+from emad_ref.audit.model_lens import ModelLens
+from emad_ref.audit.reference_logits import LayerLogits, PrefixLens
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.exit_rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
@@ -76,7 +76,7 @@ def test_announced_sequences_are_read_several_at_once(monkeypatch: pytest.Monkey
     """In any order, with others between; a pass holds at most ``AT_ONCE`` positions."""
     lens, passes = ModelLens(CausalStepper(small_model("gpt_neox"))), list[list[int]]()
     together = ModelLens.together
-    monkeypatch.setattr("emad_ref.audit.lens.AT_ONCE", 27)
+    monkeypatch.setattr("emad_ref.audit.reference_logits.AT_ONCE", 27)
 
     def counted(self: ModelLens, group: list[tuple[np.ndarray, int]], *shared: Any) -> list[LayerLogits]:
         passes.append([len(one) for one, _ in group])

@@ -17,10 +17,10 @@ from emad_ref.measurements.learned_exit import (
 )
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.operating_points import CandidatePoints
-from emad_ref.measurements.own_rule import OwnRuleEvidence, own_rule_evidence
 from emad_ref.measurements.pareto import BaselineComparison
 from emad_ref.measurements.process_replicates import ProcessReplicates
 from emad_ref.measurements.run_resources import ModelIsolation, RunResources, SubprocessRunner, copy_model
+from emad_ref.measurements.stated_rule import OwnRuleEvidence, own_rule_evidence
 from emad_ref.measurements.study import FEWEST, Study
 from emad_ref.measurements.task_scores import TaskScores
 from emad_ref.measurements.traces import EntropyEstimates, LensTraces

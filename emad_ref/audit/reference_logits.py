@@ -172,7 +172,7 @@ class LogitLens:
         rule = f"{point.signal}/{point.estimator.name}" + ("/pruned" if point.confidence is not None else "")
         rule += "/tuned lens" if point.lens is not None else ""
         expected = "a signal of one layer's full readout"
-        raise BadArgument("point", rule, expected, "give a lens that can lead the rule, as audit.oracle.ModelLens")
+        raise BadArgument("point", rule, expected, "give a lens that can lead the rule, as audit.model_lens.ModelLens")
 
     def rounding(self, tokens: Ints, layers: Sequence[int]) -> float:
         return 0.0

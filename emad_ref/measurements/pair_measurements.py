@@ -11,7 +11,7 @@ import numpy as np
 
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
 from emad_ref.measurements.attachments import AttachedTable, Attachments
-from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.pair_answers import TEXTS, WORLD, PairAnswers, answer_row, describe_rule
 from emad_ref.measurements.pair_models import DRAFT_TOKENS, PairModels
 from emad_ref.measurements.pair_routing import RoutingRules

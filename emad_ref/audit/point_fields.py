@@ -21,10 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.audit.comparisons import UNREACHED_THRESHOLD, DecoderOpening
 from emad_ref.audit.decoding_checks import judge_record, judge_session
 from emad_ref.audit.finding import AuditRefutedError, Finding, Tally, prefix_complaints
-from emad_ref.audit.lens import (
+from emad_ref.audit.reference_logits import (
     Lens,
     LensReference,
     PrefixLens,
@@ -35,6 +34,7 @@ from emad_ref.audit.lens import (
     rule_depths,
     signal_noise,
 )
+from emad_ref.audit.threshold_comparisons import UNREACHED_THRESHOLD, DecoderOpening
 from emad_ref.audit.token_comparison import is_decoded_tie, same_tokens
 from emad_ref.audit.trajectory import Judge
 from emad_ref.errors import EmadError

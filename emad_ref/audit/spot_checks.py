@@ -21,7 +21,7 @@ from scipy.stats import binom
 
 from emad_ref.audit.decoding_checks import NO_STOP, judge_record, judge_work, read_record
 from emad_ref.audit.finding import Finding, Tally, prefix_complaints
-from emad_ref.audit.lens import Lens, ProbeReadouts, emission_noise, headroom, is_read_from_logits, tied_gap
+from emad_ref.audit.reference_logits import Lens, ProbeReadouts, emission_noise, headroom, is_read_from_logits, tied_gap
 from emad_ref.audit.trajectory import Judge, Trajectory
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Session, Step

@@ -33,12 +33,12 @@ pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 import lm_eval.tasks
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from emad_ref.tasks import harness, metrics
+from emad_ref.tasks import lm_eval_model, metrics
 from emad_ref.tasks.continuations import stop_finder
 from emad_ref.tasks.evaluation import TaskResult, evaluate_tasks, task_manager, task_names
-from emad_ref.tasks.harness import BadJournal, EmadLM, ResultJournal
+from emad_ref.tasks.lm_eval_model import BadJournal, EmadLM, ResultJournal
 from emad_ref.tasks.lm_eval_settings import TASK_FOLDER
-from emad_ref.tasks.pair_harness import PairLM
+from emad_ref.tasks.pair_lm_eval_model import PairLM
 from emad_ref.tasks.scoring import AnswerStrategy, WrittenAnswer
 
 STOCK = Path(lm_eval.tasks.__file__).parent
@@ -287,7 +287,7 @@ def test_cut_contexts_are_counted_by_task_and_said_once(nano, caplog):
 
 def test_the_count_of_cut_contexts_reaches_the_results(nano, data):
     longest = 16
-    lm = EmadLM(nano, max_length=harness.NEW_TOKENS + longest)  # SQuAD's definition names no length
+    lm = EmadLM(nano, max_length=lm_eval_model.NEW_TOKENS + longest)  # SQuAD's definition names no length
     first, again = (evaluate_tasks(lm, ["squad", "arc_easy", "pile"], data=data) for _ in range(2))
     squad = task_manager(data).load(["squad"])["tasks"]["squad"]
     prompts = [squad.fewshot_context(document, 0) for document in squad.eval_docs]
@@ -297,7 +297,7 @@ def test_the_count_of_cut_contexts_reaches_the_results(nano, data):
 
 
 def test_bars_are_drawn_where_the_caller_says(nano, monkeypatch, capsys):
-    monkeypatch.setattr(harness, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(lm_eval_model, "QUIET_SECONDS", 0.0)
     screen = io.StringIO()
     EmadLM(nano, progress=screen).generate_until([request("Ada", {"until": ["."], "max_gen_toks": 4})])
     assert "generating at full depth: 100%" in screen.getvalue()
@@ -337,7 +337,7 @@ def test_looking_at_the_tail_changes_no_text(nano, monkeypatch, stops):
     def whole(text, wanted):
         return lambda tokens: any(stop in text(tokens) for stop in wanted if stop)
 
-    monkeypatch.setattr(harness, "stop_finder", whole)
+    monkeypatch.setattr(lm_eval_model, "stop_finder", whole)
     assert mine == EmadLM(nano).generate_until(requests, disable_tqdm=True)
 
 
@@ -361,7 +361,7 @@ class Interrupt(Exception):
 def counting(monkeypatch, stop_after: int | None = None) -> list[int]:
     """Sizes of the batches that ``replayed`` really ran; raises in the batch after ``stop_after``."""
     ran: list[int] = []
-    real = harness.score_by_replay
+    real = lm_eval_model.score_by_replay
 
     def replayed(stepper, point, batch):
         if stop_after is not None and len(ran) == stop_after:
@@ -369,7 +369,7 @@ def counting(monkeypatch, stop_after: int | None = None) -> list[int]:
         ran.append(len(batch))
         return real(stepper, point, batch)
 
-    monkeypatch.setattr(harness, "score_by_replay", replayed)
+    monkeypatch.setattr(lm_eval_model, "score_by_replay", replayed)
     return ran
 
 

@@ -21,7 +21,7 @@ from emad_ref.exit_rules import FULL_READOUT, threshold_point
 from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.signals import DIVERGENCE, Signal, swept_signals
 from emad_ref.sweep.grids import CHUNK_LENGTHS, ThresholdSweep, margin_sweep, positional_points, truncation_points
-from emad_ref.sweep.oracles import FREE_DEPTH
+from emad_ref.sweep.oracle_savings import FREE_DEPTH
 
 OWN_HEAD, TUNED_LENS = "own head", "tuned lens"
 

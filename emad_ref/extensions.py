@@ -126,5 +126,5 @@ def _load_extension(point: EntryPoint) -> Extension:
         raise BadArgument(f"{GROUP}: {point.name}", point.value, "an importable Extension", remedy) from error
     if not isinstance(extension, Extension):
         kind = type(extension).__name__
-        raise BadArgument(f"{GROUP}: {point.name}", kind, "an emad_ref.extending.Extension", f"see {point.value}")
+        raise BadArgument(f"{GROUP}: {point.name}", kind, "an emad_ref.extensions.Extension", f"see {point.value}")
     return extension
