@@ -122,6 +122,20 @@ class Work:
             zeros(layers),
         )
 
+    def count_blocks(self, first: int, last: int, rows: int, queries: int, keys: int) -> None:
+        """Add layers first+1 … last over ``rows`` × ``queries`` tokens, each against ``keys`` keys."""
+        self.tokens[first:last] += rows * queries
+        self.context[first:last] += rows * queries * keys
+
+    def count_readout(self, kind: str, layer: int, rows: int, macs: int = 0) -> None:
+        """Add ``rows`` states read after ``layer`` by a readout of ``READOUTS``; ``macs`` is a sum over the rows."""
+        self.readout_rows[READOUTS.index(kind), layer - 1] += rows
+        self.readout_macs[READOUTS.index(kind), layer - 1] += macs
+
+    def count_fills(self, kind: str, layer: int, states: int) -> None:
+        """Add ``states`` of which ``layer`` wrote only K and V; ``kind`` is one of ``FILLS``."""
+        self.fills[FILLS.index(kind), layer - 1] += states
+
     @property
     def layers(self) -> int:
         return len(self.tokens)

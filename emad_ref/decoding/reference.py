@@ -29,7 +29,6 @@ from emad_ref.schedule.schedules import (
     Admission,
     DeferredStates,
     SessionState,
-    count_blocks,
     run_deferred_to_ceiling,
     schedule_of,
 )
@@ -225,7 +224,7 @@ class ReferenceSession:
         ceiling = self._point.ceiling
         hidden = self._stepper.embed(torch.from_numpy(tokens).to(self._stepper.device), context)
         hidden = self._stepper.run(hidden, 0, ceiling, context, self._store.cache)
-        count_blocks(self._store.work, 0, ceiling, len(rows), widest, context.executed)
+        self._store.work.count_blocks(0, ceiling, len(rows), widest, context.executed)
         for row in rows:
             self._trail[row].extend([ceiling] * int(lengths[row]))
         return hidden
@@ -382,7 +381,7 @@ class ReferenceDecoder:
             work.context[: self.point.ceiling] = len(prompts) * (widest - 1) * widest
         elif widest > 1:
             rows = sum(len(p.tokens) > 1 for p in prompts)
-            count_blocks(work, 0, self.point.ceiling, rows, widest - 1, widest - 1)
+            work.count_blocks(0, self.point.ceiling, rows, widest - 1, widest - 1)
         return self._with_sources(work, prompts)
 
     def synchronize(self) -> None:

@@ -53,14 +53,13 @@ from emad_ref.decoding.speculation import (
 from emad_ref.decoding.step import StepOutput
 from emad_ref.decoding.token_log import TokenLog
 from emad_ref.errors import BadArgument, is_number, is_whole
-from emad_ref.models.stepper import ForwardContext, Stepper
+from emad_ref.models.forward_inputs import ForwardContext
+from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint, full_depth
 from emad_ref.probes.draft_reader import DraftReader
-from emad_ref.probes.pruned_vocabulary import SeparateHeads, full_head
 from emad_ref.probes.signal_values import require_finite
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY, Ints, Record, StopReason
-from emad_ref.schedule.schedules import count_blocks
 
 MODEL = 0
 MATCHED_TOKENS = 3  # with two, every other match is accidental
@@ -526,7 +525,6 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
         super().__init__(stepper, drafting_point(stepper.layers), max_rows=max_rows)
         self.drafting, self._choice = drafting, None if always else RoundChoice()
         self._reader = DraftReader(stepper, drafting.layer, drafting.lens, drafting.opened, drafting.vocabulary)
-        self._heads = SeparateHeads(stepper)
 
     def _decode(
         self,
@@ -690,7 +688,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
     def _run(self, session: ReferenceSession, hidden: Tensor, first: int, last: int, context: ForwardContext) -> Tensor:
         cache, work = session.store.cache, session.store.work
         hidden = self.stepper.run(hidden, first, last, context, cache)
-        count_blocks(work, first, last, len(hidden), hidden.shape[1], context.executed)
+        work.count_blocks(first, last, len(hidden), hidden.shape[1], context.executed)
         return hidden
 
     def _verify(self, session: ReferenceSession, chunk: Tensor, starts: Sequence[int]) -> list[list[int]]:
@@ -701,7 +699,8 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
 
     def _own_tokens(self, session: ReferenceSession, hidden: Tensor) -> list[list[int]]:
         """Tokens [rows][n] that the model emits at states [rows, n, D] at the ceiling."""
-        best = full_head(self._heads, hidden, self.point.ceiling, session.store.work).max(dim=-1)
+        session.store.work.count_readout("full", self.point.ceiling, hidden.shape[:-1].numel())
+        best = self.stepper.logits(hidden).max(dim=-1)
         if not math.isfinite(float(best.values.sum())):
             require_finite(best.values, "at the ceiling")
         tokens: list[list[int]] = best.indices.tolist()

@@ -26,14 +26,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from emad_ref.exit_rules import bin_index, fires, planned_exits
-from emad_ref.models.stepper import ForwardContext, Stepper
+from emad_ref.models.forward_inputs import ForwardContext
+from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.probe import make_probe
 from emad_ref.probes.signal_values import to_host
 from emad_ref.probes.tuned_lens import point_translators
 from emad_ref.protocol import Step
 from emad_ref.record import Bools, Floats, Ints
-from emad_ref.schedule.schedules import Flow, FlowStart, SessionState, count_blocks, rows_of, schedule_of
+from emad_ref.schedule.schedules import Flow, FlowStart, SessionState, rows_of, schedule_of
 from emad_ref.signals import PREVIOUS_PROBE, SIGNALS
 
 
@@ -194,7 +195,7 @@ class AdaptiveForward:
             below, layer = layer, min([lowest, *(probe for probe in self.column if layer < probe < lowest)])
             hidden = stepper.run(hidden, below, layer, context, cache)
             width = hidden.shape[1]
-            count_blocks(work, below, layer, len(running), width, context.executed)
+            work.count_blocks(below, layer, len(running), width, context.executed)
             keep, place = length[running].copy(), np.arange(width)
             inside = place < keep[:, None]  # [running, width] without padding
             reading, column = None, self.column.get(layer)

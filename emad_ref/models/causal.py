@@ -21,7 +21,7 @@ from torch import Tensor
 
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import FAST, FULL_ATTENTION, SLIDING_ATTENTION, WALKED, anatomy_of, layer_kinds, row_of
-from emad_ref.models.forward_inputs import ForwardInputs, LayerPlacement
+from emad_ref.models.forward_inputs import CacheWriter, ForwardContext, ForwardInputs, LayerPlacement, forward_context
 from emad_ref.models.fused_blocks import (
     FusedBlock,
     RotaryTables,
@@ -39,10 +39,7 @@ from emad_ref.models.stepper import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
     FIRST_TABLE,
-    CacheWriter,
-    ForwardContext,
     decoder_part,
-    forward_context,
     model_logits,
     require_agreement,
     require_backend,
@@ -216,7 +213,7 @@ class CausalStepper:
         return hidden
 
     def run(self, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache | None) -> Tensor:
-        """See ``Stepper.run``."""
+        """See ``Stepper.run``. Each block writes its K and V through the ``CacheWriter`` among its inputs."""
         require_layers(first, last, self.layers)
         if cache is not None:
             cache.require(first, last, frame)

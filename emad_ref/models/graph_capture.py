@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from emad_ref.errors import EmadError
 from emad_ref.models.families import FAST, SLIDING_ATTENTION
-from emad_ref.models.forward_inputs import LayerPlacement
+from emad_ref.models.forward_inputs import ForwardContext, LayerPlacement
 from emad_ref.models.fused_blocks import AttentionInputs, FusedBlock, RotaryTables, as_vector
 from emad_ref.models.graph_buffers import (
     BufferPool,
@@ -39,7 +39,6 @@ from emad_ref.models.graph_buffers import (
     bucket_size,
 )
 from emad_ref.models.kv_cache import KVCache
-from emad_ref.models.stepper import ForwardContext
 
 if TYPE_CHECKING:
     from emad_ref.models.causal import CausalStepper
@@ -202,7 +201,7 @@ class CapturedSegment:
         return AttentionInputs(self._writer, self._mask(placement), rotary, several=False)
 
     def _mask(self, placement: LayerPlacement) -> Tensor:
-        """Additive [rows, 1, 1, keys]: as ``stepper.attention_mask``, from positions known at replay."""
+        """Additive [rows, 1, 1, keys]: as ``forward_inputs.attention_mask``, from positions known at replay."""
         here = self._inputs.positions[:, None]
         visible = self._slots <= here
         if placement.kind == SLIDING_ATTENTION and self._window is not None:

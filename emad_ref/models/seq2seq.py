@@ -34,6 +34,7 @@ from transformers import EncoderDecoderCache
 
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import anatomy_of, row_of
+from emad_ref.models.forward_inputs import CacheWriter, ForwardContext, attention_mask, forward_context
 from emad_ref.models.fused_blocks import apply_linear
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.kv_cache import KVCache
@@ -42,11 +43,7 @@ from emad_ref.models.stepper import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
     FIRST_TABLE,
-    CacheWriter,
-    ForwardContext,
-    attention_mask,
     decoder_part,
-    forward_context,
     model_logits,
     require_agreement,
     require_layer,

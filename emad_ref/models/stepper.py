@@ -12,10 +12,9 @@ interface lie on ``stepper.device``. Layers count from 1. Call under ``torch.inf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Protocol
-from weakref import ref
 
 import numpy as np
 import torch
@@ -23,79 +22,13 @@ from torch import Tensor
 
 from emad_ref.errors import BadArgument, EmadError, refuse_damage
 from emad_ref.models.families import ATTENTION_KERNELS, BACKENDS
+from emad_ref.models.forward_inputs import ForwardContext
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.placement import to_device
 from emad_ref.record import Ints
 
 FIRST_TABLE = 256  # initial positions of a table that a stepper keeps between forwards; it doubles
-
-
-class ForwardContext:
-    """The rows and positions of one forward, and its blocks' inputs, computed once. Made by ``Stepper.frame``.
-
-    ``rows``, ``starts``, ``lengths``, ``ends``: per row, its session row, first position, valid tokens, and length
-    after a layer ran. ``start``: the common first position, None if rows differ. ``queries``: n. ``keys``: keys up to
-    the last position. ``executed``: keys that every query was executed against in the last run, padding and masked
-    ones included: ``keys``, or more where a captured graph fixes the number (``models.graph_capture``).
-    ``prepared``: the stepper's own inputs of its blocks, ``prepare(self)``.
-    """
-
-    def __init__(
-        self,
-        rows: tuple[int, ...],
-        starts: tuple[int, ...],
-        lengths: tuple[int, ...],
-        queries: int,
-        prepare: Callable[[ForwardContext], Any],
-    ):
-        self.rows, self.starts, self.lengths, self.queries = rows, starts, lengths, queries
-        self.ends = tuple(start + n for start, n in zip(starts, lengths, strict=True))
-        self.start = starts[0] if starts.count(starts[0]) == len(starts) else None
-        self.keys = self.executed = max(starts) + queries
-        self._slots: dict[torch.device, Tensor] = {}
-        self._taken: dict[tuple[int, ...], ForwardContext] = {}
-        self._prepare = prepare
-        self.prepared = prepare(self)
-
-    def take(self, keep: Ints) -> ForwardContext:
-        """The context of a subset of the rows, ``keep`` int64 indices into them, for states ``hidden[keep]``."""
-        chosen = tuple(np.asarray(keep, dtype=np.int64).tolist())
-        if chosen not in self._taken:
-            if not chosen or not all(0 <= i < len(self.rows) for i in chosen):
-                raise BadArgument("keep", list(chosen), f"some indices in 0–{len(self.rows) - 1}")
-            rows, starts, lengths = (
-                tuple(column[i] for i in chosen) for column in (self.rows, self.starts, self.lengths)
-            )
-            self._taken[chosen] = ForwardContext(rows, starts, lengths, self.queries, self._prepare)
-        return self._taken[chosen]
-
-    def slots(self, device: torch.device) -> Tensor:
-        """int64 [rows, n] positions on ``device``."""
-        if device not in self._slots:
-            first = torch.tensor(self.starts, device=device)
-            self._slots[device] = first[:, None] + torch.arange(self.queries, device=device)
-        return self._slots[device]
-
-    def distinct_slots(self, device: torch.device) -> Tensor:
-        """int64 [rows, n] positions on ``device``, or [1, n] if all rows have the same."""
-        slots = self.slots(device)
-        return slots if self.start is None else slots[:1]
-
-
-class CacheWriter:
-    """Cache of a block: ``update`` stores at the forward's positions and returns all K and V to attend to.
-
-    It holds its context weakly: contexts hold their inputs, and in a cycle K/V would wait for the garbage collector.
-    """
-
-    def __init__(self, cache: KVCache, frame: ForwardContext):
-        self.cache, self._layers, self._frame = cache, cache.layers, ref(frame)
-
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        frame = self._frame()
-        assert frame is not None, "a frame that is run is held by its caller"
-        return self._layers[layer_idx].write(keys, values, frame)
 
 
 class Stepper(Protocol):
@@ -207,36 +140,6 @@ class Stepper(Protocol):
         ...
 
 
-def forward_context(
-    positions: Ints,
-    cache: KVCache | None,
-    rows: Ints | None,
-    lengths: Ints | None,
-    end: int | None,
-    prepare: Callable[[ForwardContext], Any],
-) -> ForwardContext:
-    """``Stepper.frame``; ``end``: the first unsupported position, if any. Raises BadArgument."""
-    positions = np.asarray(positions)
-    if positions.ndim != 2 or 0 in positions.shape:
-        raise BadArgument("positions", positions.shape, "shape [rows ≥ 1, n ≥ 1]")
-    count, queries = positions.shape
-    starts: tuple[int, ...] = tuple(positions[:, 0].tolist())
-    if queries > 1 and (np.diff(positions, axis=1) != 1).any():
-        raise BadArgument("positions", positions.tolist(), "consecutive positions in each row")
-    if min(starts) < 0 or (cache is None and max(starts) > 0):
-        raise BadArgument("positions", list(starts), "first positions ≥ 0, and 0 without a cache")
-    if end is not None and max(starts) + queries > end:
-        raise BadArgument("positions", max(starts) + queries - 1, f"less than {end}")
-    present = count if cache is None else cache.rows
-    chosen = tuple(range(present)) if rows is None else tuple(np.asarray(rows).tolist())
-    if len(chosen) != count or (rows is not None and list(chosen) != sorted({*range(present)} & {*chosen})):
-        raise BadArgument("rows", list(chosen), f"{count} ascending rows of 0–{present - 1}")
-    valid = (queries,) * count if lengths is None else tuple(np.asarray(lengths).tolist())
-    if lengths is not None and (len(valid) != count or not all(1 <= n <= queries for n in valid)):
-        raise BadArgument("lengths", list(valid), f"{count} lengths in 1–{queries}")
-    return ForwardContext(chosen, starts, valid, queries, prepare)
-
-
 def require_layers(first: int, last: int, layers: int) -> None:
     if not 0 <= first <= last <= layers:
         raise BadArgument("first, last", (first, last), f"0 ≤ first ≤ last ≤ {layers}")
@@ -245,38 +148,6 @@ def require_layers(first: int, last: int, layers: int) -> None:
 def require_layer(layer: int, layers: int) -> None:
     if not 1 <= layer <= layers:
         raise BadArgument("layer", layer, f"a layer in 1–{layers}")
-
-
-def attention_mask(
-    frame: ForwardContext,
-    window: int | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    flagged: bool,
-    always: bool = False,
-) -> Tensor | None:
-    """Additive mask [rows or 1, 1, n, keys]; None if full attention or SDPA's causal flag is correct.
-
-    A query at position p sees slots s ≤ p and, in a window of w, s > p − w. ``flagged``: no mask over several queries
-    means SDPA's causal flag. ``always``: a mask even if None would be correct.
-    """
-    windowed = window is not None and frame.keys > window
-    # SDPA's flag aligns query i with key i, so it is only correct without earlier positions
-    unmasked = frame.queries == 1 or (flagged and frame.start == 0)
-    if frame.start is not None and not windowed and unmasked and not always:
-        return None
-    lowest = torch.finfo(dtype).min
-    if frame.start is not None and not windowed:  # mask the slots after each query's own
-        later = torch.full((1, 1, frame.queries, frame.keys), lowest, dtype=dtype, device=device)
-        return later.triu_(frame.start + 1)
-    here = frame.distinct_slots(device)
-    there = torch.arange(frame.keys, device=device)
-    visible = there <= here[:, :, None]
-    if window is not None and windowed:
-        visible &= there > here[:, :, None] - window
-    mask = torch.zeros(visible.shape, dtype=dtype, device=device)
-    return mask.masked_fill_(~visible, lowest)[:, None]
 
 
 CHECKED_ROWS, CHECKED_TOKENS = 2, 12

@@ -25,7 +25,6 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Request
 from emad_ref.record import Ints, Work
-from emad_ref.schedule.schedules import count_blocks
 
 MutantFactory = Callable[[Request], Decoder]
 
@@ -211,7 +210,7 @@ def run_prompts_in_chunks(original: Any, session: Any, heads: Any, lengths: Ints
         frame = stepper.frame(positions, store.cache, rows=rows, lengths=held)
         hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame)
         hidden = stepper.run(hidden, 0, ceiling, frame, store.cache)
-        count_blocks(store.work, 0, ceiling, len(rows), tokens.shape[1], frame.executed)
+        store.work.count_blocks(0, ceiling, len(rows), tokens.shape[1], frame.executed)
         if states is None:
             states = hidden.new_zeros(len(present), int(lengths.max()), hidden.shape[-1])
         places = torch.from_numpy(np.searchsorted(present, rows)).to(states.device)
@@ -225,7 +224,7 @@ def run_prompts_in_chunks(original: Any, session: Any, heads: Any, lengths: Ints
 def chunked_prompt_work(original: Any, decoder: Any, prompts: Sequence[Prompt]) -> Work:
     work, before = Work.none(decoder.stepper.layers), np.array([len(prompt.tokens) - 1 for prompt in prompts])
     for rows, first, held in prompt_chunks(before):
-        count_blocks(work, 0, decoder.point.ceiling, len(rows), int(held.max()), first + int(held.max()))
+        work.count_blocks(0, decoder.point.ceiling, len(rows), int(held.max()), first + int(held.max()))
     counted: Work = decoder._with_sources(work, prompts)
     return counted
 

@@ -21,10 +21,8 @@ from emad_ref.models.weight_layout import lay_out_weight
 from emad_ref.point import Estimator
 from emad_ref.probes.estimators import linear_probe
 from emad_ref.probes.tuned_lens import Translator, attached_lens
-from emad_ref.record import READOUTS, Ints, Work
+from emad_ref.record import Ints, Work
 from emad_ref.signals import at_least_float32
-
-FULL, SUBSET, LINEAR = (READOUTS.index(kind) for kind in ("full", "subset", "linear"))
 
 
 class DraftReader:
@@ -38,7 +36,7 @@ class DraftReader:
     """
 
     def __init__(self, stepper: Stepper, layer: int, lens: str | None, gate: Estimator | None, vocabulary: Ints | None):
-        self._stepper, self._at = stepper, layer - 1
+        self._stepper, self._layer = stepper, layer
         tuned = attached_lens(stepper, lens)
         if tuned is not None and layer not in tuned.translators:
             has = ", ".join(map(str, tuned.translators))
@@ -58,17 +56,15 @@ class DraftReader:
     def expected(self, hidden: Tensor, work: Work) -> Tensor:
         """The gate's expected √KL in √nats, float [rows], of states [rows, D]; may be non-finite."""
         assert self._gate is not None, "a drafting without a gate reads none"
-        work.readout_rows[LINEAR, self._at] += len(hidden)
-        work.readout_macs[LINEAR, self._at] += len(hidden) * self._gate_macs
+        work.count_readout("linear", self._layer, len(hidden), len(hidden) * self._gate_macs)
         return self._gate(self._stepper.normed(hidden), 0)
 
     def tokens(self, hidden: Tensor, work: Work) -> Tensor:
         """int64 [rows]: the likeliest token of the vocabulary by each state [rows, D]."""
-        kind = FULL if self._ids is None else SUBSET
-        work.readout_rows[kind, self._at] += len(hidden)
-        work.readout_macs[kind, self._at] += len(hidden) * self._head_macs
+        kind = "full" if self._ids is None else "subset"
+        work.count_readout(kind, self._layer, len(hidden), len(hidden) * self._head_macs)
         if self._translator is not None:
-            work.readout_macs[FULL, self._at] += len(hidden) * self._translator.macs
+            work.count_readout("full", self._layer, 0, len(hidden) * self._translator.macs)
             hidden = self._translated(hidden)
         best = product(self._stepper.normed(hidden), self._rows, self._bias).argmax(dim=-1)
         return best if self._ids is None else self._ids[best]

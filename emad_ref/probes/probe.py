@@ -17,10 +17,10 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import Confidence, OperatingPoint
 from emad_ref.probes.contrast import score_function
 from emad_ref.probes.estimators import EntropyReader, entropy_reader
-from emad_ref.probes.pruned_vocabulary import CandidateTokens, ReadoutHeads, SeparateHeads, adaptive_size, full_head
+from emad_ref.probes.pruned_vocabulary import CandidateTokens, ReadoutHeads, SeparateHeads, adaptive_size
 from emad_ref.probes.signal_values import ProbeOutput, require_finite, saturation, softmax_response, to_host_finite
 from emad_ref.probes.tuned_lens import point_lens
-from emad_ref.record import READOUTS, Work
+from emad_ref.record import Work
 from emad_ref.signals import (
     HALF_DEPTH,
     LAYER_LOGITS,
@@ -37,14 +37,14 @@ from emad_ref.signals import (
 class HeadProbe:
     """Base of all probes: without memory, and with a full head at the exit, through the point's lens if any.
 
-    ``heads``: how readouts are computed; the stepper's own by default.
+    ``heads``: computes the readouts, as a trace's ``SharedHeads``; by default the stepper's own head.
 
     Raises:
         BadArgument: a lens that is not attached to the stepper, or that lacks one of the probes.
     """
 
     def __init__(self, stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | None = None):
-        self.stepper, self.point, self.heads = stepper, point, heads or SeparateHeads(stepper)
+        self.stepper, self.point, self.heads = stepper, point, heads
         self.lens = point_lens(stepper, point)
 
     def begin(self) -> None:
@@ -55,7 +55,8 @@ class HeadProbe:
 
     def emit(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
         read = hidden if self.lens is None else self.lens.charged(hidden, layer, work)
-        return full_head(self.heads, read, layer, work)
+        work.count_readout("full", layer, hidden.shape[:-1].numel())
+        return self.stepper.logits(read) if self.heads is None else self.heads.full(read)
 
 
 class SaturationProbe(HeadProbe):
@@ -101,7 +102,8 @@ class PrunedProbe(HeadProbe):
     """
 
     def __init__(self, stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | None = None):
-        super().__init__(stepper, point, heads)
+        self.pruned_heads = heads or SeparateHeads(stepper)
+        super().__init__(stepper, point, self.pruned_heads)
         shrink = _parameters(point).shrink
         if shrink is not None and adaptive_size(stepper.vocabulary, shrink, 1.0) < 2:
             expected = f"a share that leaves 2 of {stepper.vocabulary} tokens at full confidence"
@@ -121,7 +123,7 @@ class PrunedProbe(HeadProbe):
             return score_function(self.point.signal)(parameters, layer, logits, {})
         assert self.race is not None, "the minimum layer is the first that a pruned rule reads"
         require_aligned(len(self.race), len(hidden))
-        self.race = self.race.narrowed(self._sizes(probe)).read(self.heads, hidden, layer, work)
+        self.race = self.race.narrowed(self._sizes(probe)).read(self.pruned_heads, hidden, layer, work)
         compared = self.race.logits if SIGNALS[self.point.signal].contrasts else {}
         log_probs = {m: log_probabilities(z) for m, z in compared.items()}  # over the candidates that are left
         output = score_function(self.point.signal)(parameters, layer, self.race.logits[layer], log_probs)
@@ -199,13 +201,11 @@ class EstimatorProbe(HeadProbe):
     def __init__(self, stepper: Stepper, point: OperatingPoint):
         super().__init__(stepper, point)
         self.reader: EntropyReader = entropy_reader(stepper, point.estimator, point.probes)
-        self.kind = READOUTS.index(self.reader.kind)
 
     def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         layer = self.point.probes[probe]
         rows = hidden.shape[0]
-        work.readout_rows[self.kind, layer - 1] += rows
-        work.readout_macs[self.kind, layer - 1] += rows * self.reader.macs_per_row
+        work.count_readout(self.reader.kind, layer, rows, rows * self.reader.macs_per_row)
         return ProbeOutput(to_host_finite(self.reader.entropy_nats(hidden, probe), f"after layer {layer}"), None)
 
 

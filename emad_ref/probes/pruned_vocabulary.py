@@ -26,9 +26,8 @@ from torch import Tensor
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
 from emad_ref.probes.estimators import capped
-from emad_ref.record import READOUTS, Ints, Work
+from emad_ref.record import Ints, Work
 
-FULL, SUBSET = READOUTS.index("full"), READOUTS.index("subset")
 # Entries of W gathered per product. A CPU multiplies them while they are in its cache: 1 MB of float32 in one buffer is
 # up to 4 times as fast as new memory for all of k = V rows. An accelerator is as fast with 16 MB as with more.
 GATHERED_ENTRIES = 2**18
@@ -90,12 +89,6 @@ class SharedHeads:
         return torch.cat([whole, none], dim=1).gather(1, ids)
 
 
-def full_head(heads: ReadoutHeads, hidden: Tensor, layer: int, work: Work) -> Tensor:
-    """Logits [..., V] of states [..., D] after ``layer``; counted as full heads."""
-    work.readout_rows[FULL, layer - 1] += hidden.shape[:-1].numel()
-    return heads.full(hidden)
-
-
 def adaptive_size(vocabulary: int, shrink: float, confidence: float) -> int:
     """k = ⌊|V|·(1 − s·c)⌋, c ∈ [0, 1] the confidence at the layer below."""
     return math.floor(vocabulary * (1 - shrink * confidence))
@@ -142,8 +135,7 @@ class CandidateTokens:
 
     def read(self, heads: ReadoutHeads, hidden: Tensor, layer: int, work: Work) -> CandidateTokens:
         """Add the logits of states ``hidden`` [rows, D] after one more ``layer``; counted as pruned readouts."""
-        work.readout_rows[SUBSET, layer - 1] += len(self)
-        work.readout_macs[SUBSET, layer - 1] += int(self.macs(heads.stepper.geometry).sum())
+        work.count_readout("subset", layer, len(self), int(self.macs(heads.stepper.geometry).sum()))
         logits = heads.pruned(hidden, self.ids, self.sizes)
         return CandidateTokens(self.vocabulary, self.ids, self.sizes, {**self.logits, layer: logits})
 

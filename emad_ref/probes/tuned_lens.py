@@ -24,7 +24,7 @@ from torch import Tensor
 from emad_ref.errors import BadArgument, require_instance
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
-from emad_ref.record import READOUTS, Ints, Work
+from emad_ref.record import Ints, Work
 from emad_ref.signals import at_least_float32
 
 DIGEST_DIGITS = 12  # digits of a digest in messages
@@ -107,9 +107,6 @@ def raised_dtype(stepper: Stepper) -> torch.dtype:
 def shorten(value: object) -> object:
     """The head of a digest; any other value unchanged."""
     return value[:DIGEST_DIGITS] if isinstance(value, str) else value
-
-
-FULL = READOUTS.index("full")
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +234,7 @@ class TunedLens:
 
     def charged(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
         """``self(hidden, layer)``, its multiply-adds counted in ``work`` beside the rows of the head that runs next."""
-        work.readout_macs[FULL, layer - 1] += hidden.shape[:-1].numel() * self.macs(layer)
+        work.count_readout("full", layer, 0, hidden.shape[:-1].numel() * self.macs(layer))
         return self(hidden, layer)
 
     def require(self, fingerprint: str, dtype: str, layers: int, width: int) -> None:

@@ -36,11 +36,12 @@ from torch import Tensor
 
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import first_firing_probe
+from emad_ref.models.forward_inputs import ForwardContext
 from emad_ref.models.kv_cache import KVCache
-from emad_ref.models.stepper import ForwardContext, Stepper
+from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.probes.tuned_lens import StateTranslators
-from emad_ref.record import FILLS, Bools, Floats, Ints, Work
+from emad_ref.record import Bools, Floats, Ints, Work
 
 # ---------------------------------------------------------------- the flow of one step
 
@@ -122,7 +123,7 @@ class ExitFlow:
     def run(self, first: int, last: int) -> Tensor:
         state = self.state
         self.hidden, self.layer = state.stepper.run(self.hidden, first, last, self.context, state.cache), last
-        count_blocks(state.work, first, last, len(self.hidden), self.context.queries, self.context.executed)
+        state.work.count_blocks(first, last, len(self.hidden), self.context.queries, self.context.executed)
         return self.hidden
 
     def stop(self, stopped: Ints, going: Ints, layer: int) -> None:
@@ -132,12 +133,6 @@ class ExitFlow:
 
     def finish(self) -> None:
         """Nothing is missing."""
-
-
-def count_blocks(work: Work, first: int, last: int, rows: int, queries: int, keys: int) -> None:
-    """Charge layers first+1 … last with ``rows`` × ``queries`` tokens against ``keys`` keys each."""
-    work.tokens[first:last] += rows * queries
-    work.context[first:last] += rows * queries * keys
 
 
 def rows_of(states: Tensor, rows: Ints) -> Tensor:
@@ -289,7 +284,6 @@ def layer_groups(depth: Ints, histogram: Ints) -> Iterator[tuple[slice, Bools]]:
         yield slice(below, top), small >= top
 
 
-EXACT_FILL, COPIED_FILL = FILLS.index("exact"), FILLS.index("copied")
 FREE_DEPTH_REASON = "no layer lies outside the model or above the ceiling"
 
 
@@ -363,7 +357,7 @@ class EagerFlow(ExitFlow):
             return
         super().run(self.layer, self.ceiling - 1)
         self.state.stepper.fill(self.hidden, self.ceiling, self.context, self.state.cache)
-        self.state.work.fills[EXACT_FILL, self.ceiling - 1] += self.hidden.shape[:2].numel()
+        self.state.work.count_fills("exact", self.ceiling, self.hidden.shape[:2].numel())
 
 
 def _eager_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerRun:
@@ -469,7 +463,7 @@ def _run_ragged(
         lengths=np.array([len(chunk) for chunk in chunks]),
     )
     padded = state.stepper.run(padded, first, last, context, state.cache)
-    count_blocks(state.work, first, last, len(rows), padded.shape[1], context.executed)
+    state.work.count_blocks(first, last, len(rows), padded.shape[1], context.executed)
     return [states[: len(chunk)] for states, chunk in zip(padded, chunks, strict=True)]
 
 
@@ -556,7 +550,7 @@ class CopyingFlow(ExitFlow):
             if self.translators is not None:
                 states = self.translators.below(states, self.depth[rows], layer, self.state.work)
             self.state.stepper.fill(states, layer, self.whole.take(rows), self.state.cache)
-            self.state.work.fills[COPIED_FILL, layer - 1] += states.shape[:2].numel()
+            self.state.work.count_fills("copied", layer, states.shape[:2].numel())
 
 
 def _copying_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerRun:

@@ -13,8 +13,10 @@ from emad_ref.benchmark.flops import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
+from emad_ref.point import full_depth
 from emad_ref.probes import pruned_vocabulary
-from emad_ref.probes.pruned_vocabulary import CandidateTokens, SeparateHeads, SharedHeads, adaptive_size, full_head
+from emad_ref.probes.probe import HeadProbe
+from emad_ref.probes.pruned_vocabulary import CandidateTokens, SeparateHeads, SharedHeads, adaptive_size
 from emad_ref.record import READOUTS, Work
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5
@@ -91,9 +93,9 @@ def test_what_is_picked_from_a_shared_head_is_charged_as_if_gathered(stepper: St
 
 
 def test_a_full_head_is_charged_as_one(stepper: Stepper, hidden: torch.Tensor) -> None:
-    work = Work.none(LAYERS)
+    work, probe = Work.none(LAYERS), HeadProbe(stepper, full_depth(LAYERS))
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-        logits = full_head(SeparateHeads(stepper), hidden[:, None], 4, work)
+        logits = probe.emit(hidden[:, None], 4, work)
     assert logits.shape == (3, 1, VOCABULARY)
     assert flops(work, stepper.geometry).total == counter.get_total_flops() > 0
     assert work.readout_rows[FULL].tolist() == [0, 0, 0, 3, 0, 0]
