@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from emad_ref.console import facts_html
 from emad_ref.errors import BadArgument, require_instance
 from emad_ref.report import figures, schema
-from emad_ref.report.contents import quality_rows
+from emad_ref.report.contents import cost_quality_rows
 from emad_ref.statistics.units import counted
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ class RunResults:
     @property
     def headline(self) -> str:
         """Passed or failed, and why: the first line of the run's summary."""
-        from emad_ref.report.summary import run_summary
+        from emad_ref.report.summary import build_run_summary
 
-        return run_summary(self.report).headline
+        return build_run_summary(self.report).headline
 
     @cached_property
     def claims(self) -> pandas.DataFrame:
@@ -78,9 +78,11 @@ class RunResults:
         return f"{type(self).__name__}({models}: {self.headline}; {parts})"
 
     def _repr_html_(self) -> str:
-        from emad_ref.report.summary import run_summary
+        from emad_ref.report.summary import build_run_summary
 
-        causes = {f"failed tests, cause {n}": said for n, said in enumerate(run_summary(self.report).broken, start=1)}
+        causes = {
+            f"failed tests, cause {n}": said for n, said in enumerate(build_run_summary(self.report).broken, start=1)
+        }
         verdicts = {
             f"{claim['id']} on {claim['model']}": f"{claim['verdict']}: {claim.get('title', '')}"
             for claim in self.report["claims"]
@@ -210,7 +212,7 @@ def plot_cost_against_quality(results: RunResults, model: str | None = None) -> 
     """Plot the rise of perplexity over net FLOPs saved."""
     names = [str(entry["name"]) for entry in results.report["models"]]
     rows = next(
-        (rows for name in names if model in (None, name) and (rows := quality_rows(results.report, name))), None
+        (rows for name in names if model in (None, name) and (rows := cost_quality_rows(results.report, name))), None
     )
     return _paint("cost against quality", _required("cost against quality", rows))
 

@@ -24,7 +24,7 @@ import pytest_emad
 from emad_ref.errors import BadArgument, EmadError, nearest_names
 from emad_ref.files import resolved
 from emad_ref.report import deselection as suites_source
-from emad_ref.report.deselection import shipped_name
+from emad_ref.report.deselection import path_below_suites
 from emad_ref.report.provenance import DISTRIBUTION, installed_version
 from emad_ref.statistics.verdicts import DASH_VARIANTS
 from pytest_emad.options import OPTION_FLAGS, settings
@@ -126,7 +126,7 @@ def shipped_file(path: Path) -> str | None:
 @cache
 def _shipped_name(path: Path, suites: tuple[Path, ...]) -> str | None:
     """Cached, because every phase of every test asks for it, also in runs without our tests."""
-    return shipped_name(path.resolve(), suites)
+    return path_below_suites(path.resolve(), suites)
 
 
 def shipped_test_name(item: pytest.Item) -> str | None:
@@ -137,7 +137,7 @@ def shipped_test_name(item: pytest.Item) -> str | None:
 
 def shipped_tests() -> list[str]:
     """Every shipped test, collected or not."""
-    return suites_source.shipped_tests(SUITES)
+    return suites_source.list_shipped_tests(SUITES)
 
 
 def check_waivers(config: pytest.Config) -> None:
@@ -216,7 +216,7 @@ def requested_tests(config: pytest.Config) -> list[str]:
     asked = []
     for argument in config.args:
         home = _suite_path(argument, config)
-        name = None if home is None else shipped_name(home, SUITES)
+        name = None if home is None else path_below_suites(home, SUITES)
         if name is not None:
             asked.append("::".join([name, *(part.partition("[")[0] for part in argument.split("::")[1:])]))
     return list(dict.fromkeys(asked))

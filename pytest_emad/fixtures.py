@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from emad_ref.errors import BadArgument, stop_run_on_error
-from emad_ref.report.provenance import provenance
+from emad_ref.report.provenance import collect_provenance
 from emad_ref.statistics.goldens import KnownVerdicts, golden_folder, known_verdicts, require_known_verdicts
 from emad_ref.statistics.verdicts import Claim
 from pytest_emad import subprocesses, terminal
@@ -77,7 +77,7 @@ def emad_record(
         claims_register(request.config),
         emad_goldens,
         emad_known,
-        lambda: provenance(emad_settings.study) | {"models": models},
+        lambda: collect_provenance(emad_settings.study) | {"models": models},
     )
     for facts in models:
         record.model(facts)

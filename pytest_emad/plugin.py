@@ -17,8 +17,8 @@ from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import BadFile
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.report import schema
-from emad_ref.report.provenance import decoder_names, torch_threads
-from emad_ref.report.tiers import model_ids
+from emad_ref.report.provenance import format_decoder_names, torch_thread_count
+from emad_ref.report.tiers import model_test_ids
 from pytest_emad import (
     collection_log,
     decoder_providers,
@@ -196,7 +196,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
 
 
 def _header(config: pytest.Config) -> list[str]:
-    return header(settings(config), decoder_names(decoder_providers.provider_counts(config)))
+    return header(settings(config), format_decoder_names(decoder_providers.provider_counts(config)))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -239,7 +239,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Session scope lets pytest free one model before it loads the next."""
     if "emad_model" in metafunc.fixturenames:
         names = settings(metafunc.config).models
-        metafunc.parametrize("emad_model", names, indirect=True, scope="session", ids=model_ids(names))
+        metafunc.parametrize("emad_model", names, indirect=True, scope="session", ids=model_test_ids(names))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -397,7 +397,7 @@ def _raise_usage_error(config: pytest.Config, items: list[pytest.Item], error: p
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker sends home what only it knows: torch is not imported on the controller, whose run this is the end of."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["emad.torch_threads"] = torch_threads()
+        session.config.workeroutput["emad.torch_threads"] = torch_thread_count()
     elif lost := _missing_plugins(session.config):
         said = f"emad: {' and '.join(lost)} was taken out of this run, which proves nothing; leave every part of it in"
         print(said, file=sys.stderr)

@@ -111,7 +111,7 @@ class Recorder:
             self.note(note)
 
     def point(self, values: Mapping[str, Any]) -> None:
-        """Record an operating point for the summary; keys as ``emad_ref.report.tables.point_rows`` reads them.
+        """Record an operating point for the summary; keys as ``report.tables.operating_point_rows`` reads them.
 
         Raises:
             BadArgument: no ``model`` or ``name``; or a value JSON cannot hold, NaN and infinity included.

@@ -40,7 +40,7 @@ from emad_ref.measurements import option_values
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.report import schema
 from emad_ref.report.deselection import PREFIX
-from emad_ref.report.provenance import commit
+from emad_ref.report.provenance import package_git_commit
 from emad_ref.report.schema import Report
 from emad_ref.report.suite_parts import (
     DECIDED_STATUSES,
@@ -48,11 +48,11 @@ from emad_ref.report.suite_parts import (
     PARTS_FILE,
     SUMMARY_FILE,
     SuitePart,
-    folder_name,
-    merge_parts,
+    model_folder_name,
     read_part_plan,
     run_parts,
-    summarize_models,
+    write_merged_report,
+    write_models_summary,
 )
 from emad_ref.workers.dispatch import WorkerPool, WorkersLost, open_workers
 from pytest_emad import environment, selection, subprocesses
@@ -92,7 +92,7 @@ def run_options(model: str, chosen: argparse.Namespace) -> dict[str, object]:
 def unit_identity(model: str, part: str, chosen: argparse.Namespace) -> dict[str, str]:
     """What a unit is asked, by whom: one that differs in any of it is judged again."""
     asked = {name: str(getattr(chosen, name)) for name in ("budget", "suites", "data", "device")}
-    return asked | {"model": model, "part": part, "version": __version__, "commit": str(commit())}
+    return asked | {"model": model, "part": part, "version": __version__, "commit": str(package_git_commit())}
 
 
 def collect_parts(model: str, folder: Path, chosen: argparse.Namespace) -> int:
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argument_parser()
     given = sys.argv[1:] if argv is None else list(argv)
     chosen = parser.parse_args(given)
-    names = [folder_name(model) for model in chosen.models]
+    names = [model_folder_name(model) for model in chosen.models]
     if len(set(names)) != len(names):
         parser.error(f"MODEL={chosen.models}, but expected names that differ as folders do; got {names}")
     folders = {model: chosen.out / name for model, name in zip(chosen.models, names, strict=True)}
@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except WorkersLost as error:  # what was judged is kept, and found again by the next command
         print(error)
         return COULD_NOT_RUN
-    print(summarize_models(statuses, reports, chosen.out))
+    print(write_models_summary(statuses, reports, chosen.out))
     return max(statuses.values()) if set(statuses.values()) <= set(DECIDED_STATUSES) else COULD_NOT_RUN
 
 
@@ -156,7 +156,7 @@ def run_units(
         schema.mark_run_started(folder)
         statuses[model] = collect_parts(model, folder, chosen)
         units += work_units(model, folder, chosen) if statuses[model] == RUNNABLE else []
-    before = {id(unit): status for unit in units if (status := unit.before()) is not None}
+    before = {id(unit): status for unit in units if (status := unit.earlier_exit_status()) is not None}
     left = [unit for unit in units if id(unit) not in before]
     with tqdm(total=len(units), initial=len(before), desc="judged", unit="unit", disable=None) as bar:
         for unit in (unit for unit in units if id(unit) in before):
@@ -169,7 +169,7 @@ def run_units(
     for model, folder in folders.items():
         if statuses[model] == RUNNABLE:
             try:
-                reports.append(merge_parts([unit for unit in units if unit.model == model], folder, command))
+                reports.append(write_merged_report([unit for unit in units if unit.model == model], folder, command))
                 statuses[model] = reports[-1]["run"]["exit_status"]
             except EmadError as error:
                 print(f"{model}: {error}")

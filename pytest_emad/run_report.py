@@ -26,10 +26,17 @@ import pytest
 from _pytest.junitxml import xml_key  # pytest offers class names to no hook
 
 from emad_ref.files import BadFile, append_text, read_bytes, write_atomically
-from emad_ref.report.deselection import PREFIX, deselection_lines
-from emad_ref.report.provenance import ANSWERED, DECLINED, decoder_names, merge_providers, project_facts, provenance
+from emad_ref.report.deselection import PREFIX, describe_deselections
+from emad_ref.report.provenance import (
+    ANSWERED,
+    DECLINED,
+    collect_provenance,
+    describe_tested_project,
+    format_decoder_names,
+    merge_provider_counts,
+)
 from emad_ref.report.schema import REPORT_FILE, SCHEMA, TEST_OUTCOMES, Outcome, State
-from emad_ref.report.tiers import tier_facts
+from emad_ref.report.tiers import build_tier_entry
 from pytest_emad import collection_log, decoder_providers, environment
 from pytest_emad.collection_log import FEATURES, KIND, SHIPPED, STOP
 from pytest_emad.options import claims_register, settings
@@ -148,12 +155,12 @@ class RunRecord:
         if kind in FACTS:
             self._add_once(FACTS[kind], value)
             return
-        from emad_ref.report.suite_parts import add_model, add_point  # not at the start of every run
+        from emad_ref.report.suite_parts import merge_model, merge_point  # not at the start of every run
 
         if kind == POINT:
-            add_point(self.records["points"], value)
+            merge_point(self.records["points"], value)
         elif kind == MODEL:
-            add_model(self.records["models"], value)
+            merge_model(self.records["models"], value)
 
     def _add_once(self, key: str, value: Any) -> None:
         if value not in self.records[key]:
@@ -185,7 +192,7 @@ class RunRecord:
     @property
     def _providers(self) -> list[dict[str, Any]]:
         """Providers that were called, in this process and on workers."""
-        return merge_providers(log["providers"] for log in self._logs)
+        return merge_provider_counts(log["providers"] for log in self._logs)
 
     @property
     def _collected(self) -> dict[str, str]:
@@ -197,16 +204,16 @@ class RunRecord:
 
     def require_consistency(self, exit_status: int) -> None:
         """Fail the run if verdicts, audits and reported outcomes contradict each other, even in an incomplete run."""
-        from emad_ref.report.verification import contradictions  # not at the start of every run
+        from emad_ref.report.verification import find_contradictions  # not at the start of every run
 
-        self.failures += contradictions(self.report(exit_status))
+        self.failures += find_contradictions(self.report(exit_status))
 
     def require_decisions(self, exit_status: int) -> None:
         """Fail the run for requested tests that the decoder under test left undecided, unless waived."""
-        from emad_ref.report.gaps import is_waived, undecided_reasons  # not at the start of every run
+        from emad_ref.report.gaps import is_waived, undecided_reasons_and_gaps  # not at the start of every run
 
         shipped, register = environment.shipped_tests(), claims_register(self.config)
-        reasons, gaps = undecided_reasons(self.report(exit_status), shipped, register)
+        reasons, gaps = undecided_reasons_and_gaps(self.report(exit_status), shipped, register)
         self.failures += reasons
         for waiver in self.waivers:
             waiver["needed"] = any(is_waived(gap, [waiver["of"]]) for gap in gaps)
@@ -241,7 +248,7 @@ class RunRecord:
                 "project": self._project,
             },
             "decoder": {
-                "name": decoder_names(providers),
+                "name": format_decoder_names(providers),
                 "foreign": any(provider["foreign"] for provider in providers),
                 "providers": providers,
                 "overlooked": self._unloaded_providers if requested else [],
@@ -254,21 +261,21 @@ class RunRecord:
             ],
             "settings": self.settings.to_json(),
             **{key: self.records[key] for key in ("points", "claims", "tables", "goldens")},
-            "notes": [*self.records["notes"], *deselection_lines(deselected, self.settings.to_json())],
+            "notes": [*self.records["notes"], *describe_deselections(deselected, self.settings.to_json())],
             "known": self.records["known"],
             "tests": tests,
             **{key: self.records[key] for key in ("audits", "repeats", "replaced")},
             "provenance": self._provenance | {"torch_threads": threads},
         }
-        return made | {"tier": tier_facts(made)}
+        return made | {"tier": build_tier_entry(made)}
 
     @cached_property
     def _provenance(self) -> dict[str, Any]:
-        return provenance(self.settings.study)
+        return collect_provenance(self.settings.study)
 
     @cached_property
     def _project(self) -> dict[str, Any]:
-        return project_facts(self.config.rootpath)
+        return describe_tested_project(self.config.rootpath)
 
     @cached_property
     def _claims_file(self) -> dict[str, str] | None:
@@ -505,10 +512,12 @@ class ReportPlugin:
         path = os.environ.get(JOB_SUMMARY)
         if not path or not self._last or not self.run.is_judging:
             return
-        from emad_ref.report.summary import job_summary, run_summary
+        from emad_ref.report.summary import build_run_summary, format_ci_job_summary
 
         try:
-            append_text(Path(path), job_summary(run_summary(self._last), list(self._places())), JOB_SUMMARY)
+            append_text(
+                Path(path), format_ci_job_summary(build_run_summary(self._last), list(self._places())), JOB_SUMMARY
+            )
         except BadFile as error:
             self.run.failures.append(str(error))
             session.exitstatus = int(session.exitstatus) or pytest.ExitCode.TESTS_FAILED

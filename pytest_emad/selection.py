@@ -14,7 +14,7 @@ import pytest
 
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR, NOT_OF_TIER
-from emad_ref.report.tiers import STATED_CLAIM, is_of_tier, parameters_of
+from emad_ref.report.tiers import STATED_CLAIM, is_tier_test, parse_test_parameters
 from emad_ref.statistics.verdicts import EXIT_PREFIX, Claim
 from pytest_emad import environment
 from pytest_emad.environment import is_shipped, shipped_file
@@ -53,7 +53,7 @@ def deselection_reason(item: pytest.Item, chosen: RunSettings, register: Mapping
     if chosen.only and claim not in chosen.only and (ours or claim is not None):
         return LEFT_OUT
     name = environment.shipped_test_name(item)
-    if chosen.tier and name and not is_of_tier(chosen.tier, name, parameters_of(item.nodeid, chosen.models)):
+    if chosen.tier and name and not is_tier_test(chosen.tier, name, parse_test_parameters(item.nodeid, chosen.models)):
         return NOT_OF_TIER
     if ours and EXIT_FIXTURE in getattr(item, "fixturenames", ()) and chosen.study.exit is None:
         return NO_EXIT

@@ -30,11 +30,11 @@ from emad_ref.report.mutation_results import (
     LOG_FILE,
     UNFINISHED,
     MutationResult,
-    complaints,
-    is_proved,
-    mutation_line,
-    mutation_outcome,
-    mutation_table,
+    are_results_as_expected,
+    classify_mutant_run,
+    format_mutation_result,
+    format_mutation_table,
+    iterate_complaints,
     summarize_mutations,
 )
 from pytest_emad.options import OPTIONS, SELFCHECK, settings
@@ -92,18 +92,18 @@ def run_selfcheck(config: pytest.Config) -> int:
     with tempfile.TemporaryDirectory(prefix="emad-selfcheck-") as folder:
         for number, one in enumerate(planted, start=1):
             results.append(_check_mutant(config, one, Path(folder, str(number)), everything))
-            print(f"{number}/{len(planted)} {mutation_line(results[-1])}", flush=True)
+            print(f"{number}/{len(planted)} {format_mutation_result(results[-1])}", flush=True)
     said = summarize_mutations(results)
-    print(f"\n{mutation_table(results)}\n{said}")
+    print(f"\n{format_mutation_table(results)}\n{said}")
     if asked.report is not None:
         written = {"model": asked.models[0], "summary": said, "results": [asdict(result) for result in results]}
         try:
             asked.report.mkdir(parents=True, exist_ok=True)
             write_atomically(asked.report / "selfcheck.json", json.dumps(written, indent=1, ensure_ascii=False) + "\n")
-            write_atomically(asked.report / "selfcheck.txt", f"{mutation_table(results)}\n{said}\n")
+            write_atomically(asked.report / "selfcheck.txt", f"{format_mutation_table(results)}\n{said}\n")
         except (OSError, EmadError) as error:
             raise pytest.UsageError(f"--emad-report: {error}") from error
-    return int(pytest.ExitCode.OK if is_proved(results) else pytest.ExitCode.TESTS_FAILED)
+    return int(pytest.ExitCode.OK if are_results_as_expected(results) else pytest.ExitCode.TESTS_FAILED)
 
 
 def _selected_mutants(names: str) -> list[Mutant]:
@@ -119,7 +119,7 @@ def _check_mutant(config: pytest.Config, planted: Mutant, folder: Path, everythi
     began = time.monotonic()
     folder.mkdir()
     if run_pytest(_arguments(config, planted, folder, everything), folder / LOG_FILE):
-        found, by, message = mutation_outcome(planted, list(complaints(folder)), folder)
+        found, by, message = classify_mutant_run(planted, list(iterate_complaints(folder)), folder)
     else:
         found, by, message = UNFINISHED, "", f"stopped after {LIMIT_S:g} s; is the machine busy, or the model large?"
     seconds, plain = round(time.monotonic() - began, 1), " ".join(message.removeprefix("Failed: ").split())

@@ -69,14 +69,14 @@ def write_summary(
         A sentence per file of the report, saying where it is.
     """
     from emad_ref.console import replace_unencodable
-    from emad_ref.report.summary import run_summary, summary_lines  # tabulate: not at the start of every run
+    from emad_ref.report.summary import build_run_summary, summary_lines  # tabulate: not at the start of every run
 
     replace_unencodable(terminal.config.get_terminal_writer()._file)
     width = terminal.config.get_terminal_writer().fullwidth
     for title, text in _verbose_sections(report, width, verbosity):
         terminal.section(title)
         terminal.line(printable(text))
-    found = summary_lines(run_summary(report), width, places)
+    found = summary_lines(build_run_summary(report), width, places)
     if report["claims"]:
         terminal.section(f"emad: {', '.join(report['settings']['models'])}")
     for line, tone in found:
@@ -85,7 +85,7 @@ def write_summary(
 
 def _verbose_sections(report: Mapping[str, Any], width: int, verbosity: int) -> Iterator[tuple[str, str]]:
     """(title, text) of each section that stands before the summary."""
-    from emad_ref.report.tables import leg_rows, note_text, sections, text_table
+    from emad_ref.report.tables import format_note, format_sections, format_text_table, leg_rows
 
     updated = [entry for entry in report["goldens"] if entry["outcome"] in ("added", "changed")]
     if updated:  # shown at every verbosity: the user asked for this update
@@ -93,12 +93,12 @@ def _verbose_sections(report: Mapping[str, Any], width: int, verbosity: int) -> 
     if verbosity < 1:
         return
     tables = report["tables"] if verbosity > 1 else []
-    yield from sections(report["points"], tables, report["claims"], report["notes"], width)
+    yield from format_sections(report["points"], tables, report["claims"], report["notes"], width)
     for claim in report["claims"] if verbosity > 1 else []:
         if claim["legs"]:
-            yield f"{claim['id']} on {claim['model']}", text_table(leg_rows(claim["legs"]), width)
+            yield f"{claim['id']} on {claim['model']}", format_text_table(leg_rows(claim["legs"]), width)
     if report["run"]["failures"]:
-        yield "emad: why the run fails", "\n".join(note_text(reason, width) for reason in report["run"]["failures"])
+        yield "emad: why the run fails", "\n".join(format_note(reason, width) for reason in report["run"]["failures"])
 
 
 def drop_own_warnings(terminal: pytest.TerminalReporter) -> None:

@@ -21,7 +21,7 @@ translator_tensors, translators_from_tensors  # for files that hold translators 
 shallow_point  # asked by name in suites/fidelity
 length_and_cap_are_those_of_the_history, what_was_returned_stays, teardown  # Hypothesis's state machine
 schema  # written into every profile
-explorers  # the page's template
+explorers, pair_texts  # the page's template
 
 # for readers of a result, or of the papers
 process_seconds  # of a timing, beside the wall clock: benchmarks read it

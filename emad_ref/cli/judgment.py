@@ -57,16 +57,16 @@ GATE_FAILED, USAGE_ERROR = 1, 4  # exit statuses
 
 def judge(args: argparse.Namespace) -> int:
     """Judge the claims about a model and a pair, and print the verdicts; exit status 1 if a gate fails."""
-    from emad_ref.report.summary import run_summary
-    from emad_ref.report.tables import sections
+    from emad_ref.report.summary import build_run_summary
+    from emad_ref.report.tables import format_sections
 
     run = in_own_words(judge_claims(args), judge_arguments)
     report = run.report
-    print(run_summary(report).headline)
+    print(build_run_summary(report).headline)
     for message in run.warnings:
         print_error(f"warning: {message}")
     tables = report["tables"] if args.with_tables else []
-    for title, text in sections(report["points"], tables, report["claims"], report["notes"]):
+    for title, text in format_sections(report["points"], tables, report["claims"], report["notes"]):
         print(f"\n{title}\n\n{text}")
     if args.gate == "known":
         print(f"\nemad known verdicts\n\n{comparison_summary(report['known'])}")
@@ -93,11 +93,11 @@ def same(args: argparse.Namespace) -> int:
 
 def _print_comparison(run: ClaimRun, other: str) -> int:
     """Print the legs and the verdict of ENG-1; return the exit status, 1 unless the models are shown to be the same."""
-    from emad_ref.report.tables import leg_rows, plain_table
+    from emad_ref.report.tables import format_plain_table, leg_rows
 
     (claim,) = run.report["claims"]
     columns = ("leg", "outcome", "estimate", "[95 %]", "threshold", "unit")
-    print(plain_table([{name: row[name].text for name in columns} for row in leg_rows(claim["legs"])]))
+    print(format_plain_table([{name: row[name].text for name in columns} for row in leg_rows(claim["legs"])]))
     answer = {"survived": "the same model", "falsified": "NOT the same model"}.get(claim["verdict"], claim["verdict"])
     print(f"{claim['model']} and {other}: {answer} ({claim['reason']})")
     return 0 if claim["verdict"] == "survived" else GATE_FAILED

@@ -34,10 +34,10 @@ from emad_ref.console import print_error
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import is_file, resolved
 from emad_ref.measurements.option_values import LEAVE_OUT, report_folder
-from emad_ref.report.deselection import PREFIX, shipped_tests, suite_names
-from emad_ref.report.schema import REPORT_FILE, Report, read_report, read_reports, unfinished_since
-from emad_ref.report.tiers import TIERS, tier_line
-from emad_ref.report.verification import faults
+from emad_ref.report.deselection import PREFIX, list_shipped_tests, suite_folder_names
+from emad_ref.report.schema import REPORT_FILE, Report, read_report, read_reports, unfinished_run_start_time
+from emad_ref.report.tiers import TIERS, format_tier
+from emad_ref.report.verification import find_proof_faults
 
 if TYPE_CHECKING:
     from emad_ref.report.comparison import ReportChange, ReportComparison
@@ -108,13 +108,13 @@ def require_no_report(out: Path) -> None:
 
 def _print_summaries(args: argparse.Namespace) -> None:
     """Print the summary of each report, in at most forty lines of the terminal's width."""
-    from emad_ref.report.summary import run_summary, summary_lines
+    from emad_ref.report.summary import build_run_summary, summary_lines
 
     if args.out is not None:
         raise BadArgument("out", str(args.out), "no --out with --text, which writes no file", "leave out one of them")
     width = _terminal_width()
     for folder, report in zip(args.folders, read_reports(args.folders), strict=True):
-        lines = summary_lines(run_summary(report), width, [f"report read from {folder}"])
+        lines = summary_lines(build_run_summary(report), width, [f"report read from {folder}"])
         print("\n".join(line for line, _ in lines))
 
 
@@ -149,10 +149,10 @@ def read_report_with_tests(place: Path) -> Report:
 def verify(args: argparse.Namespace) -> int:
     """Check that a report is complete and passed: every required test ran, and nothing is undecided."""
     report = read_report_with_tests(args.report)
-    shipped = shipped_tests()
+    shipped = list_shipped_tests()
     suites = required_suites(args.require_suite, shipped)
-    messages = list(faults(report, suites, shipped, args.require_decoder, args.require_tier))
-    if start := unfinished_since(args.report):
+    messages = list(find_proof_faults(report, suites, shipped, args.require_decoder, args.require_tier))
+    if start := unfinished_run_start_time(args.report):
         messages.insert(0, f"a later run, started {start}, did not finish, and this is not its report; run it again")
     for message in messages:
         print_error(f"{args.report}: {message}")
@@ -162,7 +162,7 @@ def verify(args: argparse.Namespace) -> int:
     waivers = "".join(f"; waived {waiver['of']}: {waiver['reason']}" for waiver in report["waivers"])
     print(f"{args.report}: complete, {passed} tests passed; decoder: {report['decoder']['name']}{waivers}")
     if report["decoder"]["foreign"]:
-        print(tier_line(report))
+        print(format_tier(report))
     return 0
 
 
@@ -172,7 +172,7 @@ def required_suites(names: Sequence[str], shipped: Sequence[str]) -> list[str]:
     Raises:
         BadArgument: an unknown suite, or the suites are not installed.
     """
-    known = suite_names()
+    known = suite_folder_names()
     if not shipped:
         raise BadArgument(
             "--require-suite", ",".join(names), "suites that are installed", "install pytest-emad from a wheel"
@@ -222,7 +222,7 @@ def compare(args: argparse.Namespace) -> int:
         print("\n".join([*_history_lines(reports, args.markdown), "", "The last two:", ""]))
     result = comparison.compare_reports(*reports[-2:])
     failing = [change for change in result.changes if FAIL_ON[args.fail_on](change)]
-    if not (result.compared or failing):
+    if not (result.has_common_rows or failing):
         print_error(
             f"{places[-2]} and {places[-1]} have no claim, point or test in common: nothing can be compared; "
             "run the same suites for both"
@@ -261,10 +261,10 @@ def _history_lines(reports: Sequence[Report], markdown: bool) -> Iterator[str]:
     """Each claim of ``reports``, oldest first: two lines in a terminal, a row of a table in Markdown."""
     from tabulate import tabulate
 
-    from emad_ref.report.comparison import history_rows, run_label
+    from emad_ref.report.comparison import claim_history_rows, run_label
     from emad_ref.report.markdown import escape_markdown
 
-    rows = history_rows(reports)
+    rows = claim_history_rows(reports)
     yield f"{len(reports)} reports, from {run_label(reports[0])} to {run_label(reports[-1])}"
     yield ""
     if markdown:
@@ -341,11 +341,11 @@ def _blocks(result: ReportComparison, verbose: bool) -> Iterator[list[str]]:
 def _change_lines(change: ReportChange, verbose: bool) -> Iterator[str]:
     """Title and verdicts, the claim in words, numbers, and a note, cut to ``NOTE_LINES`` without ``verbose``."""
     model = f" on {change.model}" if change.model else ""
-    yield _cut(f"  {change.title}{model}", f": {change.verdicts}" if change.verdicts else "")
+    yield _cut(f"  {change.title}{model}", f": {change.verdict_change}" if change.verdict_change else "")
     if change.words:
         yield from _wrap(f"    {change.words}")
-    if change.numbers:
-        yield from _wrap(f"    {change.numbers}")
+    if change.number_change:
+        yield from _wrap(f"    {change.number_change}")
     if change.note:
         yield from _wrap(f"    {change.note}", None if verbose else NOTE_LINES)
 
@@ -383,7 +383,7 @@ def comparison_markdown(result: ReportComparison, verbose: bool) -> list[str]:
 
     unlike = f"- not like for like: {escape_markdown('; '.join(result.unlike))}"
     rows = [
-        {key: escape_markdown(text) for key, text in change.row().items()}
+        {key: escape_markdown(text) for key, text in change.to_row().items()}
         for status in (ALL_STATUSES if verbose else LISTED_STATUSES)
         for change in result.changes
         if change.status == status

@@ -41,7 +41,7 @@ def screen(args: argparse.Namespace) -> None:
     from emad_ref.benchmark.machine import one_thread_for_steps
     from emad_ref.measurements.model_under_test import traced_token_flops
     from emad_ref.models.loading import load
-    from emad_ref.report.tables import DEFAULT_WIDTH, plain_table
+    from emad_ref.report.tables import DEFAULT_WIDTH, format_plain_table
     from emad_ref.screening.exit import save_exit
     from emad_ref.screening.screen import screen as run
     from emad_ref.screening.settings import ScreeningSettings, default_documents, default_window
@@ -63,7 +63,7 @@ def screen(args: argparse.Namespace) -> None:
     save_exit(args.out, exit)
     width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
     for title, rows in screening_tables(exit.screened):
-        print(f"{title}\n{plain_table(rows, width)}\n")
+        print(f"{title}\n{format_plain_table(rows, width)}\n")
     for line in screening_summary(exit.screened):
         print(textwrap.fill(line, width, subsequent_indent="  "))
     print(f"written to {args.out}")
@@ -174,7 +174,7 @@ def sweep(args: argparse.Namespace) -> None:
     from emad_ref.measurements.model_measurements import ModelMeasurements
     from emad_ref.measurements.model_under_test import open_model
     from emad_ref.measurements.run_resources import RunResources
-    from emad_ref.report.tables import DEFAULT_WIDTH, plain_table
+    from emad_ref.report.tables import DEFAULT_WIDTH, format_plain_table
     from emad_ref.workers.dispatch import open_workers
 
     if args.out is not None:  # reject bad input before the long passes
@@ -196,7 +196,7 @@ def sweep(args: argparse.Namespace) -> None:
             for row in result["rows"]
             if row["table"] == title
         ]
-        print(f"{title}\n{plain_table(rows, width, SWEEP_KEYS)}")
+        print(f"{title}\n{format_plain_table(rows, width, SWEEP_KEYS)}")
     for note in result["notes"]:
         print(note)
     tokens = result["tokens"]["evaluate"]

@@ -21,7 +21,7 @@ class AttachedTable:
 
 @dataclass(frozen=True)
 class Attachments:
-    """``points``: rows of the operating-point table, keys as ``report.tables.point_rows`` reads them."""
+    """``points``: rows of the operating-point table, keys as ``report.tables.operating_point_rows`` reads them."""
 
     tables: tuple[AttachedTable, ...] = ()
     notes: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ A **verdict** got worse if a claim had survived and no longer does, or if it is 
 survived and is missing from the new report got worse too. Other rows that only one report has got neither better nor
 worse.
 
-A **number** moved if ``significant_change`` finds the two intervals different. It moved for worse if it
+A **number** moved if ``significant_change_sign`` finds the two intervals different. It moved for worse if it
 moved to the side on which its claim fails, read from the outcomes and p-values of the legs. The number of a claim is
 that of its deciding leg. If another leg decided, the old report's value of that leg is used; without one, no move is
 reported. Numbers without intervals are only compared bit by bit.
@@ -28,7 +28,7 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from emad_ref.report.schema import BadReport, Report
-from emad_ref.report.tables import ABSENT, claim_rows, point_rows
+from emad_ref.report.tables import ABSENT, claim_rows, operating_point_rows
 from emad_ref.statistics import number_format
 from emad_ref.statistics.gate import UNDECIDED, title_of
 from emad_ref.statistics.verdicts import Claim, load_register
@@ -49,7 +49,7 @@ COMMIT_DIGITS = 7  # hexadecimal digits of a commit
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def history_rows(reports: Sequence[Report]) -> list[dict[str, str]]:
+def claim_history_rows(reports: Sequence[Report]) -> list[dict[str, str]]:
     """One row per claim of ``reports``, oldest first: a bar per report, first and last number, verdicts.
 
     A bar's height is the estimate between the claim's smallest and largest; "·" stands for no estimate. Estimates in
@@ -65,7 +65,7 @@ def history_rows(reports: Sequence[Report]) -> list[dict[str, str]]:
     ids = [id for id, _ in decided]
     register = load_register()
     return [
-        {"claim": f"{id} on {short_name(model)}" if ids.count(id) > 1 else id} | _history_cells(found, register)
+        {"claim": f"{id} on {shorten_path_name(model)}" if ids.count(id) > 1 else id} | _history_cells(found, register)
         for (id, model), found in decided.items()
     ]
 
@@ -99,7 +99,7 @@ def run_label(report: Report) -> str:
 
     Unknown parts are left out.
     """
-    models = [short_name(model["name"]) for model in report["models"]]
+    models = [shorten_path_name(model["name"]) for model in report["models"]]
     named = ", ".join(models[:2]) + (f" and {len(models) - 2} more" if len(models) > 2 else "")
     parts = [named or "no model"]
     if report["schema"] > 1:
@@ -110,14 +110,14 @@ def run_label(report: Report) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def short_name(name: str) -> str:
+def shorten_path_name(name: str) -> str:
     """The last part of an absolute path; a hub name unchanged."""
     return PurePath(name).name if PurePath(name).is_absolute() else name
 
 
 def _decoder_label(name: str) -> str:
     release = PLUGIN_RELEASE.fullmatch(name)
-    return release[1] if release else short_name(name.removeprefix("hook of ").removesuffix(" (ours)"))
+    return release[1] if release else shorten_path_name(name.removeprefix("hook of ").removesuffix(" (ours)"))
 
 
 def _commit_label(report: Report) -> str:
@@ -141,7 +141,7 @@ def _short_commit(commit: str) -> str:
     return f"{digits[:COMMIT_DIGITS]}{dash}{dirty}"
 
 
-def setting_differences(old: Report, new: Report) -> list[str]:
+def describe_setting_changes(old: Report, new: Report) -> list[str]:
     """One phrase for each difference of conditions, ``seed 0 → 1``; measurement settings first."""
     return [
         f"{name} {_value_text(before)} → {_value_text(after)}"
@@ -162,7 +162,7 @@ def _compared_facts(old: Report, new: Report) -> Iterator[tuple[str, Any, Any]]:
     ]
     theirs, ours = prints
     if theirs and ours and not (theirs.keys() & ours.keys() or {*theirs.values()} & {*ours.values()}):
-        yield "models", list(map(short_name, theirs)), list(map(short_name, ours))
+        yield "models", list(map(shorten_path_name, theirs)), list(map(shorten_path_name, ours))
     for name in dict.fromkeys([*old["settings"], *new["settings"]]):
         if name not in NOT_MEASUREMENT_OPTIONS:
             yield name, _setting_value(old, name), _setting_value(new, name)
@@ -171,7 +171,7 @@ def _compared_facts(old: Report, new: Report) -> Iterator[tuple[str, Any, Any]]:
     before, after = (_claims_file(report) for report in (old, new))
     yield "claims file", before, after
     for name in prints[0]:
-        yield f"weights of {short_name(name)}", prints[0][name], prints[1].get(name)
+        yield f"weights of {shorten_path_name(name)}", prints[0][name], prints[1].get(name)
     releases = [_package_versions(report) for report in (old, new)]
     for name in dict.fromkeys([*releases[0], *releases[1]]):
         yield name, releases[0].get(name), releases[1].get(name)
@@ -276,13 +276,13 @@ class ReportChange:
         return self.turn or MOVE_STATUS[self.move]
 
     @property
-    def verdicts(self) -> str:
+    def verdict_change(self) -> str:
         """``survived → falsified``, one word if both agree, "" for a point."""
         before, after = (side.verdict or ABSENT for side in (self.old, self.new))
         return "" if self.kind == "point" else before if before == after else f"{before} → {after}"
 
     @property
-    def numbers(self) -> str:
+    def number_change(self) -> str:
         """Both numbers and their unit; "" if neither report has one."""
         texts = self.old.shown, self.new.shown
         return "" if set(texts) == {ABSENT} else f"{' → '.join(texts)}  {self.unit}"
@@ -292,13 +292,13 @@ class ReportChange:
         """The name; a ``*`` marks a gating claim."""
         return f"{self.name}{'*' if self.gate and self.kind == 'claim' else ''}"
 
-    def row(self) -> dict[str, str]:
+    def to_row(self) -> dict[str, str]:
         """Texts by column, as tables print them."""
         return {
             "change": self.status,
             "row": self.title,
             "on": self.model,
-            "verdict": self.verdicts,
+            "verdict": self.verdict_change,
             "old": self.old.shown,
             "new": self.new.shown,
             "unit": self.unit,
@@ -320,7 +320,7 @@ class ReportComparison:
     tests: int
 
     @property
-    def compared(self) -> bool:
+    def has_common_rows(self) -> bool:
         """Whether both reports share any row."""
         return self.tests > 0 or any(change.old.there and change.new.there for change in self.changes)
 
@@ -339,14 +339,14 @@ def compare_reports(old: Report, new: Report) -> ReportComparison:
     tests = [_test_change(*pair) for pair in pairs if pair[0]["outcome"] != pair[1]["outcome"]]
     rows = [*claims, *points, *tests]
     return ReportComparison(
-        run_label(old), run_label(new), setting_differences(old, new), rows, len(pairs) - len(tests)
+        run_label(old), run_label(new), describe_setting_changes(old, new), rows, len(pairs) - len(tests)
     )
 
 
 def changed_rows(old: Report, new: Report) -> list[dict[str, str]]:
     """Changed rows of ``compare_reports``, worst first, as a page prints them. Raises BadReport as it does."""
     changes = sorted(compare_reports(old, new).changes, key=lambda change: STATUSES.index(change.status))
-    return [change.row() for change in changes if change.status != AS_BEFORE]
+    return [change.to_row() for change in changes if change.status != AS_BEFORE]
 
 
 def require_complete(report: Report, where: object) -> None:
@@ -372,7 +372,7 @@ class BoundedNumber:
         return self.low <= self.value <= self.high
 
 
-def significant_change(old: BoundedNumber, new: BoundedNumber) -> int:
+def significant_change_sign(old: BoundedNumber, new: BoundedNumber) -> int:
     """+1 if ``new`` is shown to lie above ``old``, −1 if below, 0 if neither.
 
     MOVER, the method of variance estimates recovery (Zou & Donner 2008, Statistics in Medicine 27:1693; for proportions
@@ -428,7 +428,7 @@ def _count(entries: Iterable[Entry], key: str, sample: Entry) -> int:
 
 
 def _model(old: Entry | None, new: Entry | None) -> str:
-    names = [short_name(str(entry.get("model") or ABSENT)) for entry in (old, new) if entry is not None]
+    names = [shorten_path_name(str(entry.get("model") or ABSENT)) for entry in (old, new) if entry is not None]
     return " → ".join(dict.fromkeys(names))
 
 
@@ -501,7 +501,7 @@ def _move(old: Entry, new: Entry, bad: int) -> NumberMove:
     if old["interval"] is None or new["interval"] is None:
         same = (old["estimate"], old["interval"]) == (new["estimate"], new["interval"])
         return "" if same else "changed"
-    where = significant_change(_estimate_bounds(old), _estimate_bounds(new))
+    where = significant_change_sign(_estimate_bounds(old), _estimate_bounds(new))
     if where == 0:
         return "" if (old["estimate"], old["interval"]) == (new["estimate"], new["interval"]) else "within"
     if bad == 0:
@@ -579,7 +579,7 @@ def _point_change(old: Entry | None, new: Entry | None) -> ReportChange:
     """Compare a point by its rise of perplexity, its only number with an interval; other differences become a note."""
     row = new if new is not None else old
     assert row is not None
-    cells = [{} if entry is None else point_rows([entry])[0] for entry in (old, new)]
+    cells = [{} if entry is None else operating_point_rows([entry])[0] for entry in (old, new)]
     move: NumberMove = "" if old is None or new is None else _move(_rise_estimate(old), _rise_estimate(new), 1)
     differing = [
         column
@@ -619,7 +619,7 @@ def _rise_estimate(entry: Entry) -> Entry:
 def _point_side(entry: Entry | None) -> ComparisonSide:
     if entry is None:
         return ABSENT_SIDE
-    return ComparisonSide(shown=point_rows([entry])[0]["rise [95 %]"].text)
+    return ComparisonSide(shown=operating_point_rows([entry])[0]["rise [95 %]"].text)
 
 
 # ---------------------------------------------------------------- tests

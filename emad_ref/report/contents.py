@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from emad_ref.report.depth_explorer import depth_explorers, pair_texts, with_stated_intervals
+from emad_ref.report.depth_explorer import build_depth_explorers, build_pair_texts, fill_margin_intervals
 from emad_ref.report.figures import EMBEDDED, FIGURES, FORWARD
 from emad_ref.report.schema import Report
-from emad_ref.report.tables import ABSENT, Cell, Row, claim_rows, leg_rows, plain_rows, point_rows
+from emad_ref.report.tables import ABSENT, Cell, Row, claim_rows, leg_rows, operating_point_rows, to_cells
 from emad_ref.statistics import number_format
 from emad_ref.statistics.gate import measurement, title_of
 from emad_ref.statistics.verdicts import OUTCOMES, PAPERS, load_register
@@ -100,15 +100,15 @@ class ReportContents:
     runs: list[PageRun]
 
 
-def report_contents(reports: Sequence[Report], figures: PageFigures) -> ReportContents:
-    """Contents of one report or several; ``figures`` as ``page.draw_figures`` returns them."""
+def build_report_contents(reports: Sequence[Report], figures: PageFigures) -> ReportContents:
+    """Contents of one report or several; ``figures`` as ``page.render_page_figures`` returns them."""
     names = _run_names(reports)
     return ReportContents(
         title=f"Verdicts on {', '.join(dict.fromkeys(names))}",
         counts=[_outcome_counts(name, report) for name, report in zip(names, reports, strict=True)],
         overview=_claims_by_run(names, reports) if len(reports) > 1 else [],
         runs=[
-            _page_run(name, with_stated_intervals(report), drawn)
+            _page_run(name, fill_margin_intervals(report), drawn)
             for name, report, drawn in zip(names, reports, figures, strict=True)
         ],
     )
@@ -147,19 +147,19 @@ def _verdict_text(id: str, report: Report) -> str:
 def _page_run(name: str, report: Report, figures: Mapping[int | str, PageFigure]) -> PageRun:
     return PageRun(
         name=name,
-        overview=run_overview(report),
+        overview=build_run_overview(report),
         figures=sorted((one for one in figures.values() if one.caption), key=lambda one: bool(one.file)),
-        explorers=depth_explorers(report),
-        pair_texts=pair_texts(report),
+        explorers=build_depth_explorers(report),
+        pair_texts=build_pair_texts(report),
         timings=timing_rows(report),
         claims=_claim_entries(report["claims"]),
-        points=point_rows(report["points"]),
+        points=operating_point_rows(report["points"]),
         tables=[
-            (f"{table['model']}: {table['title']}", plain_rows(_without_lists(table)), figures.get(number))
+            (f"{table['model']}: {table['title']}", to_cells(_without_lists(table)), figures.get(number))
             for number, table in enumerate(report["tables"])
         ],
         notes=list(report["notes"]),
-        goldens=plain_rows([{"golden": entry["id"], "outcome": entry["outcome"]} for entry in report["goldens"]]),
+        goldens=to_cells([{"golden": entry["id"], "outcome": entry["outcome"]} for entry in report["goldens"]]),
         models=[row for model in report["models"] for row in _fact_rows(model, f"{model['name']}: ", ("name",))],
         settings=_fact_rows(report["settings"]),
         provenance=[*_run_facts(report), *_fact_rows(report["provenance"])],
@@ -169,14 +169,14 @@ def _page_run(name: str, report: Report, figures: Mapping[int | str, PageFigure]
 # ---------------------------------------------------------------- what opens the page
 
 
-def run_overview(report: Report) -> dict[str, Any]:
+def build_run_overview(report: Report) -> dict[str, Any]:
     """Passed or failed and why, decoder, models, state, failures and waivers, the gates, and counts of the other rows.
 
     A report of schema 1 has no decoder, state, failures or waivers.
     """
-    from emad_ref.report.summary import run_summary
+    from emad_ref.report.summary import build_run_summary
 
-    register, later, brief = load_register(), report["schema"] > 1, run_summary(report)
+    register, later, brief = load_register(), report["schema"] > 1, build_run_summary(report)
     order = list(register)
     ungated = [claim["verdict"] for claim in report["claims"] if not claim["gate"]]
     return {
@@ -222,7 +222,7 @@ def _waiver_text(waiver: Mapping[str, Any]) -> str:
     return f"{waiver['of']}: {waiver['reason']}" + ("" if waiver["needed"] else " (not needed in this run)")
 
 
-def quality_rows(report: Report, model: str) -> list[dict[str, Any]]:
+def cost_quality_rows(report: Report, model: str) -> list[dict[str, Any]]:
     """Rows of the figure "cost against quality": EMAD by margin, the selected points, each family's best points.
 
     Families come from the first Pareto table only; later tables are about other text.

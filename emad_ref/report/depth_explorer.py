@@ -20,7 +20,7 @@ VISIBLE_SIGNS = {"\n": "↵\n", "\t": "→\t", "\r": "␍"}
 TableRows = Sequence[Mapping[str, Any]]
 
 
-def depth_explorers(report: Report) -> list[dict[str, Any]]:
+def build_depth_explorers(report: Report) -> list[dict[str, Any]]:
     """One explorer for each model that has both tables with matching lists.
 
     ``stops``: name, roles and ``STOP_NUMBERS`` of each margin. ``tokens``: text, and per stop depth, shade and a
@@ -34,7 +34,7 @@ def depth_explorers(report: Report) -> list[dict[str, Any]]:
     return explorers
 
 
-def with_stated_intervals(report: Report) -> Report:
+def fill_margin_intervals(report: Report) -> Report:
     """``report`` whose margins have the intervals of its operating points: a page states each point's once.
 
     A margin that is an operating point was resampled twice, for the table and for its claim.
@@ -54,7 +54,7 @@ def with_stated_intervals(report: Report) -> Report:
     return {**report, "tables": tables}
 
 
-def pair_texts(report: Report) -> list[dict[str, Any]]:
+def build_pair_texts(report: Report) -> list[dict[str, Any]]:
     """One text for each table of a pair: title, pair, and for each token its text, its writer and a sentence."""
     return [
         {"title": table["title"], "pair": table["model"], "tokens": [_pair_token(row) for row in table["rows"]]}
@@ -101,9 +101,9 @@ def _depth_explorer(table: Mapping[str, Any], tokens: TableRows) -> dict[str, An
         "stops": [_margin_stop(row) for row in margins],
         "tokens": [
             {
-                "text": visible_token(row["token"]),
+                "text": make_whitespace_visible(row["token"]),
                 "depth": row["depths"],
-                "shade": [shade(depth, deepest) for depth in row["depths"]],
+                "shade": [depth_shade_index(depth, deepest) for depth in row["depths"]],
                 "said": [_token_text(row, at, margin) for at, margin in enumerate(margins)] if row["depths"] else [],
             }
             for row in tokens
@@ -132,7 +132,7 @@ def _token_text(row: Mapping[str, Any], at: int, margin: Mapping[str, Any]) -> s
         )
     ]
     instead = row["instead"][at]
-    other = [] if instead is None else [f"likeliest there: “{visible_token(instead)}” instead"]
+    other = [] if instead is None else [f"likeliest there: “{make_whitespace_visible(instead)}” instead"]
     return "; ".join([f"depth {row['depths'][at]}", *(compared or ["no probe"]), *other])
 
 
@@ -144,10 +144,10 @@ def _pair_token(row: Mapping[str, Any]) -> dict[str, Any]:
         if prompt
         else f"written by the {writer}; entropy {entropy} bits, rolling mean {rolling} against {threshold} bits"
     )
-    return {"text": visible_token(row["token"]), "prompt": prompt, "model": row["model"], "said": role}
+    return {"text": make_whitespace_visible(row["token"]), "prompt": prompt, "model": row["model"], "said": role}
 
 
-def shade(depth: int, deepest: int) -> int:
+def depth_shade_index(depth: int, deepest: int) -> int:
     """0 for the shallowest fifth of the layers … ``SHADES`` − 1 for the deepest."""
     return min(SHADES - 1, (depth - 1) * SHADES // deepest)
 
@@ -155,11 +155,11 @@ def shade(depth: int, deepest: int) -> int:
 def _shade_levels(deepest: int) -> list[tuple[int, str]]:
     depths: dict[int, list[int]] = {}
     for depth in range(1, deepest + 1):
-        depths.setdefault(shade(depth, deepest), []).append(depth)
+        depths.setdefault(depth_shade_index(depth, deepest), []).append(depth)
     return [(level, str(own[0]) if len(own) == 1 else f"{own[0]}–{own[-1]}") for level, own in sorted(depths.items())]
 
 
-def visible_token(piece: str) -> str:
+def make_whitespace_visible(piece: str) -> str:
     """``piece`` with visible line breaks and tabs; ``ABSENT`` for an empty one."""
     for letter, mark in VISIBLE_SIGNS.items():
         piece = piece.replace(letter, mark)

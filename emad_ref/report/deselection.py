@@ -28,7 +28,7 @@ REASON_TEXTS = {
 }
 
 
-def deselection_lines(deselected: Iterable[Mapping[str, Any]], settings: Mapping[str, Any]) -> Iterator[str]:
+def describe_deselections(deselected: Iterable[Mapping[str, Any]], settings: Mapping[str, Any]) -> Iterator[str]:
     """One sentence for each reason to skip tests, with their claims. The arguments are parts of ``report.json``.
 
     A slow test that ``--emad-only`` leaves out as well counts there: a larger budget would not let it run.
@@ -59,7 +59,7 @@ PAGES = (HOME / "pytest_emad" / "docs", HOME / "docs")  # wheel, checkout: besid
 PREFIX = "suites"
 
 
-def shipped_name(path: Path, suites: Iterable[Path] = SUITES) -> str | None:
+def path_below_suites(path: Path, suites: Iterable[Path] = SUITES) -> str | None:
     """``suites/…`` for a file or folder of this package, None for any other."""
     for folder in suites:
         if path.is_relative_to(folder):
@@ -67,25 +67,25 @@ def shipped_name(path: Path, suites: Iterable[Path] = SUITES) -> str | None:
     return None
 
 
-def shipped_tests(suites: Iterable[Path] = SUITES) -> list[str]:
+def list_shipped_tests(suites: Iterable[Path] = SUITES) -> list[str]:
     """Names of all test functions below the first of ``suites`` that exists, in order."""
     folder = next((folder for folder in suites if folder.is_dir()), None)
     if folder is None:
         return []
     files = sorted(folder.rglob("test_*.py"))
     return [
-        f"{shipped_name(file, [folder])}::{function}"
+        f"{path_below_suites(file, [folder])}::{function}"
         for file in files
         for function in _test_functions(file.read_text(encoding="utf-8"))
     ]
 
 
-def suite_names(suites: Iterable[Path] = SUITES) -> list[str]:
+def suite_folder_names(suites: Iterable[Path] = SUITES) -> list[str]:
     """Folders of shipped tests: ``invariants``, ``fidelity``, …"""
-    return list(dict.fromkeys(name.split("/")[1] for name in shipped_tests(suites)))
+    return list(dict.fromkeys(name.split("/")[1] for name in list_shipped_tests(suites)))
 
 
-def is_below(name: str, selection: Iterable[str]) -> bool:
+def is_in_selection(name: str, selection: Iterable[str]) -> bool:
     """Whether the shipped test ``name`` is in ``selection``, a list of functions, files and folders."""
     return any(name == one or name.startswith((f"{one}/", f"{one}::")) for one in selection)
 

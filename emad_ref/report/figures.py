@@ -78,7 +78,7 @@ class FigureSpec:
     later: tuple[str, ...] = ()
 
 
-def cost_and_quality(canvas: Figure, rows: Rows) -> None:
+def draw_cost_and_quality(canvas: Figure, rows: Rows) -> None:
     """Draw points with their 95 % intervals. Points of ``FORWARD`` are not joined to a line."""
     axes = canvas.add_subplot()
     saving, rise = (100 * bound for bound in _wanted())
@@ -105,7 +105,7 @@ def _wanted() -> tuple[float, float]:
     return thresholds["flop_reduction"], thresholds["perplexity_rise"]
 
 
-def pareto(canvas: Figure, rows: Rows) -> None:
+def draw_pareto(canvas: Figure, rows: Rows) -> None:
     """Draw one line per family. The rise's axis is linear below 1 %, since families differ by orders of magnitude."""
     axes = canvas.add_subplot()
     for number, (family, own) in enumerate(_group_by("family", rows).items()):
@@ -117,7 +117,7 @@ def pareto(canvas: Figure, rows: Rows) -> None:
     _legend_below(canvas)
 
 
-def saving_against_loss(canvas: Figure, rows: Rows) -> None:
+def draw_saving_against_loss(canvas: Figure, rows: Rows) -> None:
     """Draw savings over loss; oracles are black lines without marks."""
     panels = canvas.subplots(2, sharex=True)
     for axes, (column, label) in zip(panels, SAVING_COLUMNS.items(), strict=True):
@@ -141,7 +141,7 @@ def saving_against_loss(canvas: Figure, rows: Rows) -> None:
     _legend_below(canvas)
 
 
-def entropy_profile(canvas: Figure, rows: Rows) -> None:
+def draw_entropy_profile(canvas: Figure, rows: Rows) -> None:
     """Draw entropy above, with steps shown to rise in red, and below its AUROC; 0.5 is chance."""
     entropy, worth = canvas.subplots(2, sharex=True)
     layers = [row["layer"] for row in rows]
@@ -150,7 +150,7 @@ def entropy_profile(canvas: Figure, rows: Rows) -> None:
     if targets:
         hollow = {"linestyle": "--", "markerfacecolor": "none", "markersize": 9}
         entropy.plot(*zip(*targets, strict=True), marker="D", **hollow, label="target of a probe")
-    for number, row in enumerate(rising_rows(rows)):
+    for number, row in enumerate(entropy_rise_rows(rows)):
         step = [before for before in rows if before["layer"] == row["layer"] - 1] + [row]
         label = "_" if number else "rises from the layer before"
         where = [each["layer"] for each in step], _column(step, "mean entropy, nats")
@@ -170,12 +170,12 @@ def entropy_profile(canvas: Figure, rows: Rows) -> None:
     worth.legend(fontsize="small")
 
 
-def rising_rows(rows: Rows) -> list[Mapping[str, Any]]:
+def entropy_rise_rows(rows: Rows) -> list[Mapping[str, Any]]:
     """Layers to which entropy is shown to rise; empty for reports of earlier versions."""
     return [row for row in rows if row.get(RISE)]
 
 
-def depth_by_position(canvas: Figure, rows: Rows) -> None:
+def draw_depth_by_position(canvas: Figure, rows: Rows) -> None:
     """Draw depth by position. Positions double from tick to tick, so the axis is logarithmic."""
     depth, entropy = canvas.subplots(2, sharex=True)
     places = range(len(rows))
@@ -189,7 +189,7 @@ def depth_by_position(canvas: Figure, rows: Rows) -> None:
     entropy.set_xticks(list(places), [row["positions"] for row in rows])
 
 
-def final_token_rank(canvas: Figure, rows: Rows) -> None:
+def draw_final_token_rank(canvas: Figure, rows: Rows) -> None:
     for axes, (task, own) in _task_panels(canvas, rows):
         layers = [row["layer"] for row in own]
         for number, quantile in enumerate(QUANTILES):
@@ -201,7 +201,7 @@ def final_token_rank(canvas: Figure, rows: Rows) -> None:
     _legend_below(canvas)
 
 
-def confidence_and_accuracy(canvas: Figure, rows: Rows) -> None:
+def draw_confidence_accuracy(canvas: Figure, rows: Rows) -> None:
     for axes, (task, own) in _task_panels(canvas, rows):
         layers = [row["layer"] for row in own]
         for number, column in enumerate(("confidence", "accuracy", "ECE")):
@@ -212,7 +212,7 @@ def confidence_and_accuracy(canvas: Figure, rows: Rows) -> None:
     _legend_below(canvas)
 
 
-def exits_by_minimum_layer(canvas: Figure, rows: Rows) -> None:
+def draw_exits_by_min_layer(canvas: Figure, rows: Rows) -> None:
     """Draw one line per rule; a rule with a single minimum layer, such as full depth, is a single mark."""
     tasks = _group_by("task", rows)
     grid = canvas.subplots(2, len(tasks), sharex=True, squeeze=False)
@@ -227,7 +227,7 @@ def exits_by_minimum_layer(canvas: Figure, rows: Rows) -> None:
     _legend_below(canvas)
 
 
-def flops_by_rule(canvas: Figure, rows: Rows) -> None:
+def draw_flops_by_rule(canvas: Figure, rows: Rows) -> None:
     tasks = _group_by("task", rows)
     heights = [len(own) for own in tasks.values()]
     panels = canvas.subplots(len(tasks), squeeze=False, sharex=True, height_ratios=heights)[:, 0]
@@ -244,7 +244,7 @@ def flops_by_rule(canvas: Figure, rows: Rows) -> None:
     _legend_below(canvas)
 
 
-def score_against_cost(canvas: Figure, rows: Rows) -> None:
+def draw_score_against_cost(canvas: Figure, rows: Rows) -> None:
     axes = canvas.add_subplot()
     for number, row in enumerate(rows):
         lone = _series_style(number) | {"linestyle": "none"}
@@ -254,7 +254,7 @@ def score_against_cost(canvas: Figure, rows: Rows) -> None:
     _legend_below(canvas)
 
 
-def depth_by_margin(canvas: Figure, rows: Rows) -> None:
+def draw_depth_by_margin(canvas: Figure, rows: Rows) -> None:
     """Draw one mark per margin, with the interval of the rise as a bar if there is one."""
     rise, depth = canvas.subplots(2, sharex=True)
     saved = [100 * row["net reduction %"] for row in rows]
@@ -269,7 +269,7 @@ def depth_by_margin(canvas: Figure, rows: Rows) -> None:
     depth.set_ylim(bottom=0)
 
 
-def depth_by_token(canvas: Figure, rows: Rows) -> None:
+def draw_depth_by_token(canvas: Figure, rows: Rows) -> None:
     """Draw depth at three margins, from no saving to the largest. Prompt tokens have no depth."""
     axes = canvas.add_subplot()
     decided = [row["depths"] for row in rows if row["depths"]]
@@ -282,7 +282,7 @@ def depth_by_token(canvas: Figure, rows: Rows) -> None:
     _legend_below(canvas)
 
 
-def model_by_token(canvas: Figure, rows: Rows) -> None:
+def draw_model_by_token(canvas: Figure, rows: Rows) -> None:
     axes = canvas.add_subplot()
     measured = [row for row in rows if row["entropy, bits"] is not None]
     places = range(len(measured))
@@ -362,18 +362,18 @@ def _bars_size(rows: Rows) -> tuple[float, float]:
 
 FIGURES: dict[str, FigureSpec] = {
     "cost against quality": FigureSpec(
-        cost_and_quality,
+        draw_cost_and_quality,
         ("series",),
         ("net reduction %", "rise %"),
         ("rise low %", "rise high %"),
         _panels_size(1.3, "series"),
     ),
-    "pareto": FigureSpec(pareto, ("family",), ("net reduction %", "rise %"), (), _panels_size(1, "family")),
+    "pareto": FigureSpec(draw_pareto, ("family",), ("net reduction %", "rise %"), (), _panels_size(1, "family")),
     "saving against loss": FigureSpec(
-        saving_against_loss, ("family", "kind"), ("rise %", *SAVING_COLUMNS), (), _panels_size(2, "family")
+        draw_saving_against_loss, ("family", "kind"), ("rise %", *SAVING_COLUMNS), (), _panels_size(2, "family")
     ),
     "entropy profile": FigureSpec(
-        entropy_profile,
+        draw_entropy_profile,
         (),
         ("layer", "mean entropy, nats", "echo %", "agrees with last %"),
         ("target, nats", "AUROC of low entropy for that"),
@@ -381,25 +381,25 @@ FIGURES: dict[str, FigureSpec] = {
         later=(RISE,),
     ),
     "depth by position": FigureSpec(
-        depth_by_position,
+        draw_depth_by_position,
         ("positions",),
         ("mean depth", "mean free depth", "mean entropy of the last layer, nats"),
         (),
         _panels_size(2),
     ),
-    "final token rank": FigureSpec(final_token_rank, ("task",), ("layer", *QUANTILES), (), _panels_size(1)),
+    "final token rank": FigureSpec(draw_final_token_rank, ("task",), ("layer", *QUANTILES), (), _panels_size(1)),
     "confidence and accuracy": FigureSpec(
-        confidence_and_accuracy, ("task",), ("layer", "confidence", "accuracy", "ECE"), (), _panels_size(1)
+        draw_confidence_accuracy, ("task",), ("layer", "confidence", "accuracy", "ECE"), (), _panels_size(1)
     ),
     "exits by minimum layer": FigureSpec(
-        exits_by_minimum_layer, ("task", "rule"), ("j", "mean exit", "score"), (), _panels_size(2, "rule")
+        draw_exits_by_min_layer, ("task", "rule"), ("j", "mean exit", "score"), (), _panels_size(2, "rule")
     ),
-    "FLOPs by rule": FigureSpec(flops_by_rule, ("task", "rule"), ("j", *FLOP_PARTS), (), _bars_size),
+    "FLOPs by rule": FigureSpec(draw_flops_by_rule, ("task", "rule"), ("j", *FLOP_PARTS), (), _bars_size),
     "score against cost": FigureSpec(
-        score_against_cost, ("decoding",), ("score", "MFLOPs per token"), (), _panels_size(1, "decoding")
+        draw_score_against_cost, ("decoding",), ("score", "MFLOPs per token"), (), _panels_size(1, "decoding")
     ),
     "depth by margin": FigureSpec(
-        depth_by_margin,
+        draw_depth_by_margin,
         ("point", "put forward as"),
         ("mean depth", "net reduction %", "perplexity", "rise %"),
         ("margin, nats", "rise low %", "rise high %"),
@@ -407,10 +407,10 @@ FIGURES: dict[str, FigureSpec] = {
         ("probes", "thresholds, nats"),
     ),
     "depth by token": FigureSpec(
-        depth_by_token, ("token", "part"), (), (), _panels_size(1), ("depths", "instead", "entropy, nats")
+        draw_depth_by_token, ("token", "part"), (), (), _panels_size(1), ("depths", "instead", "entropy, nats")
     ),
     "model by token": FigureSpec(
-        model_by_token,
+        draw_model_by_token,
         ("token", "part", "model"),
         ("threshold, bits",),
         ("entropy, bits", "rolling, bits"),
@@ -447,7 +447,7 @@ def oracle_caption(rows: Rows) -> str:
 def entropy_caption(rows: Rows) -> str:
     """Sentence: how a probe decides, and whether entropy falls with depth as that assumes."""
     decides = "A token exits at the first probe where its entropy is at most the probe's target minus the margin."
-    if not (rising := rising_rows(rows)):
+    if not (rising := entropy_rise_rows(rows)):
         return decides
     lowest = min(rows, key=lambda row: row["mean entropy, nats"])
     return (
@@ -457,7 +457,7 @@ def entropy_caption(rows: Rows) -> str:
     )
 
 
-def collapse_caption(rows: Rows) -> str:
+def depth_collapse_caption(rows: Rows) -> str:
     """Sentence: from which position on depth stays at its lowest, since the monotone schedule never lets it rise."""
     depths = [row["mean depth"] for row in rows]
     lowest = min(depths)
@@ -478,11 +478,11 @@ CAPTIONS: dict[str, Callable[[Rows], str]] = {
     "cost against quality": quality_caption,
     "saving against loss": oracle_caption,
     "entropy profile": entropy_caption,
-    "depth by position": collapse_caption,
+    "depth by position": depth_collapse_caption,
 }
 
 
-def caption_of(figure: str, rows: Rows) -> str:
+def figure_caption(figure: str, rows: Rows) -> str:
     """The sentence beside a figure that opens the page; "" for other figures."""
     complete = _complete_rows(FIGURES[figure], rows)
     return CAPTIONS[figure](complete) if figure in CAPTIONS and complete else ""
@@ -501,11 +501,11 @@ STYLE: dict[Any, Any] = {
 }
 
 
-class PlotsMissing(EmadError):
+class MatplotlibMissing(EmadError):
     """Raised if matplotlib is not installed."""
 
 
-class NothingToDraw(EmadError):
+class NoDrawableRows(EmadError):
     """Raised if every row lacks a number that the figure needs."""
 
 
@@ -537,7 +537,7 @@ def require_drawable(figure: str, rows: Sequence[Mapping[str, Any]]) -> None:
                 raise BadArgument(f"row {number}: {column}", value, "a number or None")
 
 
-def draw_figure(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> str:
+def render_figure_svg(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> str:
     """An SVG file's text. Rows that lack a number are left out, and the figure says how many.
 
     Args:
@@ -547,8 +547,8 @@ def draw_figure(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> s
 
     Raises:
         BadArgument: as ``require_drawable``.
-        NothingToDraw: every row lacks a number.
-        PlotsMissing: the extra ``report`` is not installed.
+        NoDrawableRows: every row lacks a number.
+        MatplotlibMissing: the extra ``report`` is not installed.
     """
     with open_figure(figure, rows, title) as canvas:
         file = io.BytesIO()
@@ -558,18 +558,18 @@ def draw_figure(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> s
 
 @contextmanager
 def open_figure(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> Iterator[Figure]:
-    """Open the matplotlib figure while its style is active; raises as ``draw_figure`` does."""
+    """Open the matplotlib figure while its style is active; raises as ``render_figure_svg`` does."""
     require_drawable(figure, rows)
     spec = FIGURES[figure]
     complete = _complete_rows(spec, rows)
     if not complete:
         lacking = [column for column in spec.numbers if all(row[column] is None for row in rows)]
-        raise NothingToDraw(f"no row has {' and '.join(lacking or spec.numbers)}")
+        raise NoDrawableRows(f"no row has {' and '.join(lacking or spec.numbers)}")
     try:
         from matplotlib import rc_context, rcdefaults, rcParams
         from matplotlib.figure import Figure  # no pyplot: no global state and no window
     except ImportError as error:
-        raise PlotsMissing(f"{error}; pip install 'pytest-emad[report]'") from error
+        raise MatplotlibMissing(f"{error}; pip install 'pytest-emad[report]'") from error
     with rc_context(), warnings.catch_warnings():
         rcdefaults()
         rcParams.update(STYLE)

@@ -19,11 +19,11 @@ which a person typed a part alone (``-k``, a file) proves nothing: its gaps fail
 ``--emad-expect-decoder``.
 
 A gating claim that the run selected must be decided under any gate and by any decoder: a mark or a hook that skips its
-test, or keeps it from running, fails the run (``open_gates``).
+test, or keeps it from running, fails the run (``undecided_gates``).
 
 ``unmet_requirements``  what options require of the whole run: a kind of claim decided, a gate evaluated, a verdict
                         compared, no new golden.
-``undecided_reasons``   what a decoder must not leave open, and which decoder must have been judged.
+``undecided_reasons_and_gaps``   what a decoder must not leave open, and which decoder must have been judged.
 """
 
 from __future__ import annotations
@@ -32,10 +32,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from emad_ref.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR, NOT_OF_TIER, is_below
-from emad_ref.report.provenance import CONCURRENCY, EXITS, STREAMING, not_offered
+from emad_ref.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR, NOT_OF_TIER, is_in_selection
+from emad_ref.report.provenance import CONCURRENCY, EXITS, STREAMING, declined_features
 from emad_ref.report.schema import Report
-from emad_ref.report.tiers import OPTIONAL, is_of_tier, judging_tests, parameters_of, shortfalls
+from emad_ref.report.tiers import (
+    OPTIONAL,
+    find_tier_shortfalls,
+    is_tier_test,
+    parse_test_parameters,
+    required_tier_tests,
+)
 from emad_ref.statistics.gate import METHOD_ROWS, UNDECIDED
 from emad_ref.statistics.goldens import no_comparison_reason
 from emad_ref.statistics.verdicts import Claim
@@ -54,7 +60,7 @@ DECODER = "decoder"  # name of a waiver for the decoder's origin
 
 
 @dataclass(frozen=True)
-class Gap:
+class ReportGap:
     """A gap: ``of`` names a claim, a shipped test or ``DECODER``; ``what`` is missing; ``remedy`` closes it.
 
     ``cause``: why tests did not run, the same for all that one option left out; ``tests``: how many, with parameters.
@@ -70,15 +76,15 @@ class Gap:
         return f"{self.of}: {self.what}; {self.remedy}, or --emad-waive '{self.of}=REASON'"
 
 
-def gap_lines(gaps: Iterable[Gap]) -> list[str]:
+def format_gaps(gaps: Iterable[ReportGap]) -> list[str]:
     """One line for each gap, and one with a count for more than ``MAX_ALIKE`` of the same cause."""
-    alike: dict[str, list[Gap]] = {}
+    alike: dict[str, list[ReportGap]] = {}
     for number, gap in enumerate(gaps):
         alike.setdefault(gap.cause or str(number), []).append(gap)
     return [line for part in alike.values() for line in ([_counted(part)] if len(part) > MAX_ALIKE else map(str, part))]
 
 
-def _counted(gaps: Sequence[Gap]) -> str:
+def _counted(gaps: Sequence[ReportGap]) -> str:
     tests, cause = sum(gap.tests for gap in gaps), gaps[0].cause
     counted = f"{tests} tests of {len(gaps)} functions: {cause}"
     if cause == NOT_COLLECTED:
@@ -90,18 +96,20 @@ def _counted(gaps: Sequence[Gap]) -> str:
 
 def find_gaps(
     report: Report, selection: Iterable[str], shipped: Sequence[str], *, always: bool = False, tier: str | None = None
-) -> list[Gap]:
+) -> list[ReportGap]:
     """All gaps of ``report`` (schema 2) among ``selection``: files and folders of ``shipped`` tests.
 
     ``always`` applies the strict rules: our own decoder may leave open no more than any other, and tests left out on
     request count as missing. A run may select a part of the suites; a proof may not. ``tier``: only its tests are
     required.
     """
-    required = [name for name in shipped if is_below(name, selection)] if always or report["decoder"]["foreign"] else []
+    required = (
+        [name for name in shipped if is_in_selection(name, selection)] if always or report["decoder"]["foreign"] else []
+    )
     excused = [ABOVE_BUDGET, NO_EXIT, NO_PAIR] if always else [ABOVE_BUDGET, NO_EXIT, NO_PAIR, LEFT_OUT]
     if tier is not None:
-        files = [name for name, _ in judging_tests(tier)]
-        required, excused = [name for name in required if is_below(name, files)], [*excused, NOT_OF_TIER]
+        files = [name for name, _ in required_tier_tests(tier)]
+        required, excused = [name for name in required if is_in_selection(name, files)], [*excused, NOT_OF_TIER]
     return [*_decoder_gaps(report), *_test_gaps(report, required, excused), *_claim_gaps(report, required, excused)]
 
 
@@ -116,16 +124,20 @@ def declined_tests(report: Report) -> list[Mapping[str, Any]]:
 
 def excused_features(report: Report) -> frozenset[str]:
     """Features that the decoder never offers and need not: under gate ``decoder`` any, else those never owed."""
-    never_owed = not_offered(report["decoder"]["providers"]) & {STREAMING, CONCURRENCY}
+    never_owed = declined_features(report["decoder"]["providers"]) & {STREAMING, CONCURRENCY}
     return _features_not_offered(report) | never_owed
 
 
 def _features_not_offered(report: Report) -> frozenset[str]:
-    return not_offered(report["decoder"]["providers"]) if report["settings"].get("gate") == "decoder" else frozenset()
+    return (
+        declined_features(report["decoder"]["providers"])
+        if report["settings"].get("gate") == "decoder"
+        else frozenset()
+    )
 
 
 def _may_decline(entry: Mapping[str, Any], missing_features: frozenset[str], models: Sequence[str]) -> bool:
-    if entry["shipped"] and is_of_tier("tokens", entry["shipped"], parameters_of(entry["nodeid"], models)):
+    if entry["shipped"] and is_tier_test("tokens", entry["shipped"], parse_test_parameters(entry["nodeid"], models)):
         missing_features &= OPTIONAL.keys()  # nothing else of a plain request may be declined
     if "features" in entry:  # the decoder declined a whole request, or a counted call
         return not missing_features.isdisjoint(entry["features"])
@@ -133,7 +145,7 @@ def _may_decline(entry: Mapping[str, Any], missing_features: frozenset[str], mod
     return EXITS in missing_features
 
 
-def wrong_decoder(report: Report, expected: str) -> str:
+def wrong_decoder_message(report: Report, expected: str) -> str:
     """A sentence if another decoder than ``expected`` was judged, else "".
 
     ``expected`` is ``foreign``, ``ours``, or the name of a provider.
@@ -150,9 +162,9 @@ def _is_wanted_provider(provider: Mapping[str, Any], expected: str) -> bool:
     return bool(kinds.get(expected, expected in (provider["plugin"], provider["name"])))
 
 
-def is_waived(gap: Gap, waivers: Iterable[str]) -> bool:
+def is_waived(gap: ReportGap, waivers: Iterable[str]) -> bool:
     """Whether one of ``waivers`` names ``gap`` or its file."""
-    return is_below(gap.of, waivers)
+    return is_in_selection(gap.of, waivers)
 
 
 def waivable_names(shipped: Sequence[str]) -> list[str]:
@@ -161,7 +173,7 @@ def waivable_names(shipped: Sequence[str]) -> list[str]:
     return [*DECIDING_TESTS, DECODER, *files, *shipped]
 
 
-def _decoder_gaps(report: Report) -> list[Gap]:
+def _decoder_gaps(report: Report) -> list[ReportGap]:
     decoder = report["decoder"]
     requests = sum(provider["answered"] + provider["declined"] for provider in decoder["providers"])
     ours = sum(provider["answered"] for provider in decoder["providers"] if not provider["foreign"])
@@ -169,10 +181,10 @@ def _decoder_gaps(report: Report) -> list[Gap]:
         return []
     if decoder["foreign"]:
         what = f"ours answered {ours} of {requests} requests, for which {_foreign_names(decoder)} returned None"
-        return [Gap(DECODER, what, "return a decoder, or raise Unsupported(reason)")]
+        return [ReportGap(DECODER, what, "return a decoder, or raise Unsupported(reason)")]
     if decoder["overlooked"]:
         what = f"ours was judged, although {' and '.join(decoder['overlooked'])} offers one and was not loaded"
-        return [Gap(DECODER, what, "load it (-p NAME, or a path beside it), or say --emad-backend emad-walked")]
+        return [ReportGap(DECODER, what, "load it (-p NAME, or a path beside it), or say --emad-backend emad-walked")]
     return []
 
 
@@ -180,7 +192,7 @@ def _foreign_names(decoder: Mapping[str, Any]) -> str:
     return " and ".join(provider["name"] for provider in decoder["providers"] if provider["foreign"])
 
 
-def _test_gaps(report: Report, required: Sequence[str], excused: Sequence[str]) -> list[Gap]:
+def _test_gaps(report: Report, required: Sequence[str], excused: Sequence[str]) -> list[ReportGap]:
     """Gaps of tests that did not run, or ran and decided nothing. One line for each function and reason."""
     lost: dict[tuple[str, str], list[str]] = {}
     collected = {entry["shipped"] for entry in (*report["tests"], *report["deselected"])}
@@ -193,11 +205,11 @@ def _test_gaps(report: Report, required: Sequence[str], excused: Sequence[str]) 
     free = {entry["nodeid"] for entry in declined_tests(report)}
     for entry in report["tests"]:
         why = "" if entry["nodeid"] in free else _why_test_undecided(entry)
-        if why and any(is_below(name, [entry["shipped"]]) for name in required):
+        if why and any(is_in_selection(name, [entry["shipped"]]) for name in required):
             lost.setdefault((entry["shipped"], why), []).append(entry["nodeid"])
     left_out = {NOT_COLLECTED, *(entry["why"] for entry in report["deselected"])}
     return [
-        Gap(
+        ReportGap(
             name,
             f"{why}{_parameters_text(nodeids)}",
             "let it run",
@@ -220,7 +232,7 @@ def _why_test_undecided(entry: Mapping[str, Any]) -> str:
         return ""
     if entry["kind"] == "left out":
         return f"skipped by a mark, a fixture or a hook ({entry['reason'] or 'no reason'})"
-    return f"the decoder declined ({entry['reason']})" if is_below(entry["shipped"], MUST_ANSWER) else ""
+    return f"the decoder declined ({entry['reason']})" if is_in_selection(entry["shipped"], MUST_ANSWER) else ""
 
 
 def _ran_and_failed(entry: Mapping[str, Any]) -> bool:
@@ -236,7 +248,7 @@ def _parameters_text(nodeids: Sequence[str]) -> str:
     return f": {', '.join(named[:3])}{more}" if named else ""
 
 
-def _claim_gaps(report: Report, required: Sequence[str], excused: Sequence[str]) -> list[Gap]:
+def _claim_gaps(report: Report, required: Sequence[str], excused: Sequence[str]) -> list[ReportGap]:
     """Gaps of rows of ``DECIDING_TESTS``: selected, but without a verdict that decides, for each model of the run."""
     gaps = []
     not_asked = {entry.get("claim") for entry in report["deselected"] if entry["why"] in excused}
@@ -249,7 +261,7 @@ def _claim_gaps(report: Report, required: Sequence[str], excused: Sequence[str])
             verdicts = [v for v in report["claims"] if (v["id"], v["model"]) == (claim, model)]
             why = _why_claim_undecided(verdicts)
             if why:
-                gaps.append(Gap(claim, f"not decided for {model}: {why}", "let the decoder answer"))
+                gaps.append(ReportGap(claim, f"not decided for {model}: {why}", "let the decoder answer"))
     return gaps
 
 
@@ -298,13 +310,13 @@ def _deselected_gates(report: Report, register: Mapping[str, Claim]) -> Iterator
             yield f"--emad-require {row.requires}: {name} gates, and was {LEFT_OUT}"
 
 
-def is_partial(report: Report) -> bool:
+def is_partial_run(report: Report) -> bool:
     """Whether a person typed a part of the suites to try something, and asked for no proof."""
     demanded = report["settings"].get("tier") or report["settings"].get("expect_decoder")
     return bool(report["run"].get("partial")) and not demanded
 
 
-def open_gates(report: Report, register: Mapping[str, Claim]) -> list[Gap]:
+def undecided_gates(report: Report, register: Mapping[str, Claim]) -> list[ReportGap]:
     """Gaps of gating claims that the run selected, and whose test decided nothing: skipped by a mark, or never run.
 
     They count for every decoder, ours included, and in every run: a gate that was asked for has not held.
@@ -315,13 +327,13 @@ def open_gates(report: Report, register: Mapping[str, Claim]) -> list[Gap]:
         if row is not None and row.gates(chosen) and (why := _why_test_undecided(entry)):
             name = row.id if row.id in DECIDING_TESTS else entry["shipped"]
             parameters = _parameters_text([entry["nodeid"]])
-            gaps[name, why] = Gap(name, f"{row.id} gates, and is not decided: {why}{parameters}", "let it run")
+            gaps[name, why] = ReportGap(name, f"{row.id} gates, and is not decided: {why}{parameters}", "let it run")
     return list(gaps.values())
 
 
-def undecided_reasons(
+def undecided_reasons_and_gaps(
     report: Report, shipped: Sequence[str], register: Mapping[str, Claim]
-) -> tuple[list[str], list[Gap]]:
+) -> tuple[list[str], list[ReportGap]]:
     """(reasons, gaps): why the run fails because something is undecided. ``gaps`` includes waived ones.
 
     ``shipped``: names of the tests that this version ships. ``register``: of the run, for its gates.
@@ -329,14 +341,14 @@ def undecided_reasons(
     waivers = [waiver["of"] for waiver in report["waivers"]]
     tier, expected = report["settings"].get("tier"), report["settings"]["expect_decoder"]
     gaps = find_gaps(report, report["run"]["asked"], shipped, tier=tier)
-    partial = is_partial(report)  # then the wrong decoder alone is a fault
-    reasons = gap_lines(gap for gap in gaps if not is_waived(gap, waivers) and (gap.of == DECODER or not partial))
+    partial = is_partial_run(report)  # then the wrong decoder alone is a fault
+    reasons = format_gaps(gap for gap in gaps if not is_waived(gap, waivers) and (gap.of == DECODER or not partial))
     if partial or not report["decoder"]["foreign"]:  # otherwise the test is a gap already
-        gates = open_gates(report, register)
+        gates = undecided_gates(report, register)
         gaps = [*gaps, *gates]
         reasons += [str(gap) for gap in gates if not is_waived(gap, waivers)]
     if tier is not None:
-        reasons += shortfalls(report, tier)
-    if expected is not None and (problem := wrong_decoder(report, expected)):
+        reasons += find_tier_shortfalls(report, tier)
+    if expected is not None and (problem := wrong_decoder_message(report, expected)):
         reasons.append(f"--emad-expect-decoder {expected}: {problem}")
     return reasons, gaps

@@ -19,9 +19,14 @@ LINE_MARKER = re.compile(r"^(\d*)([+=.)-])")  # begins a list or underlines a he
 LINE_BREAKS = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
-def markdown_document(contents: ReportContents, remark: str = "") -> str:
+def render_markdown_report(contents: ReportContents, remark: str = "") -> str:
     """The text of ``report.md``; ``remark``: a sentence below the title."""
-    parts = [f"# {escape_markdown(contents.title)}", markdown_paragraph(remark), "## Verdicts", _table(contents.counts)]
+    parts = [
+        f"# {escape_markdown(contents.title)}",
+        escape_markdown_paragraph(remark),
+        "## Verdicts",
+        _table(contents.counts),
+    ]
     parts.append(_table(contents.overview))
     for run in contents.runs:
         parts += _run_sections(run)
@@ -33,7 +38,7 @@ def _run_sections(run: PageRun) -> list[str]:
         part
         for entry in run.claims
         if entry.legs
-        for part in (f"#### {escape_markdown(entry.name)}", markdown_paragraph(entry.title), _table(entry.legs))
+        for part in (f"#### {escape_markdown(entry.name)}", escape_markdown_paragraph(entry.title), _table(entry.legs))
     ]
     tables = [
         part
@@ -45,7 +50,7 @@ def _run_sections(run: PageRun) -> list[str]:
         "Legs": legs,
         "Operating points": [_table(run.points)],
         "Tables": tables,
-        "Notes": ["\n".join(f"- {markdown_paragraph(note)}" for note in run.notes)],
+        "Notes": ["\n".join(f"- {escape_markdown_paragraph(note)}" for note in run.notes)],
         "Goldens": [_table(run.goldens)],
         "Models": [_table(run.models)],
         "Settings": [_table(run.settings)],
@@ -53,7 +58,7 @@ def _run_sections(run: PageRun) -> list[str]:
     }
     lines = [part for heading, parts in sections.items() if any(parts) for part in (f"### {heading}", *parts)]
     broken = "\n".join(f"- {escape_markdown(cause)}" for cause in run.overview["broken"])
-    return [f"## {escape_markdown(run.name)}", markdown_paragraph(run.overview["headline"]), broken, *lines]
+    return [f"## {escape_markdown(run.name)}", escape_markdown_paragraph(run.overview["headline"]), broken, *lines]
 
 
 def _figure_line(heading: str, figure: PageFigure | None) -> str:
@@ -77,7 +82,7 @@ def escape_markdown(text: str) -> str:
     return "<br>".join(_escape_line(line) for line in LINE_BREAKS.split(text))
 
 
-def markdown_paragraph(text: str) -> str:
+def escape_markdown_paragraph(text: str) -> str:
     """``escape_markdown`` for text at the beginning of a line."""
     return LINE_MARKER.sub(r"\1\\\2", escape_markdown(text))
 

@@ -17,9 +17,9 @@ from tabulate import tabulate
 
 from emad_ref.errors import EmadError
 from emad_ref.mutants.mutant import RUN, VERIFY, Mutant
-from emad_ref.report.deselection import NO_PAIR, shipped_tests
+from emad_ref.report.deselection import NO_PAIR, list_shipped_tests
 from emad_ref.report.schema import Report, read_report
-from emad_ref.report.verification import faults
+from emad_ref.report.verification import find_proof_faults
 
 LOG_FILE = "log"  # output of the run, beside the report
 CAUGHT, GREEN, ABSENT = "caught", "green", "not applicable"
@@ -45,7 +45,7 @@ class MutationResult:
     seconds: float
 
     @property
-    def right(self) -> bool:
+    def is_expected(self) -> bool:
         return self.outcome in EXPECTED_OUTCOMES
 
 
@@ -58,10 +58,10 @@ class Complaint:
     message: str
 
 
-def mutation_outcome(planted: Mutant, reported: Sequence[Complaint], folder: Path) -> tuple[str, str, str]:
+def classify_mutant_run(planted: Mutant, reported: Sequence[Complaint], folder: Path) -> tuple[str, str, str]:
     """(outcome, name of the check that complained, message).
 
-    ``reported``: ``complaints`` of the run whose report lies in ``folder``.
+    ``reported``: ``iterate_complaints`` of the run whose report lies in ``folder``.
     """
     for complaint in reported:
         if match := NOT_APPLICABLE_REASON.search(complaint.message):
@@ -74,7 +74,7 @@ def mutation_outcome(planted: Mutant, reported: Sequence[Complaint], folder: Pat
         if _is_meant(planted, complaint):
             return CAUGHT, complaint.by, complaint.message
     with suppress(EmadError):  # a run without a report has complaints
-        if reason := absent_premise(planted, read_report(folder)):
+        if reason := premise_unavailable_reason(planted, read_report(folder)):
             return ABSENT, "", reason
     if reported:
         return CAUGHT_ELSEWHERE, reported[0].by, reported[0].message
@@ -87,7 +87,7 @@ def _is_meant(planted: Mutant, complaint: Complaint) -> bool:
     return complaint.by == planted.meant and named and re.search(planted.says, message) is not None
 
 
-def absent_premise(planted: Mutant, report: Report) -> str:
+def premise_unavailable_reason(planted: Mutant, report: Report) -> str:
     """Why the check that is meant for ``planted`` could catch nothing in this run; "" if it could.
 
     No golden of this model, no pair of models, or a claim that does not apply to it; not a decoder that declines.
@@ -101,7 +101,7 @@ def absent_premise(planted: Mutant, report: Report) -> str:
     return next((f"{each['id']}: {each['reason']}" for each in verdicts if each["verdict"] == "not applicable"), "")
 
 
-def complaints(folder: Path) -> Iterator[Complaint]:
+def iterate_complaints(folder: Path) -> Iterator[Complaint]:
     """Complaints of the tests of a run, then of the run, then of ``emad verify`` reading its report."""
     try:
         report = read_report(folder)
@@ -114,13 +114,13 @@ def complaints(folder: Path) -> Iterator[Complaint]:
             yield Complaint(str(entry["shipped"]), entry["nodeid"], entry["reason"])
     for failure in report["run"]["failures"]:
         yield Complaint(RUN, "", failure)
-    for fault in faults(report, [], shipped_tests(), None):
+    for fault in find_proof_faults(report, [], list_shipped_tests(), None):
         yield Complaint(VERIFY, "", fault)
 
 
-def is_proved(results: Sequence[MutationResult]) -> bool:
+def are_results_as_expected(results: Sequence[MutationResult]) -> bool:
     """Whether every result is as expected, and at least one decoder was judged."""
-    return all(result.right for result in results) and any(result.outcome != ABSENT for result in results)
+    return all(result.is_expected for result in results) and any(result.outcome != ABSENT for result in results)
 
 
 def summarize_mutations(results: Sequence[MutationResult]) -> str:
@@ -129,7 +129,7 @@ def summarize_mutations(results: Sequence[MutationResult]) -> str:
     return "emad selfcheck: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
 
 
-def mutation_table(results: Sequence[MutationResult]) -> str:
+def format_mutation_table(results: Sequence[MutationResult]) -> str:
     """Table of defects with the check that caught each."""
     rows = [
         {
@@ -145,7 +145,7 @@ def mutation_table(results: Sequence[MutationResult]) -> str:
     return str(tabulate(rows, headers="keys", disable_numparse=True))
 
 
-def mutation_line(result: MutationResult) -> str:
+def format_mutation_result(result: MutationResult) -> str:
     """One line for a result, printed as soon as it is known."""
     by = f" by {_short_name(result.by)}" if result.by else ""
     return f"{result.name}: {result.outcome}{by} ({result.seconds:.1f} s): {result.message[:MESSAGE_LETTERS]}"

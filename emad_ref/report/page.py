@@ -23,19 +23,26 @@ from xml.etree import ElementTree
 
 from emad_ref.errors import EmadError
 from emad_ref.files import remove_file, write_atomically
-from emad_ref.report.contents import GATE_NOTE, PageFigure, PageFigures, ReportContents, quality_rows, report_contents
+from emad_ref.report.contents import (
+    GATE_NOTE,
+    PageFigure,
+    PageFigures,
+    ReportContents,
+    build_report_contents,
+    cost_quality_rows,
+)
 from emad_ref.report.depth_explorer import STOP_NUMBERS
-from emad_ref.report.figures import NOT_XML, NothingToDraw, PlotsMissing, caption_of, draw_figure
-from emad_ref.report.markdown import markdown_document
+from emad_ref.report.figures import NOT_XML, MatplotlibMissing, NoDrawableRows, figure_caption, render_figure_svg
+from emad_ref.report.markdown import render_markdown_report
 from emad_ref.report.schema import Report
-from emad_ref.report.tables import plain_rows
+from emad_ref.report.tables import to_cells
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 REFERENCE = re.compile(r"url\(#([^)]+)\)")
 MARKDOWN_FILE, PAGE_FILE = "report.md", "index.html"
 
 
-class PageMissing(EmadError):
+class JinjaMissing(EmadError):
     """Raised if Jinja2 is not installed."""
 
 
@@ -65,14 +72,14 @@ def write_pages(reports: Sequence[Report], folder: Path, changes: Sequence[Mappi
     Raises:
         BadFile: the folder cannot be written to.
     """
-    figures, remark = draw_figures(reports)
-    contents = report_contents(reports, figures)
+    figures, remark = render_page_figures(reports)
+    contents = build_report_contents(reports, figures)
     svg_by_file = {figure.file: figure.svg for run in figures for figure in run.values() if figure.file}
-    texts = svg_by_file | {MARKDOWN_FILE: markdown_document(contents, remark)}
+    texts = svg_by_file | {MARKDOWN_FILE: render_markdown_report(contents, remark)}
     left_out = [remark] if remark else []
     try:
-        texts[PAGE_FILE] = page(contents, remark, changes)
-    except PageMissing as missing:
+        texts[PAGE_FILE] = render_html_page(contents, remark, changes)
+    except JinjaMissing as missing:
         remove_file(folder / PAGE_FILE, "report")
         left_out.append(f"no {PAGE_FILE}: {missing}")
     for name, text in texts.items():
@@ -80,29 +87,29 @@ def write_pages(reports: Sequence[Report], folder: Path, changes: Sequence[Mappi
     return WrittenPages(tuple(texts), tuple(left_out))
 
 
-def draw_figures(reports: Sequence[Report]) -> tuple[PageFigures, str]:
+def render_page_figures(reports: Sequence[Report]) -> tuple[PageFigures, str]:
     """The figures of all tables and of each model's cost and quality; a sentence if matplotlib is missing, else ""."""
     used_names: set[str] = set()
     figures: list[dict[int | str, PageFigure]] = [{} for _ in reports]
     try:
         for run, report in zip(figures, reports, strict=True):
             for model in (str(model["name"]) for model in report["models"]):
-                if rows := quality_rows(report, model):
+                if rows := cost_quality_rows(report, model):
                     run[model] = _draw("cost against quality", rows, f"{model}: cost against quality")
             for number, table in enumerate(report["tables"]):
                 if "figure" in table:
                     file = _free_name(table["model"], table["figure"], used_names)
                     run[number] = _draw(table["figure"], table["rows"], f"{table['model']}: {table['title']}", file)
                     used_names.add(run[number].file)
-    except PlotsMissing as missing:
+    except MatplotlibMissing as missing:
         return [{} for _ in reports], f"no figures: {missing}"
     return figures, ""
 
 
 def _draw(figure: str, rows: Sequence[Mapping[str, Any]], heading: str, file: str = "") -> PageFigure:
     try:
-        return PageFigure(heading, file, draw_figure(figure, rows, heading), caption=caption_of(figure, rows))
-    except NothingToDraw as nothing:
+        return PageFigure(heading, file, render_figure_svg(figure, rows, heading), caption=figure_caption(figure, rows))
+    except NoDrawableRows as nothing:
         return PageFigure(heading, absent=str(nothing))
 
 
@@ -113,7 +120,7 @@ def _free_name(model: str, figure: str, used_names: set[str]) -> str:
     return next(name for name in names if name not in used_names)
 
 
-def page(contents: ReportContents, remark: str = "", changes: Sequence[Mapping[str, Any]] = ()) -> str:
+def render_html_page(contents: ReportContents, remark: str = "", changes: Sequence[Mapping[str, Any]] = ()) -> str:
     """The text of ``index.html``.
 
     Args:
@@ -121,30 +128,30 @@ def page(contents: ReportContents, remark: str = "", changes: Sequence[Mapping[s
         changes: as in ``write_pages``.
 
     Raises:
-        PageMissing: the extra ``report`` is not installed.
+        JinjaMissing: the extra ``report`` is not installed.
     """
     try:
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
     except ImportError as error:
-        raise PageMissing(f"{error}; pip install 'pytest-emad[report]'") from error
+        raise JinjaMissing(f"{error}; pip install 'pytest-emad[report]'") from error
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["json"] = json.dumps
     environment.globals["inlined"] = lambda *arguments: Markup(inline_svg(*arguments))
-    script = package_text("page.js")
-    return environment.from_string(package_text("page.html")).render(
+    script = read_package_text("page.js")
+    return environment.from_string(read_package_text("page.html")).render(
         contents=contents,
         remark=remark,
         starred=GATE_NOTE,
-        changes=plain_rows(changes),
+        changes=to_cells(changes),
         dials=STOP_NUMBERS,
-        css=Markup(package_text("page.css")),
+        css=Markup(read_package_text("page.css")),
         script=Markup(script),
         digest=Markup(b64encode(hashlib.sha256(script.encode()).digest()).decode()),
     )
 
 
-def package_text(name: str) -> str:
+def read_package_text(name: str) -> str:
     """The text of a file of this package."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 

@@ -21,16 +21,16 @@ DISTRIBUTION = "pytest-emad"
 REPORTED_PACKAGES = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "hypothesis", "pytest")
 
 
-def provenance(study: Study) -> dict[str, Any]:
+def collect_provenance(study: Study) -> dict[str, Any]:
     """Provenance of a run of ``study`` in this process. Built-in types only."""
     return (
         {
             "versions": {name: installed_version(name) for name in (DISTRIBUTION, *REPORTED_PACKAGES)}
             | {"python": platform.python_version()},
-            "commit": commit(),
+            "commit": package_git_commit(),
             "platform": platform.platform(),
             "machine": platform.processor() or platform.machine(),
-            "torch_threads": torch_threads(),
+            "torch_threads": torch_thread_count(),
             "device": study.device,
             "dtype": study.dtype,
             "seed": study.seed,
@@ -40,17 +40,17 @@ def provenance(study: Study) -> dict[str, Any]:
     )
 
 
-def project_facts(root: Path) -> dict[str, Any]:
+def describe_tested_project(root: Path) -> dict[str, Any]:
     """The tested project: its root, and its commit if it is a repository other than ours."""
     return {"root": str(root), "commit": None if root.resolve().is_relative_to(HOME) else git_describe(root)}
 
 
-def commit() -> str | None:
+def package_git_commit() -> str | None:
     """Commit of pytest-emad, if it runs from a checkout."""
     return git_describe(HOME) if (HOME / ".git").exists() else None
 
 
-def torch_threads() -> int | None:
+def torch_thread_count() -> int | None:
     """Intra-op threads of torch in this process; None without torch, e.g. on an xdist controller."""
     torch = sys.modules.get("torch")
     return None if torch is None else int(torch.get_num_threads())
@@ -95,7 +95,7 @@ STREAMING, CONCURRENCY = "streaming", "requests at once"
 SERVER_COUNTS = (REQUESTS, RETRIES, RETRY_REASONS)
 
 
-def merge_providers(parts: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def merge_provider_counts(parts: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Sum the request counts of several processes."""
     merged: dict[str, dict[str, Any]] = {}
     for part in parts:
@@ -119,7 +119,7 @@ def merge_providers(parts: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[s
     return list(merged.values())
 
 
-def request_line(provider: Mapping[str, Any]) -> str:
+def format_request_counts(provider: Mapping[str, Any]) -> str:
     """``412 requests, 3 retried (2 status 503, 1 connection reset); it serves …``, of a server."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(provider.get(RETRY_REASONS, {}).items()))
     facts = [f"{name} {value}" for name, value in provider.get(SERVED, {}).items() if name != "path"]
@@ -128,7 +128,7 @@ def request_line(provider: Mapping[str, Any]) -> str:
     return f"{provider[REQUESTS]} requests, {sent_again}{served}"
 
 
-def not_offered(providers: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+def declined_features(providers: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     """Features that the foreign providers declined each time.
 
     A feature that is declined here and answered there is offered: a decoder cannot decline only its hard cases.
@@ -138,7 +138,7 @@ def not_offered(providers: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(name for each in features for name in each) - answered
 
 
-def offered(providers: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+def offered_features(providers: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     """Features that the judged decoder answered at least once; the reference decoder offers sessions and exits."""
     judged = [provider for provider in providers if provider[ANSWERED]]
     if judged and not any(provider["foreign"] for provider in judged):
@@ -147,7 +147,7 @@ def offered(providers: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(name for each in features for name, (answers, _) in each.items() if answers)
 
 
-def decoder_names(providers: Iterable[Mapping[str, Any]]) -> str:
+def format_decoder_names(providers: Iterable[Mapping[str, Any]]) -> str:
     """Name of the decoder under test: the providers that answered, or the first provider in line."""
     providers = list(providers)
     names = [provider["name"] for provider in providers if provider[ANSWERED] or provider[DECLINED]]

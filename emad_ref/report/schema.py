@@ -3,7 +3,7 @@
 Schema 1 has the results:
 
     models      [{"name", facts …}]                        settings    {option: value}
-    points      [{"name", …}], see ``tables.point_rows``   goldens     [{"id", "outcome"}]
+    points      [{"name", …}], see ``tables.operating_point_rows``   goldens     [{"id", "outcome"}]
     claims      [``Verdict.to_json()``]                    notes       [sentence]
     tables      [{"title", "model", "rows": [{column: value}], "figure"?: what ``plots`` draws of the rows}]
     provenance  {versions, commit, platform, device, …}
@@ -75,7 +75,7 @@ class BadReport(EmadError):
 
 
 @dataclass(frozen=True)
-class FieldForm:
+class FieldFormat:
     """Form of a value: in words, and as a check."""
 
     words: str
@@ -90,26 +90,26 @@ def _is_interval(value: Any) -> bool:
     return _is_pair(value) and (None in value or value[0] <= value[1])
 
 
-TEXT = FieldForm("a text", lambda value: isinstance(value, str))
-TEXTS = FieldForm(
+TEXT = FieldFormat("a text", lambda value: isinstance(value, str))
+TEXTS = FieldFormat(
     "a list of texts", lambda value: isinstance(value, list) and all(isinstance(part, str) for part in value)
 )
-FLAG = FieldForm("true or false", lambda value: isinstance(value, bool))
-COUNT = FieldForm("a whole number ≥ 0", lambda value: is_whole(value) and value >= 0)
-AMOUNT = FieldForm("a number ≥ 0, or null", lambda value: value is None or (is_number(value) and value >= 0))
-PROBABILITY = FieldForm("a number from 0 to 1, or null", lambda value: AMOUNT.fits(value) and (value or 0) <= 1)
-POSITIVE = FieldForm("a number > 0, or null", lambda value: value is None or (is_number(value) and value > 0))
-NUMBER = FieldForm("a number or null", lambda value: value is None or is_number(value))
-INTERVAL = FieldForm("[low, high], low ≤ high, or null", lambda value: value is None or _is_interval(value))
-STATE = FieldForm(f"one of {', '.join(STATES)}", lambda value: value in STATES)
-TEST_OUTCOME = FieldForm(f"one of {', '.join(TEST_OUTCOMES)}", lambda value: value in TEST_OUTCOMES)
-KIND = FieldForm("a kind of skip, or nothing", lambda value: value in get_args(SkipKind))
-TEXT_OR_NULL = FieldForm("a text or null", lambda value: value is None or isinstance(value, str))
-FLAG_OR_NULL = FieldForm("true, false or null", lambda value: value is None or isinstance(value, bool))
-COUNT_OR_NULL = FieldForm("a whole number ≥ 0, or null", lambda value: value is None or COUNT.fits(value))
-GOOD = FieldForm("lower, higher, or nothing", lambda value: value in get_args(Good))
-OUTCOME = FieldForm(f"one of {', '.join(OUTCOMES)}", lambda value: value in OUTCOMES)
-ROWS = FieldForm(
+FLAG = FieldFormat("true or false", lambda value: isinstance(value, bool))
+COUNT = FieldFormat("a whole number ≥ 0", lambda value: is_whole(value) and value >= 0)
+AMOUNT = FieldFormat("a number ≥ 0, or null", lambda value: value is None or (is_number(value) and value >= 0))
+PROBABILITY = FieldFormat("a number from 0 to 1, or null", lambda value: AMOUNT.fits(value) and (value or 0) <= 1)
+POSITIVE = FieldFormat("a number > 0, or null", lambda value: value is None or (is_number(value) and value > 0))
+NUMBER = FieldFormat("a number or null", lambda value: value is None or is_number(value))
+INTERVAL = FieldFormat("[low, high], low ≤ high, or null", lambda value: value is None or _is_interval(value))
+STATE = FieldFormat(f"one of {', '.join(STATES)}", lambda value: value in STATES)
+TEST_OUTCOME = FieldFormat(f"one of {', '.join(TEST_OUTCOMES)}", lambda value: value in TEST_OUTCOMES)
+KIND = FieldFormat("a kind of skip, or nothing", lambda value: value in get_args(SkipKind))
+TEXT_OR_NULL = FieldFormat("a text or null", lambda value: value is None or isinstance(value, str))
+FLAG_OR_NULL = FieldFormat("true, false or null", lambda value: value is None or isinstance(value, bool))
+COUNT_OR_NULL = FieldFormat("a whole number ≥ 0, or null", lambda value: value is None or COUNT.fits(value))
+GOOD = FieldFormat("lower, higher, or nothing", lambda value: value in get_args(Good))
+OUTCOME = FieldFormat(f"one of {', '.join(OUTCOMES)}", lambda value: value in OUTCOMES)
+ROWS = FieldFormat(
     "a list of objects that share their keys",
     lambda value: (
         isinstance(value, list)
@@ -117,22 +117,22 @@ ROWS = FieldForm(
         and all(isinstance(row, dict) and row and list(row) == list(value[0]) for row in value)
     ),
 )
-LIST = FieldForm("a list", lambda value: isinstance(value, list))
-OBJECT = FieldForm("an object", lambda value: isinstance(value, dict))
-OBJECT_OR_NULL = FieldForm("an object or null", lambda value: value is None or isinstance(value, dict))
-SCORES = FieldForm(
+LIST = FieldFormat("a list", lambda value: isinstance(value, list))
+OBJECT = FieldFormat("an object", lambda value: isinstance(value, dict))
+OBJECT_OR_NULL = FieldFormat("an object or null", lambda value: value is None or isinstance(value, dict))
+SCORES = FieldFormat(
     "task → [reference, candidate], or null",
     lambda value: value is None or (isinstance(value, dict) and all(map(_is_pair, value.values()))),
 )
-REASONS = FieldForm(
+REASONS = FieldFormat(
     "task → reason, or null",
     lambda value: value is None or (isinstance(value, dict) and all(isinstance(why, str) for why in value.values())),
 )
-RATIOS = FieldForm(
+RATIOS = FieldFormat(
     "batch size → ratio, or null",
     lambda value: value is None or (isinstance(value, dict) and all(map(is_number, value.values()))),
 )
-ATTEMPTS = FieldForm(
+ATTEMPTS = FieldFormat(
     "a list of {outcome, reason}",
     lambda value: (
         isinstance(value, list)
@@ -140,19 +140,19 @@ ATTEMPTS = FieldForm(
         and all(TEXT.fits(each.get("reason")) for each in value)
     ),
 )
-FEATURES = FieldForm(
+FEATURES = FieldFormat(
     "feature → [answered, declined]",
     lambda value: (
         isinstance(value, dict)
         and all(isinstance(pair, list) and len(pair) == 2 and all(map(COUNT.fits, pair)) for pair in value.values())
     ),
 )
-COUNTS = FieldForm(
+COUNTS = FieldFormat(
     "reason → a whole number", lambda value: isinstance(value, dict) and all(map(COUNT.fits, value.values()))
 )
 
 PROMPT_LENGTHS = "prompt_lengths"  # the one name of ``live`` that lists what it counts
-LIVE = FieldForm(
+LIVE = FieldFormat(
     f"name → a whole number ≥ 0, and {PROMPT_LENGTHS} → a list of them",
     lambda value: (
         isinstance(value, dict)
@@ -163,11 +163,11 @@ LIVE = FieldForm(
     ),
 )
 
-PARTS: dict[str, FieldForm] = dict.fromkeys(("models", "points", "claims", "tables", "goldens", "notes"), LIST) | {
+PARTS: dict[str, FieldFormat] = dict.fromkeys(("models", "points", "claims", "tables", "goldens", "notes"), LIST) | {
     "settings": OBJECT,
     "provenance": OBJECT,
 }
-SCHEMA_2_PARTS: dict[str, FieldForm] = dict.fromkeys(("tests", "audits", "deselected", "waivers"), LIST) | {
+SCHEMA_2_PARTS: dict[str, FieldFormat] = dict.fromkeys(("tests", "audits", "deselected", "waivers"), LIST) | {
     "state": STATE,
     "run": OBJECT,
     "decoder": OBJECT,
@@ -184,7 +184,7 @@ ESTIMATE_KEYS = {
 }
 LEG = {"name": TEXT, "outcome": OUTCOME, **ESTIMATE_KEYS, "p_falsify": PROBABILITY, "p_survive": PROBABILITY}
 # part → keys that each of its entries must have
-REQUIRED_KEYS: dict[str, dict[str, FieldForm]] = {
+REQUIRED_KEYS: dict[str, dict[str, FieldFormat]] = {
     "models": {"name": TEXT},
     "points": {"name": TEXT},
     "claims": {"id": TEXT, "model": TEXT, "verdict": OUTCOME, **ESTIMATE_KEYS, "gate": FLAG, "legs": LIST},
@@ -213,7 +213,7 @@ REQUIRED_KEYS: dict[str, dict[str, FieldForm]] = {
     "replaced": {"what": TEXT, "by": TEXT},
 }
 # part → keys of a part that is one object
-OBJECT_KEYS: dict[str, dict[str, FieldForm]] = {
+OBJECT_KEYS: dict[str, dict[str, FieldFormat]] = {
     "run": {
         "started": TEXT,
         "duration_s": AMOUNT,
@@ -242,7 +242,7 @@ SETTINGS = {
     "expect_decoder": TEXT_OR_NULL,
 }
 # part → optional keys of an entry
-OPTIONAL_KEYS: dict[str, dict[str, FieldForm]] = {
+OPTIONAL_KEYS: dict[str, dict[str, FieldFormat]] = {
     "models": {"vocabulary": COUNT_OR_NULL},
     "deselected": {"claim": TEXT_OR_NULL},
     "points": dict.fromkeys(
@@ -355,7 +355,7 @@ def _require_entry(path: Path, part: str, number: int, entry: Any) -> None:
             raise BadReport(f"{path}: {where}: {error}") from error
 
 
-def _present_forms(forms: Mapping[str, FieldForm], entry: Mapping[str, Any]) -> dict[str, FieldForm]:
+def _present_forms(forms: Mapping[str, FieldFormat], entry: Mapping[str, Any]) -> dict[str, FieldFormat]:
     return {key: form for key, form in forms.items() if key in entry}
 
 
@@ -364,7 +364,7 @@ def _require_object(path: Path, where: str, entry: Any) -> None:
         raise BadReport(f"{path}: {where}={_short_repr(entry)}, but expected an object")
 
 
-def _require(path: Path, where: str, entry: Mapping[Any, Any], forms: Mapping[Any, FieldForm]) -> None:
+def _require(path: Path, where: str, entry: Mapping[Any, Any], forms: Mapping[Any, FieldFormat]) -> None:
     for key, form in forms.items():
         name = f"{where}[{key}]" if isinstance(key, int) else f"{where}.{key}".removeprefix(".")
         if key not in entry:
@@ -393,7 +393,7 @@ def mark_run_finished(folder: Path) -> None:
         remove_file(folder / STARTED_FILE, "--emad-report")
 
 
-def unfinished_since(report: Path) -> str:
+def unfinished_run_start_time(report: Path) -> str:
     """Start time of a run that never finished; "" without one. ``report``: the file or its folder."""
     note = (report if report.is_dir() else report.parent) / STARTED_FILE
     return read_text(note, "report").strip() if note.is_file() else ""

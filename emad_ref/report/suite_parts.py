@@ -29,9 +29,9 @@ from emad_ref import __version__
 from emad_ref.errors import EmadError
 from emad_ref.files import BadFile, read_json, remove_file, write_atomically
 from emad_ref.report import schema
-from emad_ref.report.deselection import deselection_lines, shipped_tests
-from emad_ref.report.gaps import is_waived, undecided_reasons, unmet_requirements
-from emad_ref.report.provenance import decoder_names, merge_providers
+from emad_ref.report.deselection import describe_deselections, list_shipped_tests
+from emad_ref.report.gaps import is_waived, undecided_reasons_and_gaps, unmet_requirements
+from emad_ref.report.provenance import format_decoder_names, merge_provider_counts
 from emad_ref.report.schema import REPORT_FILE, BadReport, Report, read_report
 from emad_ref.statistics.verdicts import load_register
 from emad_ref.workers import child_process
@@ -43,7 +43,7 @@ RAN_KEY = "ran"  # key of a model: the implementation of its steps, if that is m
 LIST_PARTS = ("claims", "tables", "goldens", "known")  # facts that several tests may record alike
 
 
-class PartsDisagree(EmadError):
+class PartsDisagreeError(EmadError):
     """Raised if reports are not parts of one run."""
 
 
@@ -57,28 +57,30 @@ def merge_reports(
         shipped: names of the tests that this version ships.
 
     Raises:
-        PartsDisagree: parts differ in what they must share, or one test or claim is in two. The message names both.
+        PartsDisagreeError: parts differ in what they must share, or one test or claim is in two.
     """
     _require_one_run(parts)
     reports = list(parts.values())
-    first, providers = reports[0], merge_providers(report["decoder"]["providers"] for report in reports)
-    whole = dict(first) | {name: distinct([each for report in reports for each in report[name]]) for name in LIST_PARTS}
-    overlooked = distinct(name for report in reports for name in report["decoder"]["overlooked"])
+    first, providers = reports[0], merge_provider_counts(report["decoder"]["providers"] for report in reports)
+    whole = dict(first) | {
+        name: deduplicate([each for report in reports for each in report[name]]) for name in LIST_PARTS
+    }
+    overlooked = deduplicate(name for report in reports for name in report["decoder"]["overlooked"])
     foreign = any(report["decoder"]["foreign"] for report in reports)
     whole |= {
         "state": next((report["state"] for report in reports if report["state"] != "complete"), "complete"),
         "settings": first["settings"] | {"report": None},
         "models": _merge_models(reports),
         "points": [],
-        "notes": distinct(note for report in reports for note in _part_notes(report))
-        + list(deselection_lines(plan["deselected"], first["settings"])),
+        "notes": deduplicate(note for report in reports for note in _part_notes(report))
+        + list(describe_deselections(plan["deselected"], first["settings"])),
         "tests": [test for report in reports for test in report["tests"]],
         "audits": [audit for report in reports for audit in report["audits"]],
         "repeats": [repeat for report in reports for repeat in report.get("repeats", ())],
-        "replaced": distinct(part for report in reports for part in report.get("replaced", ())),
+        "replaced": deduplicate(part for report in reports for part in report.get("replaced", ())),
         "deselected": list(plan["deselected"]),
         "decoder": {
-            "name": decoder_names(providers),
+            "name": format_decoder_names(providers),
             "foreign": foreign,
             "providers": providers,
             "overlooked": overlooked,
@@ -86,12 +88,12 @@ def merge_reports(
         "provenance": first["provenance"] | {name: _joined_facts(reports, name) for name in MACHINE_KEYS},
     }
     for point in (point for report in reports for point in report["points"]):
-        add_point(whole["points"], point)
+        merge_point(whole["points"], point)
     whole["run"] = first["run"] | _merge_runs(parts, plan["tests"], command)
     return _with_failures(whole, reports, shipped)
 
 
-def distinct(listed: Iterable[Any]) -> list[Any]:
+def deduplicate(listed: Iterable[Any]) -> list[Any]:
     """The values without repetitions, in order."""
     unique: list[Any] = []
     for each in listed:
@@ -100,7 +102,7 @@ def distinct(listed: Iterable[Any]) -> list[Any]:
     return unique
 
 
-def add_point(points: list[dict[str, Any]], values: Mapping[str, Any]) -> None:
+def merge_point(points: list[dict[str, Any]], values: Mapping[str, Any]) -> None:
     """Add a row of a point, or complete the one of its model and name: several tests measure one point."""
     present = {key: value for key, value in values.items() if value is not None}
     for row in points:
@@ -110,7 +112,7 @@ def add_point(points: list[dict[str, Any]], values: Mapping[str, Any]) -> None:
     points.append(dict(values))
 
 
-def add_model(models: list[dict[str, Any]], facts: dict[str, Any]) -> None:
+def merge_model(models: list[dict[str, Any]], facts: dict[str, Any]) -> None:
     """Add a row of a model, or update it: the implementation of its steps is known only after a test ran it."""
     for row in models:
         if _lasting_facts(row) == _lasting_facts(facts):
@@ -143,7 +145,7 @@ def _require_one_run(parts: Mapping[str, Report]) -> None:
         for name, value in _shared_facts(report).items():
             other, before = first_value.setdefault(name, (part, value))
             if value != before:
-                raise PartsDisagree(
+                raise PartsDisagreeError(
                     f"{other} and {part} are parts of one report, but {name} is {before!r} in the first and {value!r} "
                     "in the second; remove the folder of the one that is wrong, and judge it again"
                 )
@@ -156,7 +158,7 @@ def _require_disjoint(parts: Mapping[str, Report], what: str, named: Callable[[M
     for part, report in parts.items():
         for name in map(named, report[what]):
             if whose_it_is.setdefault(name, part) != part:
-                raise PartsDisagree(
+                raise PartsDisagreeError(
                     f"{name} is in {whose_it_is[name]} and in {part}, but expected in one of them alone"
                 )
 
@@ -168,20 +170,20 @@ def _merge_models(reports: Sequence[Report]) -> list[Any]:
     """Rows of models; a part's bare name is dropped if another part describes that model."""
     listed: list[dict[str, Any]] = []
     for model in (model for report in reports for model in report["models"]):
-        add_model(listed, model)
+        merge_model(listed, model)
     described = {model["name"] for model in listed if len(model) > 1}
     return [model for model in listed if len(model) > 1 or model["name"] not in described]
 
 
 def _part_notes(report: Report) -> Iterator[str]:
     """Notes of a part, without those about claims that it did not judge."""
-    of_a_part = set(deselection_lines(report["deselected"], report["settings"]))
+    of_a_part = set(describe_deselections(report["deselected"], report["settings"]))
     yield from (note for note in report["notes"] if note not in of_a_part)
 
 
 def _joined_facts(reports: Sequence[Report], name: str) -> Any:
     """The common value, or the value of each part in words."""
-    values = distinct(report["provenance"][name] for report in reports)
+    values = deduplicate(report["provenance"][name] for report in reports)
     return values[0] if len(values) == 1 else " and ".join(map(str, values))
 
 
@@ -202,13 +204,15 @@ def _with_failures(whole: dict[str, Any], reports: Sequence[Report], shipped: Se
     register = load_register(whole["settings"]["claims"])
 
     def reasons(report: Report) -> tuple[list[str], Sequence[Any]]:
-        undecided, gaps = undecided_reasons(report, shipped, register) if report["state"] == "complete" else ([], [])
+        undecided, gaps = (
+            undecided_reasons_and_gaps(report, shipped, register) if report["state"] == "complete" else ([], [])
+        )
         return [*unmet_requirements(report, register), *undecided], gaps
 
     own = [failure for report in reports for failure in report["run"]["failures"] if failure not in reasons(report)[0]]
     whole["run"]["failures"] = []
     failures, gaps = reasons(whole)
-    whole["run"]["failures"] = distinct([*own, *failures])
+    whole["run"]["failures"] = deduplicate([*own, *failures])
     whole["waivers"] = [
         waiver | {"needed": any(is_waived(gap, [waiver["of"]]) for gap in gaps)} for waiver in whole["waivers"]
     ]
@@ -236,9 +240,9 @@ class SuitePart:
     start: Path
     identity: Mapping[str, str]
 
-    def judged(self) -> int:
+    def run_or_reuse(self) -> int:
         """Run the part, or reuse its finished run; returns the exit status."""
-        if (before := self.before()) is not None:
+        if (before := self.earlier_exit_status()) is not None:
             return before
         self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / DONE_FILE).exists():  # pytest would refuse to replace a report that was damaged since
@@ -250,16 +254,16 @@ class SuitePart:
             write_atomically(self.folder / DONE_FILE, json.dumps(mark) + "\n")
         return status
 
-    def before(self) -> int | None:
+    def earlier_exit_status(self) -> int | None:
         """The earlier exit status if the report is still there, else None."""
-        status = finished_status(self.folder / DONE_FILE, self.identity)
+        status = read_exit_status(self.folder / DONE_FILE, self.identity)
         try:
             return status if status is None or read_report(self.folder) else None
         except BadReport:
             return None
 
 
-def finished_status(mark: Path, identity: Mapping[str, str]) -> int | None:
+def read_exit_status(mark: Path, identity: Mapping[str, str]) -> int | None:
     """The status of a finished unit with the same request; None without one."""
     if not mark.exists():
         return None
@@ -278,9 +282,9 @@ def run_parts(crew: WorkerPool | None, units: Sequence[SuitePart]) -> Iterator[t
         WorkersLost: the units judged so far are kept.
     """
     if crew is None:
-        yield from ((unit, unit.judged()) for unit in units)
+        yield from ((unit, unit.run_or_reuse()) for unit in units)
     else:
-        yield from dispatch_exclusively(crew, SuitePart.judged, units, lambda unit: unit.measures)
+        yield from dispatch_exclusively(crew, SuitePart.run_or_reuse, units, lambda unit: unit.measures)
 
 
 def read_part_plan(folder: Path) -> dict[str, Any]:
@@ -289,31 +293,31 @@ def read_part_plan(folder: Path) -> dict[str, Any]:
     return plan
 
 
-def merge_parts(units: Sequence[SuitePart], folder: Path, command: Sequence[str]) -> Report:
+def write_merged_report(units: Sequence[SuitePart], folder: Path, command: Sequence[str]) -> Report:
     """Merge all ``units`` of a model into one report, and write it with its pages.
 
     Raises:
-        PartsDisagree: the units are not parts of one run.
+        PartsDisagreeError: the units are not parts of one run.
         BadReport, BadFile: a report cannot be read.
     """
     from emad_ref.report.page import write_pages  # imports tabulate
 
     parts = {unit.part: read_report(unit.folder) for unit in units}
-    merged = merge_reports(parts, read_part_plan(folder), command, shipped_tests())
+    merged = merge_reports(parts, read_part_plan(folder), command, list_shipped_tests())
     write_atomically(folder / REPORT_FILE, json.dumps(merged, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
     write_pages([merged], folder)
     schema.mark_run_finished(folder)
     return merged
 
 
-def summarize_models(statuses: Mapping[str, int], reports: Sequence[Report], out: Path) -> str:
+def write_models_summary(statuses: Mapping[str, int], reports: Sequence[Report], out: Path) -> str:
     """Write ``summary.json``, its text and the pages over all models; returns the text.
 
     The text has a table of claims and names the models that could not be judged. ``statuses``: of each model;
     ``reports``: of the models that have one.
     """
     from emad_ref.report.page import write_pages  # imports tabulate and Jinja2
-    from emad_ref.report.tables import claims_table
+    from emad_ref.report.tables import format_claims_table
 
     claims = [claim for report in reports for claim in report["claims"]]
     summary = {"schema": 1, "version": __version__, "status": dict(statuses), "claims": claims}
@@ -323,11 +327,11 @@ def summarize_models(statuses: Mapping[str, int], reports: Sequence[Report], out
         for model, status in statuses.items()
         if status not in DECIDED_STATUSES
     ]
-    text = "\n".join([claims_table(claims), *failed])
+    text = "\n".join([format_claims_table(claims), *failed])
     write_atomically(out / "summary.txt", text + "\n")
     return f"{text}\n{out}: {write_pages(reports, out)}" if reports else text
 
 
-def folder_name(model: str) -> str:
+def model_folder_name(model: str) -> str:
     """A model's name as the name of one folder."""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", model).strip("-.") or "model"

@@ -20,14 +20,14 @@ from typing import Any, Literal
 
 from tabulate import tabulate
 
-from emad_ref.report.deselection import deselection_lines
-from emad_ref.report.figures import RISE, rising_rows
-from emad_ref.report.gaps import declined_tests, excused_features, is_partial
+from emad_ref.report.deselection import describe_deselections
+from emad_ref.report.figures import RISE, entropy_rise_rows
+from emad_ref.report.gaps import declined_tests, excused_features, is_partial_run
 from emad_ref.report.markdown import escape_markdown
-from emad_ref.report.provenance import REQUESTS, RETRIES, request_line
+from emad_ref.report.provenance import REQUESTS, RETRIES, format_request_counts
 from emad_ref.report.schema import Report
-from emad_ref.report.tables import STREAM_TIMES, stream_words
-from emad_ref.report.tiers import tier_line
+from emad_ref.report.tables import STREAM_TIMES, format_stream_latency
+from emad_ref.report.tiers import format_tier
 from emad_ref.statistics import goldens, number_format
 from emad_ref.statistics.gate import UNDECIDED, deciding_leg, measurement, title_of
 from emad_ref.statistics.units import counted
@@ -51,7 +51,7 @@ class GateSummary:
     where: str
     why: str
 
-    def facts(self) -> list[str]:
+    def describe(self) -> list[str]:
         """The measured value and the required one, where, and what would decide the claim."""
         where = f"where: {self.where}" if self.where else ""
         return [text for text in (self.measured, where, self.why) if text]
@@ -94,7 +94,7 @@ class RunSummary:
     failures: tuple[str, ...]
 
 
-def run_summary(report: Report) -> RunSummary:
+def build_run_summary(report: Report) -> RunSummary:
     """Everything that the summary of ``report``, of either schema, can print."""
     register = load_register()
     order = {name: place for place, name in enumerate(register)}
@@ -153,7 +153,7 @@ UNFINISHED = {
 def _count_of_gates(gates: Sequence[GateSummary]) -> str:
     """``3 of 4 gates hold, 1 not applicable``."""
     holding = [gate for gate in gates if gate.verdict == "survived"]
-    _, comma, others = count_gates(gates).partition(", ")
+    _, comma, others = format_gate_counts(gates).partition(", ")
     return f"{len(holding)} of {counted(len(gates), 'gates')} {_verb(holding, 'hold')}{comma}{others}"
 
 
@@ -376,14 +376,14 @@ def _run_remarks(report: Report) -> Iterator[str]:
     if decoder["foreign"] or len(decoder["providers"]) > 1:  # ours alone is named in the header of the run
         yield f"decoder under test: {decoder['name']}"
         if any(provider.get("foreign") and provider["answered"] for provider in decoder["providers"]):
-            yield tier_line(report)
+            yield format_tier(report)
     for provider in decoder["providers"]:
         if REQUESTS in provider:
-            yield f"{provider['name']}: {request_line(provider)}"
+            yield f"{provider['name']}: {format_request_counts(provider)}"
         elif provider.get(RETRIES):  # a report of an earlier version
             yield f"{provider['name']} put off {provider[RETRIES]} requests, which were sent again"
     yield from _stream_remarks(report)
-    if decoder.get("foreign") and is_partial(report):
+    if decoder.get("foreign") and is_partial_run(report):
         yield (
             f"THIS RUN PROVES NOTHING: {report['run']['partial']} selects a part of the suites; a proof runs them "
             "whole, with --emad-tier or --emad-expect-decoder, and passes `emad verify`"
@@ -400,7 +400,7 @@ def _run_remarks(report: Report) -> Iterator[str]:
         details = [audit["detail"] for audit in undecided if audit["check"] == check]
         why = details[0].partition(" (")[0].partition(": ")[0]
         yield f"audit {check} inconclusive in {len(details)} test{'s' * (len(details) > 1)}: {why}"
-    yield from deselection_lines(report.get("deselected", ()), report["settings"])
+    yield from describe_deselections(report.get("deselected", ()), report["settings"])
     for waiver in report.get("waivers", ()):
         yield f"waive{'d' if waiver['needed'] else 'r not needed:'} {waiver['of']}: {waiver['reason']}"
 
@@ -410,7 +410,7 @@ def _stream_remarks(report: Report) -> Iterator[str]:
     for table in report["tables"]:
         if table["title"] == STREAM_TIMES:
             of = f" of {table['model']}" if len(report["settings"].get("models", ())) > 1 else ""
-            yield f"times in ms, median (95 % within){of}: {'; '.join(map(stream_words, table['rows']))}"
+            yield f"times in ms, median (95 % within){of}: {'; '.join(map(format_stream_latency, table['rows']))}"
 
 
 def _profile_remarks(report: Report) -> Iterator[str]:
@@ -422,7 +422,7 @@ def _profile_remarks(report: Report) -> Iterator[str]:
         if not rows:
             continue
         lowest, last = min(rows, key=lambda row: row["mean entropy, nats"]), rows[-1]
-        rising = rising_rows(rows)
+        rising = entropy_rise_rows(rows)
         if lowest is last and not rising:
             continue
         lowest_text = f"is lowest after layer {lowest['layer']} of {last['layer']}"
@@ -434,10 +434,10 @@ def _profile_remarks(report: Report) -> Iterator[str]:
         yield f"{table['model']}: entropy {rise_text}{lowest_text}"
 
 
-def id_ranges(ids: Sequence[str]) -> str:
+def format_id_ranges(ids: Sequence[str]) -> str:
     """``ids``, with three or more consecutive ones as a range.
 
-    >>> id_ranges(["EE-1", "EE-2", "EE-3", "EE-5", "EMAD-E1"])
+    >>> format_id_ranges(["EE-1", "EE-2", "EE-3", "EE-5", "EMAD-E1"])
     'EE-1 to EE-3, EE-5, EMAD-E1'
     """
     runs: list[list[str]] = []
@@ -568,13 +568,13 @@ def _gate_lines(gates: Sequence[GateSummary], level: DetailLevel) -> Iterator[Te
     """Of each gate its claim and verdict, then what was found and is needed, then where, then a remedy."""
     if not gates:
         return
-    yield f"gates: {count_gates(gates)}", "  ", ""
+    yield f"gates: {format_gate_counts(gates)}", "  ", ""
     names = max(len(gate.id) for gate in gates)
     indent = " " * (names + 4)
     for gate in gates:
         of = f" ({gate.of})" if gate.of else ""
         yield f"  {gate.id:{names}}  {gate.title}: {gate.verdict}{of}", indent, TONES.get(gate.verdict, "")
-        facts = gate.facts() if level.remedies else gate.facts()[:1]
+        facts = gate.describe() if level.remedies else gate.describe()[:1]
         for text in facts if level.holding or gate.verdict != "survived" else ():
             whole = text == gate.why
             yield (
@@ -584,7 +584,7 @@ def _gate_lines(gates: Sequence[GateSummary], level: DetailLevel) -> Iterator[Te
             )
 
 
-def count_gates(gates: Sequence[GateSummary]) -> str:
+def format_gate_counts(gates: Sequence[GateSummary]) -> str:
     """``3 of 5 hold, 2 falsified``."""
     verdicts = [gate.verdict for gate in gates]
     parts = [f"{verdicts.count('survived')} of {len(gates)} hold"]
@@ -597,7 +597,7 @@ def _rest_lines(brief: RunSummary, level: DetailLevel) -> Iterator[TextPart]:
         return
     counts = {verdict: sum(map(len, groups.values())) for verdict, groups in brief.rest.items()}
     kind = "other claim" if brief.gates else "claim"
-    yield f"{sum(counts.values())} {kind}{'s' * (sum(counts.values()) > 1)}: {count_outcomes(counts)}", "  ", ""
+    yield f"{sum(counts.values())} {kind}{'s' * (sum(counts.values()) > 1)}: {format_outcome_counts(counts)}", "  ", ""
     for words, outcomes in (
         ("falsified", ("falsified",)),
         ("inconclusive", ("inconclusive",)),
@@ -616,7 +616,7 @@ def _rest_lines(brief: RunSummary, level: DetailLevel) -> Iterator[TextPart]:
         yield "  what each id claims: -v, the report, docs/claims.md", "    ", ""
 
 
-def count_outcomes(counts: dict[Outcome, int]) -> str:
+def format_outcome_counts(counts: dict[Outcome, int]) -> str:
     """``8 survived, 9 falsified, 5 inconclusive, 6 measured, 8 not decided``."""
     undecided = sum(counts.get(outcome, 0) for outcome in UNDECIDED)
     listed = ("survived", "falsified", "inconclusive", "measured")
@@ -637,7 +637,7 @@ def _list_claims(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]], reason
         if titles and not is_counted:
             named = "; ".join(f"{title} ({id})" if title else id for id, title in claims)
         else:
-            named = id_ranges([id for id, _ in claims])
+            named = format_id_ranges([id for id, _ in claims])
             named = f"{len(claims)} claims ({named})" if titles else named
         parts.append(f"{named}: {why}" if why else named)
     return "; ".join(parts)
@@ -648,7 +648,7 @@ PARAGRAPH_LETTERS = 10_000  # Markdown wraps paragraphs by itself
 TABLE_LINES = 8  # lines around the table of gates: heading, headline, blanks, its own head
 
 
-def job_summary(brief: RunSummary, places: Sequence[str] = ()) -> str:
+def format_ci_job_summary(brief: RunSummary, places: Sequence[str] = ()) -> str:
     """The summary as Markdown, at most forty lines: gates in a table, every other line as a list item.
 
     Args:
@@ -667,5 +667,5 @@ def job_summary(brief: RunSummary, places: Sequence[str] = ()) -> str:
 
 def _gate_row(gate: GateSummary) -> dict[str, str]:
     claim = f"{gate.id} ({gate.of})" if gate.of else gate.id
-    row = {"gate": claim, "claim": gate.title, "verdict": gate.verdict, "found": "; ".join(gate.facts())}
+    row = {"gate": claim, "claim": gate.title, "verdict": gate.verdict, "found": "; ".join(gate.describe())}
     return {key: escape_markdown(text) for key, text in row.items()}

@@ -3,9 +3,9 @@
 Rows are made from the dictionaries of ``report.json``. Each ``Cell`` holds a text and the value that it shows, and
 terminal, Markdown and HTML print the same rows. An absent value shows as "–", never as zero.
 
-``text_table`` fits a width: columns of words wrap first, the widest of them, down to ``MIN_WORDS_WIDTH`` letters or
-their longest word. Numbers and intervals stay in one piece. A table that is still too wide is cut between columns, and
-each part begins with the key columns: the first, or as many as are asked for.
+``format_text_table`` fits a width: columns of words wrap first, the widest of them, down to ``MIN_WORDS_WIDTH`` letters
+or their longest word. Numbers and intervals stay in one piece. A table that is still too wide is cut between columns,
+and each part begins with the key columns: the first, or as many as are asked for.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Cell:
 Row = dict[str, Cell]
 
 
-def stream_rows(arrivals: Mapping[int, Sequence[TokenArrivals]]) -> list[dict[str, Any]]:
+def stream_latency_rows(arrivals: Mapping[int, Sequence[TokenArrivals]]) -> list[dict[str, Any]]:
     """Median and 95th percentile of times in ms. ``arrivals``: answers by number of requests at once, 0: unstreamed.
 
     Tokens that arrive together share the time since those before them.
@@ -72,8 +72,8 @@ def _percentile_ms(seconds: Sequence[float], share: float) -> float | None:
     return round(1e3 * sorted(seconds)[math.ceil(share * len(seconds)) - 1], 3) if seconds else None
 
 
-def stream_words(row: Mapping[str, Any]) -> str:
-    """``8 at once: first token 12 (15), between tokens 3.1 (4), whole answer 60 (70)``, of a row of ``stream_rows``."""
+def format_stream_latency(row: Mapping[str, Any]) -> str:
+    """``8 at once: first token 12 (15), between tokens 3.1 (4)`` of a row of ``stream_latency_rows``."""
     times = [
         f"{name.removesuffix(', ms')} {row[name]:.3g} ({row[f'{name}{WITHIN}']:.3g})"
         for name in (FIRST_TOKEN, BETWEEN, WHOLE)
@@ -82,7 +82,7 @@ def stream_words(row: Mapping[str, Any]) -> str:
     return f"{row[AT_ONCE]}{'' if row[AT_ONCE] == UNSTREAMED else ' at once'}: {', '.join(times)}"
 
 
-def text_table(rows: Sequence[Row], width: int, keys: int = 1) -> str:
+def format_text_table(rows: Sequence[Row], width: int, keys: int = 1) -> str:
     """``rows``, which share their keys, as text of at most ``width`` letters a line; "" for no rows.
 
     Only key columns that are wider than ``width`` run over.
@@ -165,7 +165,7 @@ def _wrap_lines(text: str, width: int) -> str:
     )
 
 
-def point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
+def operating_point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
     """One row per operating point.
 
     Keys, all optional but ``name``: ``model``, ``roles`` (why it was selected), ``mean_depth``, ``depth_p50``,
@@ -239,7 +239,7 @@ def _estimate_cells(result: Mapping[str, Any]) -> Row:
     }
 
 
-def plain_rows(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+def to_cells(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Rows with common keys, unchanged; floats to four digits, and keys that end in " %" are shares in percent.
 
     Columns named "interval" hold [low, high].
@@ -247,22 +247,22 @@ def plain_rows(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     return [{key: _plain_cell(key, value) for key, value in row.items()} for row in rows]
 
 
-def points_table(points: Sequence[Mapping[str, Any]], width: int = DEFAULT_WIDTH) -> str:
-    """``point_rows`` for a terminal of ``width`` letters; an empty string for none."""
-    return text_table(point_rows(points), width)
+def format_points_table(points: Sequence[Mapping[str, Any]], width: int = DEFAULT_WIDTH) -> str:
+    """``operating_point_rows`` for a terminal of ``width`` letters; an empty string for none."""
+    return format_text_table(operating_point_rows(points), width)
 
 
-def claims_table(claims: Sequence[Mapping[str, Any]], width: int = DEFAULT_WIDTH) -> str:
+def format_claims_table(claims: Sequence[Mapping[str, Any]], width: int = DEFAULT_WIDTH) -> str:
     """``claim_rows`` for a terminal; undecided claims that share a reason share a row. An empty string for none."""
-    return text_table(claim_rows(_fold_undecided(claims)), width)
+    return format_text_table(claim_rows(_fold_undecided(claims)), width)
 
 
-def plain_table(rows: Sequence[Mapping[str, Any]], width: int = DEFAULT_WIDTH, keys: int = 1) -> str:
-    """``plain_rows`` for a terminal, ``keys`` as in ``text_table``; an empty string for none."""
-    return text_table(plain_rows(rows), width, keys)
+def format_plain_table(rows: Sequence[Mapping[str, Any]], width: int = DEFAULT_WIDTH, keys: int = 1) -> str:
+    """``to_cells`` for a terminal, ``keys`` as in ``format_text_table``; an empty string for none."""
+    return format_text_table(to_cells(rows), width, keys)
 
 
-def sections(
+def format_sections(
     points: Sequence[Mapping[str, Any]],
     tables: Sequence[Mapping[str, Any]],
     claims: Sequence[Mapping[str, Any]],
@@ -274,14 +274,14 @@ def sections(
     ``tables``: ``{"title", "model", "rows"}`` each, as ``report.json`` holds them. ``width``: letters in a line.
     """
     candidates = [
-        ("emad operating points", points_table(points, width)),
+        ("emad operating points", format_points_table(points, width)),
         *(
-            (f"{table['model']}: {table['title']}", plain_table(table["rows"], width))
+            (f"{table['model']}: {table['title']}", format_plain_table(table["rows"], width))
             for table in tables
             if table.get("figure") not in EMBEDDED
         ),
-        ("emad claims", claims_table(claims, width)),
-        ("emad notes", "\n".join(note_text(note, width) for note in notes)),
+        ("emad claims", format_claims_table(claims, width)),
+        ("emad notes", "\n".join(format_note(note, width) for note in notes)),
     ]
     return [(title, text) for title, text in candidates if text]
 
@@ -298,7 +298,7 @@ def _fold_undecided(claims: Sequence[Mapping[str, Any]]) -> list[Mapping[str, An
     ]
 
 
-def note_text(note: str, width: int = DEFAULT_WIDTH) -> str:
+def format_note(note: str, width: int = DEFAULT_WIDTH) -> str:
     """A note as a list item."""
     return textwrap.fill(note, width, initial_indent="- ", subsequent_indent="  ", break_long_words=False)
 

@@ -4,7 +4,7 @@ A decoder's tier is found by asking. Each provider counts the features that it a
 (``report.provenance``); the tier is the highest one whose features it answered. ``TIERS`` is the one table of tests and
 promises. A tier includes the tests and the promise of every tier in ``includes``.
 
-A test counts as live if its audit passed. ``live_counts`` adds up what the decoder answered in those audits, by model:
+A test counts as live if its audit passed. ``audited_live_counts`` adds up, by model, what the decoder answered in them:
 
     positions        new tokens of ``generate``, each held against the oracle
     prompt_lengths   different lengths of prompts, the shortest a single token
@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from emad_ref.report.deselection import is_below
+from emad_ref.report.deselection import is_in_selection
 from emad_ref.report.provenance import (
     CONCURRENCY,
     EXITS,
@@ -36,8 +36,8 @@ from emad_ref.report.provenance import (
     SAMPLING,
     SESSIONS,
     STREAMING,
-    not_offered,
-    offered,
+    declined_features,
+    offered_features,
 )
 from emad_ref.report.schema import PROMPT_LENGTHS, Report
 
@@ -139,19 +139,21 @@ OPTIONAL = {
 LIMITS = {SAMPLING: "greedy alone", STREAMING: "streams nothing", CONCURRENCY: "one request at a time"}
 
 
-def included(tier: str) -> list[str]:
+def included_tiers(tier: str) -> list[str]:
     """``tier`` and the tiers that it includes, in the order of ``TIERS``."""
     return [name for name in TIERS if name == tier or name in TIERS[tier].includes]
 
 
-def judging_tests(tier: str) -> list[tuple[str, str]]:
+def required_tier_tests(tier: str) -> list[tuple[str, str]]:
     """(test or folder, case) of ``tier`` and of all that it includes."""
-    return [test for name in included(tier) for test in TIERS[name].tests]
+    return [test for name in included_tiers(tier) for test in TIERS[name].tests]
 
 
-def is_of_tier(tier: str, shipped: str, parameters: Iterable[str]) -> bool:
+def is_tier_test(tier: str, shipped: str, parameters: Iterable[str]) -> bool:
     """Whether the shipped test with these parameters, without the model's name, judges ``tier``."""
-    return any(is_below(shipped, [name]) and _holds_case(parameters, case) for name, case in judging_tests(tier))
+    return any(
+        is_in_selection(shipped, [name]) and _holds_case(parameters, case) for name, case in required_tier_tests(tier)
+    )
 
 
 def _holds_case(parameters: Iterable[str], case: str) -> bool:
@@ -159,27 +161,27 @@ def _holds_case(parameters: Iterable[str], case: str) -> bool:
     return not case or any(f"-{case}-" in f"-{parameter}-" for parameter in parameters)
 
 
-def model_ids(models: Sequence[str]) -> list[str]:
+def model_test_ids(models: Sequence[str]) -> list[str]:
     """How ids of tests name ``models``: by the last part of a path or repository, else by the whole name."""
     ids = [name.rstrip("/").rpartition("/")[2] for name in models]
     return ids if len(set(ids)) == len(ids) else [name.replace("/", "|") for name in models]
 
 
-def parameters_of(nodeid: str, models: Iterable[str]) -> list[str]:
+def parse_test_parameters(nodeid: str, models: Iterable[str]) -> list[str]:
     """The parameters in ``nodeid``, without the names of ``models``, which may hold any word."""
     text = f"-{nodeid.partition('[')[2].removesuffix(']')}-"
-    for name in sorted(model_ids(list(models)), key=len, reverse=True):
+    for name in sorted(model_test_ids(list(models)), key=len, reverse=True):
         text = text.replace(f"-{name}-", "-", 1)
     return [text.strip("-")]
 
 
 def offered_tiers(report: Report) -> list[str]:
     """Tiers of which the judged decoder answered every feature, in the order of ``TIERS``."""
-    answered = offered(report["decoder"]["providers"]) | {""}
-    return [name for name in TIERS if all(TIERS[each].feature in answered for each in included(name))]
+    answered = offered_features(report["decoder"]["providers"]) | {""}
+    return [name for name in TIERS if all(TIERS[each].feature in answered for each in included_tiers(name))]
 
 
-def live_counts(report: Report) -> dict[str, dict[str, Any]]:
+def audited_live_counts(report: Report) -> dict[str, dict[str, Any]]:
     """Model → what passed audits had the decoder answer; ``prompt_lengths`` as a sorted list."""
     counts: dict[str, dict[str, Any]] = {}
     for audit in report["audits"]:
@@ -194,26 +196,26 @@ def live_counts(report: Report) -> dict[str, dict[str, Any]]:
     return counts
 
 
-def shortfalls(report: Report, tier: str) -> Iterator[str]:
+def find_tier_shortfalls(report: Report, tier: str) -> Iterator[str]:
     """One sentence for each thing that keeps ``report`` from being judged at ``tier``; none if it is."""
     providers = report["decoder"]["providers"]
     if tier not in (reached := offered_tiers(report)):
-        missing = [TIERS[name].feature for name in included(tier) if name not in reached]
+        missing = [TIERS[name].feature for name in included_tiers(tier) if name not in reached]
         yield f"tier {tier}: the decoder never answered {', '.join(missing)}; its tier is {reached[-1]}"
-    declined = OPTIONAL.keys() & not_offered(providers)
+    declined = OPTIONAL.keys() & declined_features(providers)
     if not any(provider["foreign"] for provider in providers):
         declined |= {STREAMING, CONCURRENCY}  # ours streams nothing, and takes one request at a time
     free = {part for name in declined for part in OPTIONAL[name]}
-    models, counts = report["settings"].get("models", ()), live_counts(report)
-    for model, id in zip(models, model_ids(models), strict=True):
+    models, counts = report["settings"].get("models", ()), audited_live_counts(report)
+    for model, id in zip(models, model_test_ids(models), strict=True):
         live = [entry for entry in report["tests"] if _is_live(entry) and _is_about(entry, id)]
-        for test, case in judging_tests(tier):
+        for test, case in required_tier_tests(tier):
             if test in free:
                 continue
-            if not any(is_below(e["shipped"], [test]) and _has_case(e, case, models) for e in live):
+            if not any(is_in_selection(e["shipped"], [test]) and _has_case(e, case, models) for e in live):
                 yield f"tier {tier}: {test}{f' [{case}]' if case else ''} is not live for {model}"
         found = counts.get(model, {})
-        for name, least in ((name, n) for each in included(tier) for name, n in TIERS[each].promise.items()):
+        for name, least in ((name, n) for each in included_tiers(tier) for name, n in TIERS[each].promise.items()):
             value = found.get(name, 0)
             reached_count = len(value) if isinstance(value, list) else value
             if reached_count < least and name not in free:
@@ -237,23 +239,23 @@ def _is_about(entry: Mapping[str, Any], model: str) -> bool:
 
 
 def _has_case(entry: Mapping[str, Any], case: str, models: Iterable[str]) -> bool:
-    return _holds_case(parameters_of(entry["nodeid"], models), case)
+    return _holds_case(parse_test_parameters(entry["nodeid"], models), case)
 
 
-def tier_facts(report: Report) -> dict[str, Any]:
-    """The entry ``tier`` of ``report.json``: ``offered``, and ``live`` counts by model."""
-    return {"offered": offered_tiers(report)[-1], "live": live_counts(report)}
+def build_tier_entry(report: Report) -> dict[str, Any]:
+    """The entry ``tier`` of ``report.json``: ``offered_features``, and ``live`` counts by model."""
+    return {"offered": offered_tiers(report)[-1], "live": audited_live_counts(report)}
 
 
-def tier_line(report: Report) -> str:
+def format_tier(report: Report) -> str:
     """The decoder's tier and its live counts, in one line."""
-    counts = live_counts(report)
+    counts = audited_live_counts(report)
     parts = []
     for model, found in counts.items():
         told = [f"{len(value) if isinstance(value, list) else value} {name.replace('_', ' ')}"
                 for name, value in found.items()]  # fmt: skip
         parts.append(f"{f'{model}: ' if len(counts) > 1 else ''}{', '.join(told)}")
-    missing = not_offered(report["decoder"]["providers"])
+    missing = declined_features(report["decoder"]["providers"])
     limits = [words for name, words in LIMITS.items() if name in missing]
     limited = f" ({', '.join(limits)})" if limits else ""
     return f"tier {offered_tiers(report)[-1]}{limited}; live: {'; '.join(parts) or 'nothing'}"

@@ -2,7 +2,7 @@
 
 pytest reports the outcome of a test, which a mark, a hook or a plugin can change. Verdicts, audits and exceptions of
 test bodies are recorded earlier. A report holds both, and a gate passes only if both pass. A waiver excuses what was
-not decided, never a contradiction. ``contradictions`` gives one sentence for each violation:
+not decided, never a contradiction. ``find_contradictions`` gives one sentence for each violation:
 
 - A gating verdict that fails, a failed audit, or a failed first attempt: the test must be reported as failed.
 - A test reported as failed must have a failing verdict, a failing audit or a reason.
@@ -10,7 +10,7 @@ not decided, never a contradiction. ``contradictions`` gives one sentence for ea
 - One verdict per claim, model and run, from the first attempt. A second try has another error rate.
 - No part of the judge is replaced.
 
-``faults`` gives one sentence for each thing that keeps a report from being proof.
+``find_proof_faults`` gives one sentence for each thing that keeps a report from being proof.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from emad_ref.report.deselection import is_below
-from emad_ref.report.gaps import find_gaps, gap_lines, is_waived, wrong_decoder
+from emad_ref.report.deselection import is_in_selection
+from emad_ref.report.gaps import find_gaps, format_gaps, is_waived, wrong_decoder_message
 from emad_ref.report.schema import Report
-from emad_ref.report.tiers import shortfalls
+from emad_ref.report.tiers import find_tier_shortfalls
 from emad_ref.statistics.verdicts import load_register
 
 FAILED = ("failed", "error")
@@ -31,7 +31,7 @@ OUTCOME_REMEDY = "find the mark, hook or plugin that changed the outcome"
 MAX_NAMES = 3  # tests that one sentence names
 
 
-def contradictions(report: Report) -> list[str]:
+def find_contradictions(report: Report) -> list[str]:
     """One sentence for each contradiction in ``report`` (schema 2); empty if it is consistent."""
     tests = {entry["nodeid"]: entry for entry in report["tests"]}
     return [
@@ -47,7 +47,7 @@ def contradictions(report: Report) -> list[str]:
     ]
 
 
-def fails_test(claim: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+def is_failing_verdict(claim: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     """Whether a verdict fails its test: as recorded with it, else by gate and options."""
     gates = claim["gate"] and settings.get("gate", "paper") == "paper"
     failing = claim["verdict"] == "falsified" or (
@@ -70,7 +70,7 @@ def _gate_contradictions(report: Report) -> Iterator[str]:
 
 def _verdict_contradictions(report: Report, tests: Mapping[str, Any]) -> Iterator[str]:
     for claim in report["claims"]:
-        if not fails_test(claim, report["settings"]):
+        if not is_failing_verdict(claim, report["settings"]):
             continue
         message = f"{claim['id']} of {claim['model']} is {claim['verdict']} and fails the run"
         entry = tests.get(claim.get("test", ""))
@@ -95,7 +95,7 @@ def _audit_contradictions(report: Report, tests: Mapping[str, Any]) -> Iterator[
 def _attempt_contradictions(report: Report) -> Iterator[str]:
     """Failed first attempts of shipped tests whose verdicts and audits do not show the failure."""
     refuted = {audit["test"] for audit in report["audits"] if audit["passed"] is False}
-    refuted |= {claim.get("test") for claim in report["claims"] if fails_test(claim, report["settings"])}
+    refuted |= {claim.get("test") for claim in report["claims"] if is_failing_verdict(claim, report["settings"])}
     for entry in report["tests"]:
         attempts = entry.get("attempts") or ()
         if entry["shipped"] is None or not attempts or entry["outcome"] in FAILED or not _is_finished(report, entry):
@@ -131,7 +131,7 @@ def _unexplained_failures(report: Report) -> Iterator[str]:
     """Tests reported as failed without a recorded reason."""
     settings = report["settings"]
     bad = {audit["test"] for audit in report["audits"] if audit["passed"] is not True}
-    bad |= {claim["test"] for claim in report["claims"] if "test" in claim and fails_test(claim, settings)}
+    bad |= {claim["test"] for claim in report["claims"] if "test" in claim and is_failing_verdict(claim, settings)}
     for entry in report["tests"]:
         if entry["shipped"] is None or entry["outcome"] not in FAILED or entry["nodeid"] in bad:
             continue
@@ -162,7 +162,7 @@ def _tests_without_evidence(report: Report) -> Iterator[str]:
     for entry in report["tests"]:
         if entry["shipped"] is None or entry["outcome"] not in PASSED or entry["nodeid"] in recorded:
             continue
-        if not (entry.get("shown") and is_below(entry["shipped"], TABLE_TESTS)):
+        if not (entry.get("shown") and is_in_selection(entry["shipped"], TABLE_TESTS)):
             empty.setdefault(entry["shipped"], []).append(entry["nodeid"])
     for nodeids in empty.values():
         yield (
@@ -199,7 +199,7 @@ def _first_names(nodeids: Sequence[str]) -> str:
     return f"{', '.join(nodeids[:MAX_NAMES])}{more}"
 
 
-def faults(
+def find_proof_faults(
     report: Report, selection: Sequence[str], shipped: Sequence[str], decoder: str | None, tier: str | None = None
 ) -> Iterator[str]:
     """One sentence for each thing that keeps ``report`` from being proof; empty if it is proof.
@@ -221,13 +221,13 @@ def faults(
     for entry in report["tests"]:
         if entry["outcome"] in ("failed", "error"):
             yield f"{entry['nodeid']}: {entry['outcome']} ({entry['reason'].partition(chr(10))[0]})"
-    yield from (sentence for sentence in contradictions(report) if sentence not in run["failures"])
-    if decoder is not None and (judged := wrong_decoder(report, decoder)):
+    yield from (sentence for sentence in find_contradictions(report) if sentence not in run["failures"])
+    if decoder is not None and (judged := wrong_decoder_message(report, decoder)):
         yield f"decoder={decoder!r} was required, but {judged}"
     waivers = [waiver["of"] for waiver in report["waivers"]]
     if (tier := tier or report["settings"].get("tier")) is not None:
-        yield from (sentence for sentence in shortfalls(report, tier) if sentence not in run["failures"])
+        yield from (sentence for sentence in find_tier_shortfalls(report, tier) if sentence not in run["failures"])
     required = list(dict.fromkeys([*run["asked"], *selection]))
     # the strict rules apply to our own decoder too: a run may leave tests out, a proof may not
     found = find_gaps(report, required, shipped, always=True, tier=None if selection else tier)
-    yield from gap_lines(gap for gap in found if not is_waived(gap, waivers))
+    yield from format_gaps(gap for gap in found if not is_waived(gap, waivers))

@@ -28,7 +28,7 @@ from emad_ref.audit.requests import (
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Unsupported
-from emad_ref.report.tables import STREAM_TIMES, stream_rows
+from emad_ref.report.tables import STREAM_TIMES, stream_latency_rows
 from pytest_emad.recorder import Recorder
 from pytest_emad.suite_support import Auditor
 
@@ -175,7 +175,7 @@ def test_streamed_tokens_are_those_of_whole_answers(
     if "PYTEST_XDIST_WORKER" in os.environ:
         emad_record.note("streamed answers are not timed under -n, where other tests run beside them")
     else:
-        emad_record.table(STREAM_TIMES, subject.name, stream_rows(arrivals))
+        emad_record.table(STREAM_TIMES, subject.name, stream_latency_rows(arrivals))
 
 
 @DEPTHS

@@ -22,7 +22,7 @@ import yaml
 
 import emad_ref
 from emad_ref import cli
-from emad_ref.report.deselection import shipped_tests
+from emad_ref.report.deselection import list_shipped_tests
 from emad_ref.report.schema import read_report
 from pytest_emad.options import OPTIONS
 from tests.examples.conftest import EXAMPLES, ROOT
@@ -170,7 +170,7 @@ def test_the_readme_says_what_the_workflow_runs() -> None:
 def whole(outcome: str = "survived", **changes: Any) -> dict[str, Any]:
     """A report of the plugin's suite, with one gate."""
     asked = "suites/fidelity", "suites/invariants"
-    tests = [passed(name) for name in shipped_tests() if name.startswith(asked)]
+    tests = [passed(name) for name in list_shipped_tests() if name.startswith(asked)]
     audits = [audit(test["nodeid"]) for test in tests]
     empty: Mapping[str, Any] = {"points": [], "waivers": [], "deselected": [], "audits": audits}
     run = report_2()["run"] | {"asked": [*asked]}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from emad_ref.report.schema import read_report
-from emad_ref.report.suite_parts import DONE_FILE, finished_status
+from emad_ref.report.suite_parts import DONE_FILE, read_exit_status
 from pytest_emad import reproduce, subprocesses
 
 SUITE = """
@@ -86,11 +86,11 @@ def test_a_report_that_was_damaged_since_is_made_again(asked, tmp_path, capsys):
 def test_a_mark_that_was_damaged_since_stands_for_nothing(asked, tmp_path, capsys, mark):
     wanted = reproduce.unit_identity("one", "p", SimpleNamespace(budget="smoke", suites="s", data=None, device="cpu"))
     (tmp_path / DONE_FILE).write_text(mark)
-    assert finished_status(tmp_path / DONE_FILE, wanted) is None
+    assert read_exit_status(tmp_path / DONE_FILE, wanted) is None
     (tmp_path / DONE_FILE).write_text(json.dumps({"identity": wanted, "status": "well"}))
-    assert finished_status(tmp_path / DONE_FILE, wanted) is None
+    assert read_exit_status(tmp_path / DONE_FILE, wanted) is None
     (tmp_path / DONE_FILE).write_text(json.dumps({"identity": wanted, "status": 1}))
-    assert finished_status(tmp_path / DONE_FILE, wanted) == 1
+    assert read_exit_status(tmp_path / DONE_FILE, wanted) == 1
 
 
 def test_a_place_that_cannot_be_written_to_is_a_usage_error(capsys):
@@ -132,7 +132,7 @@ def test_models_whose_folders_would_collide_are_refused(asked):
 def test_a_unit_of_another_commit_is_another(monkeypatch):
     chosen = SimpleNamespace(budget="smoke", suites="s", data=None, device="cpu")
     before = reproduce.unit_identity("one", "p", chosen)
-    monkeypatch.setattr(reproduce, "commit", lambda: "another")
+    monkeypatch.setattr(reproduce, "package_git_commit", lambda: "another")
     assert reproduce.unit_identity("one", "p", chosen) != before
 
 

@@ -12,8 +12,8 @@ import pytest
 from emad_ref.mutants.catalogue import CATALOGUE, one_of_each_kind
 from emad_ref.mutants.mutant import RUN, VERIFY, Mutant
 from emad_ref.report import mutation_results
-from emad_ref.report.deselection import NO_PAIR, shipped_tests, suite_names
-from emad_ref.report.mutation_results import Complaint, MutationResult, absent_premise
+from emad_ref.report.deselection import NO_PAIR, list_shipped_tests, suite_folder_names
+from emad_ref.report.mutation_results import Complaint, MutationResult, premise_unavailable_reason
 from pytest_emad import selfcheck as selfcheck_of_plugin
 from tests.suites.conftest import ROOT, SUITES, text_of
 
@@ -64,7 +64,7 @@ def test_what_cannot_be_checked_is_one_clear_error(
 
 
 def test_every_entry_names_a_test_that_is_shipped() -> None:
-    shipped, suites = set(shipped_tests()), set(suite_names())
+    shipped, suites = set(list_shipped_tests()), set(suite_folder_names())
     for planted in CATALOGUE.values():
         asked = planted.test.split()
         assert set(asked) <= suites if planted.honest else f"suites/{planted.test}" in shipped, planted.name
@@ -91,7 +91,7 @@ def outcome(planted: Mutant, tmp_path: Path, *complaints: Complaint) -> str:
         json.dumps({"schema": 1, "notes": [], "models": [], "claims": [], "points": [], "tables": [], "goldens": [],
                     "settings": {}, "provenance": {}})
     )  # fmt: skip
-    return mutation_results.mutation_outcome(planted, complaints, tmp_path)[0]
+    return mutation_results.classify_mutant_run(planted, complaints, tmp_path)[0]
 
 
 def test_only_the_check_that_is_meant_catches(tmp_path: Path) -> None:
@@ -124,14 +124,14 @@ def test_a_check_that_has_no_premise_here_is_told_apart() -> None:
     speculation, answers = CATALOGUE["speculation-unverified"], CATALOGUE["answers-where-scored"]
     left_out = {"shipped": speculation.meant, "why": NO_PAIR}
     empty: dict[str, Any] = {"notes": [], "claims": [], "tests": [], "deselected": []}
-    assert absent_premise(speculation, empty | {"deselected": [left_out]}) == NO_PAIR
-    assert absent_premise(speculation, empty) == ""
-    assert absent_premise(speculation, empty | {"deselected": [left_out, left_out | {"why": "-k"}]}) == ""
+    assert premise_unavailable_reason(speculation, empty | {"deselected": [left_out]}) == NO_PAIR
+    assert premise_unavailable_reason(speculation, empty) == ""
+    assert premise_unavailable_reason(speculation, empty | {"deselected": [left_out, left_out | {"why": "-k"}]}) == ""
     verdict = {"id": answers.case, "verdict": "not applicable", "reason": "random weights", "refused": None}
     ran = empty | {"tests": [{"shipped": answers.meant}]}
-    assert absent_premise(answers, ran | {"claims": [verdict]}) == "EMAD-F1: random weights"
-    assert absent_premise(answers, ran | {"claims": [verdict | {"refused": "busy"}]}) == ""
-    assert absent_premise(answers, ran | {"claims": [verdict | {"verdict": "survived"}]}) == ""
+    assert premise_unavailable_reason(answers, ran | {"claims": [verdict]}) == "EMAD-F1: random weights"
+    assert premise_unavailable_reason(answers, ran | {"claims": [verdict | {"refused": "busy"}]}) == ""
+    assert premise_unavailable_reason(answers, ran | {"claims": [verdict | {"verdict": "survived"}]}) == ""
 
 
 def test_a_run_that_does_not_end_is_no_accusation(
@@ -140,14 +140,14 @@ def test_a_run_that_does_not_end_is_no_accusation(
     monkeypatch.setattr(selfcheck_of_plugin, "LIMIT_S", 0.01)
     config = pytester.parseconfigure(f"-c{ROOT / 'pyproject.toml'}", "--emad-model", "emad-nano")
     found = selfcheck_of_plugin._check_mutant(config, CATALOGUE["honest"], tmp_path / "1", False)
-    assert (found.outcome, found.right, found.by) == (mutation_results.UNFINISHED, False, "")
+    assert (found.outcome, found.is_expected, found.by) == (mutation_results.UNFINISHED, False, "")
     assert found.message.startswith("stopped after 0.01 s")
 
 
 def test_one_that_is_not_as_it_should_be_fails_the_run() -> None:
     one = MutationResult("a", "k", "does", "meant", mutation_results.CAUGHT, "meant", "said", 1.0)
     absent = replace(one, outcome=mutation_results.ABSENT)
-    assert mutation_results.is_proved([one, absent])
-    assert not mutation_results.is_proved([absent])
+    assert mutation_results.are_results_as_expected([one, absent])
+    assert not mutation_results.are_results_as_expected([absent])
     for wrong in (mutation_results.CAUGHT_ELSEWHERE, mutation_results.NOT_CAUGHT, mutation_results.FALSE_ALARM):
-        assert not mutation_results.is_proved([one, replace(one, outcome=wrong)])
+        assert not mutation_results.are_results_as_expected([one, replace(one, outcome=wrong)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from emad_ref.report.schema import read_report
-from emad_ref.report.suite_parts import folder_name
+from emad_ref.report.suite_parts import model_folder_name
 from emad_ref.statistics.goldens import MACHINE_BOUND
 from emad_ref.statistics.verdicts import load_register
 from pytest_emad import reproduce, subprocesses
@@ -22,7 +22,9 @@ def test_verdicts_are_those_of_one_run(tiny: Path, tmp_path: Path) -> None:
     subprocesses.run_pytest(subprocesses.pytest_words([str(SUITES)], options), tmp_path / "at-once.txt")
     words = ["--suites", str(SUITES), "--budget", "smoke", "--executor", "processes:2"]
     reproduce.main([str(tiny), "--out", str(tmp_path / "out"), *words])
-    found, wanted = (read_report(place) for place in (tmp_path / "out" / folder_name(str(tiny)), tmp_path / "at-once"))
+    found, wanted = (
+        read_report(place) for place in (tmp_path / "out" / model_folder_name(str(tiny)), tmp_path / "at-once")
+    )
     assert list(found["run"]["parts"]) == PARTS
     timed = {name for name, row in load_register().items() if row.requires in MACHINE_BOUND}
     mine, theirs = ({claim["id"]: claim for claim in report["claims"]} for report in (found, wanted))

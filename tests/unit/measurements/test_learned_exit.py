@@ -24,7 +24,7 @@ from emad_ref.models.generation import LOOKUP
 from emad_ref.point import Estimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.probes.tuned_lens import attached_lens
 from emad_ref.protocol import Request, Unsupported
-from emad_ref.report.figures import draw_figure
+from emad_ref.report.figures import render_figure_svg
 from emad_ref.screening.drafts import COPIES_ALONE, LENS_DRAFTS, OWN_HEAD_DRAFTS
 from emad_ref.screening.exit import Exit, save_exit
 from emad_ref.screening.guarantee import excess_loss
@@ -229,7 +229,7 @@ def test_savings_stand_against_losses_beside_the_ceilings(tmp_path: Path) -> Non
     assert {(row["family"], row["rise %"]) for row in table.rows} == {
         (family, level) for family in told for level in RISE_LEVELS
     }
-    assert draw_figure(figure.figure, figure.rows, "t").endswith("</svg>\n")
+    assert render_figure_svg(figure.figure, figure.rows, "t").endswith("</svg>\n")
 
 
 # ------------------------------------------------------------ decoders of others

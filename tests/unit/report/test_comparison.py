@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emad_ref import cli
-from emad_ref.report.comparison import changed_rows, compare_reports, run_label, setting_differences
+from emad_ref.report.comparison import changed_rows, compare_reports, describe_setting_changes, run_label
 from emad_ref.report.schema import BadReport, read_report
 from emad_ref.statistics.verdicts import OUTCOMES, Leg
 from tests.unit.report.sample import passed, report, report_2, verdict, written
@@ -233,17 +233,17 @@ def test_what_is_measured_otherwise_is_named():
     old = report_2(
         settings={"seed": 0, "budget": "smoke", "report": "a", "backend": "a", "margin": None, "tasks": ["recall"]}
     )
-    assert setting_differences(old, old) == []
+    assert describe_setting_changes(old, old) == []
     settings = {"seed": 1, "budget": "smoke", "report": "b", "backend": "b", "margin": 0.5, "tasks": []}
     model = {"name": "m", "fingerprint": "beef"}
     provenance = old["provenance"] | {"versions": {"torch": "2.12", "numpy": "2.1"}, "platform": "here"}
     new = report_2(settings=settings, models=[model], provenance=provenance)
     new["run"] = new["run"] | {"asked": ["suites/claims"], "claims_file": {"path": "x", "sha256": "0123456789"}}
-    assert setting_differences(old, new) == [
+    assert describe_setting_changes(old, new) == [
         *("seed 0 → 1", "margin not set → 0.5", "tasks recall → not set", "asked suites → suites/claims"),
         *("claims file not set → 0123456", "weights of m f00d → beef", "torch 2.11 → 2.12"),
     ]
-    assert setting_differences(old, report_2(settings={"seed": 0, "new": 1}))[-1].startswith(
+    assert describe_setting_changes(old, report_2(settings={"seed": 0, "new": 1}))[-1].startswith(
         "only one of them knows budget, margin"
     )
 
@@ -254,13 +254,13 @@ def test_what_is_measured_otherwise_is_named():
 )
 def test_another_model_is_named_and_a_moved_folder_is_none(name, fingerprint, said):
     new = report_2(models=[{"name": name, "fingerprint": fingerprint}])
-    assert setting_differences(report_2(), new) == said
+    assert describe_setting_changes(report_2(), new) == said
 
 
 def test_schema_1_is_compared_too():
     old, new = report(), report_2()
     assert {change.status for change in compare_reports(old, new).changes} == {"as before"}
-    assert setting_differences(old, new) == []
+    assert describe_setting_changes(old, new) == []
 
 
 def test_rows_for_a_page_are_what_is_not_as_before_worst_first():

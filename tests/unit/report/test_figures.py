@@ -16,11 +16,11 @@ from emad_ref.report.figures import (
     LINE_STYLES,
     MARKERS,
     QUANTILES,
-    NothingToDraw,
-    PlotsMissing,
-    caption_of,
-    draw_figure,
+    MatplotlibMissing,
+    NoDrawableRows,
+    figure_caption,
     open_figure,
+    render_figure_svg,
     require_drawable,
 )
 from tests.unit.report.sample import MARGINS, PARETO, SAVING, TOKENS, TURNS
@@ -125,7 +125,7 @@ def test_every_figure_has_its_rows_here():
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_figure_can_be_written_and_keeps_its_series_apart_without_colours(name):
-    assert draw_figure(name, ROWS[name], name).endswith("</svg>\n")
+    assert render_figure_svg(name, ROWS[name], name).endswith("</svg>\n")
     with open_figure(name, ROWS[name], name) as canvas:
         for axes in canvas.axes:
             looks = [(line.get_marker(), line.get_linestyle()) for line in axes.lines if line.get_marker() != "None"]
@@ -206,8 +206,8 @@ def test_the_entropy_profile_marks_steps_that_are_shown_to_rise():
         marked = [line.get_xdata().tolist() for line in canvas.axes[0].lines if line.get_color() == "crimson"]
         assert marked == [[2, 3], [4, 5]]
         assert "rises from the layer before" in [text.get_text() for text in canvas.axes[0].get_legend().get_texts()]
-    assert "it rises at 2 of 4 steps and is lowest after layer 5" in caption_of("entropy profile", rising)
-    assert "rises" not in caption_of("entropy profile", PROFILE)
+    assert "it rises at 2 of 4 steps and is lowest after layer 5" in figure_caption("entropy profile", rising)
+    assert "rises" not in figure_caption("entropy profile", PROFILE)
 
 
 @pytest.mark.parametrize(
@@ -320,16 +320,16 @@ def test_a_text_in_turns_shows_entropies_and_who_wrote_what():
 
 
 def test_the_same_rows_give_the_same_text_and_others_do_not():
-    assert draw_figure("pareto", PARETO, "t") == draw_figure("pareto", PARETO, "t")
-    assert draw_figure("pareto", PARETO, "t") != draw_figure("pareto", PARETO[:2], "t")
+    assert render_figure_svg("pareto", PARETO, "t") == render_figure_svg("pareto", PARETO, "t")
+    assert render_figure_svg("pareto", PARETO, "t") != render_figure_svg("pareto", PARETO[:2], "t")
 
 
 def test_the_readers_own_settings_change_nothing():
     import matplotlib
 
-    plain = draw_figure("pareto", PARETO, "t")
+    plain = render_figure_svg("pareto", PARETO, "t")
     with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "axes.facecolor": "red"}):
-        assert draw_figure("pareto", PARETO, "t") == plain
+        assert render_figure_svg("pareto", PARETO, "t") == plain
         assert matplotlib.rcParams["font.size"] == 30, "and are in force again afterwards"
 
 
@@ -339,7 +339,7 @@ def test_text_stays_text_whatever_a_model_is_called():
     rows = [row | {"family": name} for row in PARETO]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = texts(draw_figure("pareto", rows, name))
+        found = texts(render_figure_svg("pareto", rows, name))
     assert found.count("a$b_{$c & <script>\ufffd\ufffd 模") == 2, "in the title and in the legend"
 
 
@@ -356,8 +356,8 @@ def test_rows_without_a_number_are_left_out_and_counted():
         assert canvas.get_suptitle() == "t\n(1 of 2 rows lack a number and are not drawn)"
     with open_figure("score against cost", UNCOUNTED[:1], "t") as canvas:
         assert canvas.get_suptitle() == "t"
-    with pytest.raises(NothingToDraw, match="no row has MFLOPs per token"):
-        draw_figure("score against cost", UNCOUNTED[1:], "t")
+    with pytest.raises(NoDrawableRows, match="no row has MFLOPs per token"):
+        render_figure_svg("score against cost", UNCOUNTED[1:], "t")
 
 
 @pytest.mark.parametrize(
@@ -378,10 +378,10 @@ def test_what_cannot_be_drawn_is_refused_by_name(figure, rows, message):
     with pytest.raises(BadArgument, match=re.escape(message)):
         require_drawable(figure, rows)
     with pytest.raises(BadArgument, match=re.escape(message)):
-        draw_figure(figure, rows, "t")
+        render_figure_svg(figure, rows, "t")
 
 
 def test_what_to_draw_with_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(PlotsMissing, match=r"pip install 'pytest-emad\[report\]'"):
-        draw_figure("pareto", PARETO, "t")
+    with pytest.raises(MatplotlibMissing, match=r"pip install 'pytest-emad\[report\]'"):
+        render_figure_svg("pareto", PARETO, "t")

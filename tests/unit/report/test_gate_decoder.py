@@ -7,18 +7,18 @@ from types import SimpleNamespace
 import pytest
 
 from emad_ref.point import OperatingPoint, full_depth, truncated
-from emad_ref.report.deselection import shipped_tests
+from emad_ref.report.deselection import list_shipped_tests
 from emad_ref.report.gaps import find_gaps
-from emad_ref.report.provenance import merge_providers, not_offered, request_line
-from emad_ref.report.summary import run_summary
-from emad_ref.report.tiers import OPTIONAL, judging_tests
+from emad_ref.report.provenance import declined_features, format_request_counts, merge_provider_counts
+from emad_ref.report.summary import build_run_summary
+from emad_ref.report.tiers import OPTIONAL, required_tier_tests
 from pytest_emad.decoder_providers import requested_features
 from tests.unit.report.sample import passed, report_2
 
 SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
 MEMORY = "suites/invariants/test_memory.py::test_what_is_closed_or_rolled_back_gives_its_memory_back"
 BRIDGE = "suites/fidelity/test_bridge.py::test_teacher_forced_depths_and_losses_are_replays"
-GREEDY, POSITIONS = (name for name, _ in judging_tests("tokens") if "greedy" in name or "positions" in name)
+GREEDY, POSITIONS = (name for name, _ in required_tier_tests("tokens") if "greedy" in name or "positions" in name)
 
 
 def declined_call(name, case="m"):
@@ -39,7 +39,8 @@ def judged(tests, features, gate="decoder"):
 
 def gaps(tests, features, gate="decoder"):
     return [
-        gap.of for gap in find_gaps(judged(tests, features, gate), [test["shipped"] for test in tests], shipped_tests())
+        gap.of
+        for gap in find_gaps(judged(tests, features, gate), [test["shipped"] for test in tests], list_shipped_tests())
     ]
 
 
@@ -73,7 +74,7 @@ def test_without_exits_what_a_call_declines_may_stay_open():
 
 
 def test_what_is_not_offered_is_told():
-    about = run_summary(judged([declined(SAMPLING, "m", "sampling")], {"sampling": [0, 2]})).about
+    about = build_run_summary(judged([declined(SAMPLING, "m", "sampling")], {"sampling": [0, 2]})).about
     assert "the decoder does not offer sampling: 1 tests do not apply" in about
 
 
@@ -84,7 +85,7 @@ def test_what_no_decoder_owes_may_be_declined_under_each_gate_but_not_in_places(
     tests = [declined(test, "m", feature)]
     assert gaps(tests, {feature: [0, 2]}, gate) == []
     assert gaps(tests, {feature: [1, 2]}, gate) == [test]
-    about = run_summary(judged(tests, {feature: [0, 2]}, gate)).about
+    about = build_run_summary(judged(tests, {feature: [0, 2]}, gate)).about
     assert f"the decoder does not offer {feature}: 1 tests do not apply" in about
 
 
@@ -96,13 +97,13 @@ def test_features_and_requests_of_several_processes_are_added_up():
         [one | {"retries": 3, "retry_reasons": {"status 503": 2, "connection reset": 1}}],
         [one | {"retries": 1, "retry_reasons": {"status 503": 1}, "requests": 1}],
     ]
-    (found,) = merge_providers(parts)
+    (found,) = merge_provider_counts(parts)
     assert found["features"] == {"exits": [2, 1], "sampling": [0, 1]}
-    assert not_offered([found]) == {"sampling"}
-    assert request_line(found) == "7 requests, 4 retried (1 connection reset, 3 status 503); it serves model x"
+    assert declined_features([found]) == {"sampling"}
+    assert format_request_counts(found) == "7 requests, 4 retried (1 connection reset, 3 status 503); it serves model x"
     report = judged([], {})
     report["decoder"]["providers"][0] |= {"requests": 7, "served": {"path": "/completion", "model": "x", "window": 64}}
-    assert "mine: 7 requests, 0 retried; it serves model x, window 64" in run_summary(report).about
+    assert "mine: 7 requests, 0 retried; it serves model x, window 64" in build_run_summary(report).about
 
 
 @pytest.mark.parametrize(

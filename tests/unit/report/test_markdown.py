@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from emad_ref.report.contents import PageFigure, report_contents
-from emad_ref.report.markdown import escape_markdown, markdown_document, markdown_paragraph
+from emad_ref.report.contents import PageFigure, build_report_contents
+from emad_ref.report.markdown import escape_markdown, escape_markdown_paragraph, render_markdown_report
 from tests.unit.report.sample import report, verdict
 
 
 def text_of(*reports: dict, figures=None, remark: str = "") -> str:
-    return markdown_document(report_contents(reports, figures or [{} for _ in reports]), remark)
+    return render_markdown_report(build_report_contents(reports, figures or [{} for _ in reports]), remark)
 
 
 def cells(line: str) -> list[str]:
@@ -131,7 +131,7 @@ def test_markup_is_text(text, expected):
     ],
 )
 def test_what_begins_a_line_begins_no_block(text, expected):
-    assert markdown_paragraph(text) == expected
+    assert escape_markdown_paragraph(text) == expected
 
 
 def test_nothing_in_a_report_becomes_markup():

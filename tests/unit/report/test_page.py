@@ -14,10 +14,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from emad_ref.report.contents import report_contents
-from emad_ref.report.depth_explorer import depth_explorers, has_matching_lists, shade
-from emad_ref.report.markdown import markdown_document
-from emad_ref.report.page import PageMissing, draw_figures, inline_svg, package_text, page
+from emad_ref.report.contents import build_report_contents
+from emad_ref.report.depth_explorer import build_depth_explorers, depth_shade_index, has_matching_lists
+from emad_ref.report.markdown import render_markdown_report
+from emad_ref.report.page import JinjaMissing, inline_svg, read_package_text, render_html_page, render_page_figures
 from emad_ref.statistics.verdicts import Leg, load_register
 from tests.unit.report.html_page import Page
 from tests.unit.report.sample import LEGS, MARGINS, MOVING, PARETO, SAVING, TOKENS, report, report_2, verdict
@@ -29,8 +29,8 @@ MARKUP = '</script><script>alert(1)</script><b onfocus="x">\' & {{ 7 * 7 }}'
 
 
 def page_of(*reports: dict, remark: str = "") -> str:
-    figures, _ = draw_figures(reports)
-    return page(report_contents(reports, figures), remark)
+    figures, _ = render_page_figures(reports)
+    return render_html_page(build_report_contents(reports, figures), remark)
 
 
 def shown(*reports: dict) -> Page:
@@ -90,7 +90,7 @@ def test_causes_of_failed_tests_come_before_the_gates_on_both_pages():
     text = page_of(found)
     assert text.index("<strong>Failed:</strong> 1 test: a &lt;went&gt; wrong</p>") < text.index("<h3>Gates</h3>")
     assert "<summary>1 more cause</summary><ul><li>1 test: i &lt;went&gt; wrong</li></ul>" in text
-    assert "- 1 test: a &lt;went&gt; wrong\n" in markdown_document(report_contents([found], [{}]))
+    assert "- 1 test: a &lt;went&gt; wrong\n" in render_markdown_report(build_report_contents([found], [{}]))
 
 
 def test_every_part_below_the_figures_is_folded_and_named_in_the_contents():
@@ -162,7 +162,7 @@ def test_nothing_is_fetched_and_no_script_runs_but_the_one_that_the_policy_names
     text = page_of(report())
     found = Page(text)
     assert not {"link", "img", "iframe", "object", "base", "form"} & {tag for tag, _ in found.tags}
-    assert found.scripts == [package_text("page.js")]
+    assert found.scripts == [read_package_text("page.js")]
     assert not [name for _, attrs in found.tags for name in attrs if name.startswith("on")]
     assert all(
         str(attrs[name]).startswith("#")
@@ -193,7 +193,7 @@ def test_what_others_wrote_is_text():
     text = page_of(report(**hostile), report(**hostile), remark=HOSTILE)
     found = Page(text)
     tags = [tag for tag, _ in found.tags]
-    assert found.scripts == [package_text("page.js")]
+    assert found.scripts == [read_package_text("page.js")]
     assert "img" not in tags
     assert not [name for _, attrs in found.tags for name in attrs if name.startswith("on")]
     assert found.open == [], "every element is closed"
@@ -267,8 +267,8 @@ def test_a_figure_without_numbers_says_so():
 
 def test_what_sets_the_page_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(PageMissing, match=r"pip install 'pytest-emad\[report\]'"):
-        page(report_contents([report()], [{}]))
+    with pytest.raises(JinjaMissing, match=r"pip install 'pytest-emad\[report\]'"):
+        render_html_page(build_report_contents([report()], [{}]))
 
 
 def test_in_a_run_of_several_models_every_verdict_names_its_own():
@@ -278,7 +278,7 @@ def test_in_a_run_of_several_models_every_verdict_names_its_own():
 
 
 def parsed_page(*reports: dict, **given) -> Page:
-    return Page(page(report_contents(reports, [{} for _ in reports]), **given))
+    return Page(render_html_page(build_report_contents(reports, [{} for _ in reports]), **given))
 
 
 def elements(found: Page, **wanted: str) -> list[dict]:
@@ -309,7 +309,7 @@ def test_a_margin_that_is_an_operating_point_has_the_interval_of_that_point():
     ]
     (data,) = parsed_page(found).data
     assert [stop["dials"][-1] for stop in data["stops"]] == ["–", "[+0.40 %, +0.60 %]", "[+2.10 %, +4.30 %]"]
-    (margins,) = (rows for title, rows, _ in report_contents([found], [{}]).runs[0].tables if "margins" in title)
+    (margins,) = (rows for title, rows, _ in build_report_contents([found], [{}]).runs[0].tables if "margins" in title)
     assert margins[2]["rise high %"].text == "4.30"
 
 
@@ -318,7 +318,7 @@ def test_the_script_shows_what_the_table_says_at_every_stop():
     if shutil.which("node") is None:
         pytest.skip("node, which runs the page's script, is not installed")
     (data,) = parsed_page(report(tables=MOVING)).data
-    asked = f"{package_text('page.js')}\nconst data = {json.dumps(data)};\n" + (
+    asked = f"{read_package_text('page.js')}\nconst data = {json.dumps(data)};\n" + (
         "console.log(JSON.stringify(data.stops.map((_, at) => explorerAt(data, at))))"
     )
     out = subprocess.run(["node", "-e", asked], capture_output=True, text=True, check=True, timeout=60).stdout
@@ -346,8 +346,8 @@ def test_it_opens_at_the_point_put_forward_and_says_depth_signal_and_threshold()
 
 
 def test_shades_run_from_shallow_to_deep():
-    assert [shade(depth, 12) for depth in (1, 3, 5, 8, 12)] == [0, 0, 1, 2, 4]
-    assert [shade(depth, 1) for depth in (1,)] == [0]
+    assert [depth_shade_index(depth, 12) for depth in (1, 3, 5, 8, 12)] == [0, 0, 1, 2, 4]
+    assert [depth_shade_index(depth, 1) for depth in (1,)] == [0]
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_lists_that_do_not_fit_colour_nothing(change):
     rows[1] |= change
     assert not has_matching_lists(MARGINS, rows)
     tables = [MOVING[0], MOVING[1] | {"rows": rows}]
-    assert depth_explorers(report(tables=tables)) == []
+    assert build_depth_explorers(report(tables=tables)) == []
     assert parsed_page(report(tables=tables)).data == []
 
 
@@ -431,7 +431,7 @@ def test_changes_have_a_table_where_they_are_given():
 
 def figures_of(*reports: dict) -> Page:
     pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
-    return Page(page(report_contents(reports, draw_figures(reports)[0])))
+    return Page(render_html_page(build_report_contents(reports, render_page_figures(reports)[0])))
 
 
 def test_cost_against_quality_opens_the_page_and_counts_the_points_that_the_claim_asks_for():
@@ -489,7 +489,7 @@ def test_whatever_can_be_used_has_a_name_and_is_reached_by_keys():
     landmarks = {tag for tag, _ in found.tags}
     assert {"header", "main", "section", "h1", "h2"} <= landmarks
     assert all(token["aria-label"] and token["tabindex"] == "-1" for token in tokens(found))
-    assert "rove(" in package_text("page.js")
+    assert "rove(" in read_package_text("page.js")
     ids = [attrs["id"] for _, attrs in found.tags if "id" in attrs]
     assert len(set(ids)) == len(ids)
 
@@ -507,7 +507,7 @@ def contrast(one: str, other: str) -> float:
 
 def colours(theme: int) -> dict[str, str]:
     """The style sheet's colours by name: ``theme`` 0 for light, 1 for dark."""
-    found = re.findall(r"--([a-z0-9-]+): light-dark\((#\w{6}), (#\w{6})\)", package_text("page.css"))
+    found = re.findall(r"--([a-z0-9-]+): light-dark\((#\w{6}), (#\w{6})\)", read_package_text("page.css"))
     return {name: pair[theme] for name, *pair in found}
 
 
@@ -524,7 +524,7 @@ def test_letters_stand_out_as_wcag_asks(theme):
 
 
 def test_every_colour_of_the_style_sheet_is_one_of_its_palette():
-    used = set(re.findall(r"var\(--([a-z0-9-]+)\)", package_text("page.css")))
+    used = set(re.findall(r"var\(--([a-z0-9-]+)\)", read_package_text("page.css")))
     assert used == set(colours(0))
 
 
@@ -537,7 +537,7 @@ def test_a_text_that_would_be_markup_stays_text_everywhere_it_moves():
         table["title"] = table["rows"][1]["token" if "token" in table["rows"][1] else "point"] = MARKUP
     tables[0]["rows"][1]["put forward as"] = tables[1]["rows"][1]["instead"][2] = MARKUP
     found = parsed_page(report(tables=tables), changes=[{MARKUP: MARKUP}])
-    assert found.scripts == [package_text("page.js")]
+    assert found.scripts == [read_package_text("page.js")]
     assert not [name for _, attrs in found.tags for name in attrs if name.startswith("on")]
     assert not [tag for tag, _ in found.tags if tag == "b"]
     assert found.open == []

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from emad_ref.report.deselection import ABOVE_BUDGET, REASON_TEXTS
-from emad_ref.report.gaps import undecided_reasons
-from emad_ref.report.suite_parts import PartsDisagree, merge_reports
+from emad_ref.report.gaps import undecided_reasons_and_gaps
+from emad_ref.report.suite_parts import PartsDisagreeError, merge_reports
 from tests.unit.report.sample import passed, report_2, verdict
 
 OURS = {"name": "reference (ours)", "plugin": "emad-walked", "foreign": False, "answered": 2, "declined": 0, "none": 0}
@@ -106,7 +106,7 @@ def test_what_parts_do_not_share_is_an_error_that_names_both(changes: dict[str, 
     """Also where a part between them says nothing of it."""
     between = part("EAD-H1", "fidelity/test_c.py", models=[{"name": "m"}])
     first, last = part("EMAD-E1", "claims/test_a.py"), part("EMAD-F2", "cost/test_b.py", **changes)
-    with pytest.raises(PartsDisagree, match=f"^(claims|fidelity) and cost are parts of one report, but {said}"):
+    with pytest.raises(PartsDisagreeError, match=f"^(claims|fidelity) and cost are parts of one report, but {said}"):
         merge_reports({"claims": first, "fidelity": between, "cost": last}, *ASKED, [])
 
 
@@ -115,7 +115,7 @@ def test_what_parts_do_not_share_is_an_error_that_names_both(changes: dict[str, 
     [("EMAD-E1", "cost/test_b.py", "EMAD-E1 of m is in"), ("EMAD-F2", "claims/test_a.py", r"test_it\[m\] is in")],
 )
 def test_a_claim_or_a_test_that_two_parts_decide_is_an_error(claim: str, test: str, said: str) -> None:
-    with pytest.raises(PartsDisagree, match=rf"{said} claims and in cost"):
+    with pytest.raises(PartsDisagreeError, match=rf"{said} claims and in cost"):
         merge_reports({"claims": part("EMAD-E1", "claims/test_a.py"), "cost": part(claim, test)}, *ASKED, [])
 
 
@@ -143,7 +143,7 @@ def test_a_test_that_one_part_leaves_out_is_missing_only_where_no_other_ran_it()
         made = part(
             "EMAD-E1" if test == "test_a" else "EMAD-F2", f"claims/{test}.py", decoder=report_2()["decoder"], run=asked
         )
-        reasons, _ = undecided_reasons(made, shipped, {})
+        reasons, _ = undecided_reasons_and_gaps(made, shipped, {})
         assert len(reasons) == len(shipped) - 1
         return made | {"run": made["run"] | {"failures": reasons, "exit_status": 1}}
 

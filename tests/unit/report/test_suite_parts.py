@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.report.suite_parts import DECIDED_STATUSES, DONE_FILE, LOG_FILE, SuitePart, folder_name
+from emad_ref.report.suite_parts import DECIDED_STATUSES, DONE_FILE, LOG_FILE, SuitePart, model_folder_name
 from emad_ref.workers import child_process
 from tests.unit.report.sample import report_2, written
 
@@ -36,25 +36,27 @@ def test_what_reached_its_verdicts_is_not_run_again(
     status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_process, "run_module", runs := Runs(status))
-    assert unit(tmp_path).before() is None
-    assert [unit(tmp_path).judged(), unit(tmp_path).judged(), unit(tmp_path).before()] == [status] * 3
+    assert unit(tmp_path).earlier_exit_status() is None
+    assert [unit(tmp_path).run_or_reuse(), unit(tmp_path).run_or_reuse(), unit(tmp_path).earlier_exit_status()] == [
+        status
+    ] * 3
     assert runs.made == 1
 
 
 def test_what_did_not_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "run_module", Runs(4, 0))
-    assert [unit(tmp_path).judged(), unit(tmp_path).judged()] == [4, 0]
+    assert [unit(tmp_path).run_or_reuse(), unit(tmp_path).run_or_reuse()] == [4, 0]
 
 
 def test_what_was_asked_otherwise_or_lost_its_report_is_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_process, "run_module", runs := Runs(0, 1, 0))
-    assert unit(tmp_path).judged() == 0
-    assert unit(tmp_path, "full").before() is None
-    assert unit(tmp_path, "full").judged() == 1
+    assert unit(tmp_path).run_or_reuse() == 0
+    assert unit(tmp_path, "full").earlier_exit_status() is None
+    assert unit(tmp_path, "full").run_or_reuse() == 1
     (tmp_path / "m" / "claims" / "report.json").unlink()
-    assert unit(tmp_path, "full").judged() == 0
+    assert unit(tmp_path, "full").run_or_reuse() == 0
     assert runs.made == 3
 
 
@@ -63,15 +65,15 @@ def test_what_was_done_and_is_killed_when_it_is_run_again_is_not_done(
 ) -> None:
     """It has a report again, of a run that never ended."""
     monkeypatch.setattr(child_process, "run_module", Runs(0, None))
-    unit(tmp_path).judged()
+    unit(tmp_path).run_or_reuse()
     (tmp_path / "m" / "claims" / "report.json").write_text("{")
     with pytest.raises(KeyboardInterrupt):
-        unit(tmp_path).judged()
+        unit(tmp_path).run_or_reuse()
     assert not (tmp_path / "m" / "claims" / DONE_FILE).exists()
-    assert unit(tmp_path).before() is None
+    assert unit(tmp_path).earlier_exit_status() is None
 
 
 def test_names_of_models_are_folders() -> None:
-    assert [folder_name(name) for name in ("emad-tiny", "EleutherAI/pythia-410m@main", "./x", "…")] == [
+    assert [model_folder_name(name) for name in ("emad-tiny", "EleutherAI/pythia-410m@main", "./x", "…")] == [
         "emad-tiny", "EleutherAI-pythia-410m-main", "x", "model",
     ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emad_ref.cli import main
-from emad_ref.report.summary import id_ranges, job_summary, run_summary, summary_lines
+from emad_ref.report.summary import build_run_summary, format_ci_job_summary, format_id_ranges, summary_lines
 from emad_ref.statistics.verdicts import Leg, Verdict, load_register
 from pytest_emad.run_report import write_report
 
@@ -33,7 +33,9 @@ def report(claims, **changes):
 
 
 def text(found, width=80, most=40):
-    return [line for line, _ in summary_lines(run_summary(found), width, ["report written to out/report.json"], most)]
+    return [
+        line for line, _ in summary_lines(build_run_summary(found), width, ["report written to out/report.json"], most)
+    ]
 
 
 def everything(verdict, models=("m",), reason="because " * 60):
@@ -312,16 +314,18 @@ def test_an_open_row_of_an_earlier_version_tells_its_whole_reason():
 
 
 def test_ids_that_follow_one_another_are_a_range():
-    assert id_ranges(["EE-1", "EE-2", "EE-4", "EE-5", "EE-6"]) == "EE-1, EE-2, EE-4 to EE-6"
+    assert format_id_ranges(["EE-1", "EE-2", "EE-4", "EE-5", "EE-6"]) == "EE-1, EE-2, EE-4 to EE-6"
 
 
 def test_the_job_summary_is_a_table_of_gates_and_a_list():
-    text = job_summary(run_summary(report([claim("EMAD-F1", "falsified", model="a|b"), claim("EMAD-E1")])), ["here"])
+    text = format_ci_job_summary(
+        build_run_summary(report([claim("EMAD-F1", "falsified", model="a|b"), claim("EMAD-E1")])), ["here"]
+    )
     assert text.startswith("## emad: a\\|b, m\n\n**FAILED: 1 of 1 gate does not hold**\n\n| gate")
     assert "| EMAD-F1 (a\\|b) | Saving 15 % of FLOPs leaves quality as it was | falsified |" in " ".join(text.split())
     assert "- 1 claim: 1 survived\n  - survived: Each layer is surer" in text
     for verdict in ("falsified", "inconclusive", "not applicable"):
-        assert len(job_summary(run_summary(report(everything(verdict)))).splitlines()) <= 40
+        assert len(format_ci_job_summary(build_run_summary(report(everything(verdict)))).splitlines()) <= 40
 
 
 def test_emad_report_prints_what_the_run_printed(tmp_path, capsys):

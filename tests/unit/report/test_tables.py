@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from emad_ref.protocol import TokenArrivals
-from emad_ref.report.tables import claims_table, plain_table, points_table, sections, stream_rows, stream_words
+from emad_ref.report.tables import (
+    format_claims_table,
+    format_plain_table,
+    format_points_table,
+    format_sections,
+    format_stream_latency,
+    stream_latency_rows,
+)
 from emad_ref.statistics.verdicts import Verdict
 from tests.unit.report.sample import MOVING
 
@@ -36,7 +43,7 @@ def claim(**changes) -> dict:
 
 
 def test_a_point_shows_every_number_with_its_unit():
-    table = points_table([POINT])
+    table = format_points_table([POINT])
     parts = ("7.25", "4/12", "-40.0 %", "-31.2 %", "-20.7 %", "1.429 → 1.447", "+1.25 % [+1.10 %, +1.40 %]")
     for part in (*parts, "batch 1: 1.234×", "batch 4: 1.1×"):
         assert part in table, part
@@ -46,7 +53,7 @@ def test_a_point_shows_every_number_with_its_unit():
 
 def test_a_point_says_why_it_is_put_forward():
     """One point may be two things at once: the margin the user named may be the one that validation chose."""
-    table = points_table([POINT | {"roles": ["named by the user", "chosen on validation"]}], 200)
+    table = format_points_table([POINT | {"roles": ["named by the user", "chosen on validation"]}], 200)
     first, second, third = table.splitlines()[-3:]
     assert [first.split("  ")[0], second.strip()[:17], third.strip()[:20]] == [
         "emad m=0.20",
@@ -56,24 +63,24 @@ def test_a_point_says_why_it_is_put_forward():
 
 
 def test_what_was_not_measured_is_a_dash_and_never_a_zero():
-    table = points_table([{"name": "bare"}])
+    table = format_points_table([{"name": "bare"}])
     row = table.splitlines()[-1]
     assert "0" not in row
     assert row.split() == ["bare", "–", "–/–", "–", "–", "–", "–", "–", "–", "–"]
-    bare = claims_table([claim(estimate=None, interval=None, n=0, threshold=None, verdict="unmeasured")])
+    bare = format_claims_table([claim(estimate=None, interval=None, n=0, threshold=None, verdict="unmeasured")])
     assert "0" not in bare.splitlines()[-1].replace("all 2 legs", "")
 
 
 def test_zero_is_shown_as_zero():
-    table = points_table([POINT | {"net_reduction": 0.0, "perplexity_rise": -1e-9}])
-    assert "recall 0.000 → 0.000" in points_table([POINT | {"accuracy": {"recall": [0.0, 0.0]}}])
+    table = format_points_table([POINT | {"net_reduction": 0.0, "perplexity_rise": -1e-9}])
+    assert "recall 0.000 → 0.000" in format_points_table([POINT | {"accuracy": {"recall": [0.0, 0.0]}}])
     assert "-0.0" not in table
     assert "+0.0 %" in table
-    assert "+0.00 %" in points_table([POINT | {"perplexity_rise": 0.0, "interval": None}])
+    assert "+0.00 %" in format_points_table([POINT | {"perplexity_rise": 0.0, "interval": None}])
 
 
 def test_a_task_that_does_not_count_says_why_below_its_line():
-    table = points_table([POINT | {"not_counted": {"recall": "not exercised: saves 0.4 %"}}])
+    table = format_points_table([POINT | {"not_counted": {"recall": "not exercised: saves 0.4 %"}}])
     lines = [" ".join(line.split()) for line in table.splitlines()]
     at = next(i for i, line in enumerate(lines) if "recall 0.900 → 0.880" in line)
     assert "(not exercised: saves 0.4 %)" in lines[at + 1]
@@ -81,35 +88,35 @@ def test_a_task_that_does_not_count_says_why_below_its_line():
 
 
 def test_the_model_has_a_column_where_there_are_several():
-    assert "model" not in points_table([POINT, POINT])
-    assert "model" not in claims_table([claim(), claim()])
-    assert "model" in points_table([POINT, POINT | {"model": "other"}])
-    assert "other" in claims_table([claim(), claim(model="other")])
+    assert "model" not in format_points_table([POINT, POINT])
+    assert "model" not in format_claims_table([claim(), claim()])
+    assert "model" in format_points_table([POINT, POINT | {"model": "other"}])
+    assert "other" in format_claims_table([claim(), claim(model="other")])
 
 
 def test_a_claim_shows_verdict_estimate_interval_n_and_threshold():
-    table = claims_table([claim()])
+    table = format_claims_table([claim()])
     for part in ("EMAD-F1*", "survived", "+0.10 %", "[+0.05 %, +0.15 %]", "1,234", "+1.00 %", "all 2 legs"):
         assert part in table, part
-    assert "EMAD-F1 " in claims_table([claim(gate=False)])
+    assert "EMAD-F1 " in format_claims_table([claim(gate=False)])
 
 
 def test_units_that_are_no_fractions_are_not_shown_in_percent():
-    table = claims_table([claim(unit="× as fast", estimate=1.0534, interval=[1.0, 1.1], threshold=1.1)])
+    table = format_claims_table([claim(unit="× as fast", estimate=1.0534, interval=[1.0, 1.1], threshold=1.1)])
     assert "1.053" in table
     assert "%" not in table.splitlines()[-1].replace("[95 %]", "")
-    assert " 4.90 %" in claims_table([claim(unit="share of block FLOPs", estimate=0.049)])
+    assert " 4.90 %" in format_claims_table([claim(unit="share of block FLOPs", estimate=0.049)])
 
 
 def test_falsified_is_set_like_survived():
-    good, bad = claims_table([claim()]), claims_table([claim(verdict="falsified")])
+    good, bad = format_claims_table([claim()]), format_claims_table([claim(verdict="falsified")])
     assert [word.replace("falsified", "survived") for word in bad.split() if set(word) != {"-"}] == [
         word for word in good.split() if set(word) != {"-"}
     ]
 
 
 def test_long_reasons_wrap_inside_their_column():
-    table = claims_table([claim(reason="because " * 40)])
+    table = format_claims_table([claim(reason="because " * 40)])
     assert 140 < max(map(len, table.splitlines())) <= 150
 
 
@@ -120,9 +127,15 @@ def test_no_table_is_wider_than_the_page_and_none_loses_a_number(width):
     point = POINT | {"roles": ["chosen on validation"], "name": "quantile q=0.0055, 69.4% full depth"}
     claims = [claim(reason="because " * 40), claim(id="EMAD-F1-literal", unit="largest |difference| of a logit")]
     tables = {
-        points_table([point], width): ("-31.2 %", "+1.25 % [+1.10 %, +1.40 %]", "batch 1: 1.234×", "69.4%"),
-        claims_table(claims, width): ("EMAD-F1-literal", "[+0.05 %, +0.15 %]", "1,234", "because", "|difference|"),
-        plain_table([{"family": "EMAD"} | wide], width): [f"{value:.4g}" for value in wide.values()],
+        format_points_table([point], width): ("-31.2 %", "+1.25 % [+1.10 %, +1.40 %]", "batch 1: 1.234×", "69.4%"),
+        format_claims_table(claims, width): (
+            "EMAD-F1-literal",
+            "[+0.05 %, +0.15 %]",
+            "1,234",
+            "because",
+            "|difference|",
+        ),
+        format_plain_table([{"family": "EMAD"} | wide], width): [f"{value:.4g}" for value in wide.values()],
     }
     for table, parts in tables.items():
         assert max(map(len, table.splitlines())) <= width
@@ -130,7 +143,7 @@ def test_no_table_is_wider_than_the_page_and_none_loses_a_number(width):
 
 
 def test_parts_of_a_table_that_is_cut_begin_with_its_first_column():
-    table = plain_table([{"family": "EMAD"} | {f"column {number}": 123456789 for number in range(12)}], 80)
+    table = format_plain_table([{"family": "EMAD"} | {f"column {number}": 123456789 for number in range(12)}], 80)
     parts = table.split("\n\n")
     assert len(parts) > 1
     assert {part.splitlines()[0].split()[0] for part in parts} == {"family"}
@@ -139,25 +152,25 @@ def test_parts_of_a_table_that_is_cut_begin_with_its_first_column():
 
 def test_every_part_of_a_cut_table_begins_with_all_key_columns():
     row = {"saving": 0.15, "family": "EMAD"} | {f"column {number}": 123456789 for number in range(12)}
-    parts = plain_table([row], 60, keys=2).split("\n\n")
+    parts = format_plain_table([row], 60, keys=2).split("\n\n")
     assert len(parts) > 1
     assert {tuple(part.splitlines()[0].split()[:2]) for part in parts} == {("saving", "family")}
     assert [column for column in row if sum(f"{column} " in f"{part} ".replace("\n", " ") for part in parts) == 0] == []
 
 
 def test_no_rows_no_table():
-    assert points_table([]) == ""
-    assert claims_table([]) == ""
-    assert plain_table([]) == ""
+    assert format_points_table([]) == ""
+    assert format_claims_table([]) == ""
+    assert format_plain_table([]) == ""
 
 
 def cells(row: dict) -> list[str]:
     """The one row of a table, cell by cell: columns stand at least two spaces apart."""
-    return plain_table([row]).splitlines()[-1].split("  ")
+    return format_plain_table([row]).splitlines()[-1].split("  ")
 
 
 def test_plain_rows_stand_under_their_keys_in_order():
-    lines = plain_table([{"b": "x", "a": 1}, {"b": "y", "a": 20}]).splitlines()
+    lines = format_plain_table([{"b": "x", "a": 1}, {"b": "y", "a": 20}]).splitlines()
     assert [line.split() for line in (lines[0], *lines[2:])] == [["b", "a"], ["x", "1"], ["y", "20"]]
 
 
@@ -185,7 +198,7 @@ def test_undecided_claims_of_one_reason_share_a_row_and_nothing_else_does():
         absent = {"estimate": None, "interval": None, "n": 0, "threshold": None, "gate": False}
         return claim(**{"id": name, "verdict": "not applicable", "reason": "no encoder", **absent, **changes})
 
-    table = claims_table(
+    table = format_claims_table(
         [
             undecided("EE-1"),
             claim(id="EE-2", verdict="falsified", gate=False),
@@ -203,14 +216,14 @@ def test_undecided_claims_of_one_reason_share_a_row_and_nothing_else_does():
 def test_many_ids_wrap_between_ids():
     names = [f"EE-{number}" for number in range(1, 16)]
     absent = {"estimate": None, "interval": None, "n": 0, "threshold": None, "gate": False}
-    table = claims_table([claim(id=name, verdict="unmeasured", reason="no data", **absent) for name in names])
+    table = format_claims_table([claim(id=name, verdict="unmeasured", reason="no data", **absent) for name in names])
     shown = " ".join(line.split("  ")[0] for line in table.splitlines()[2:])
     assert shown.replace(",", "").split() == names
 
 
 def test_what_is_made_for_the_page_stays_out_of_the_terminal():
     """A row for every token, and lists: the report holds them, and only the page can show them."""
-    assert [title for title, _ in sections([], MOVING, [], ["n"])] == ["emad notes"]
+    assert [title for title, _ in format_sections([], MOVING, [], ["n"])] == ["emad notes"]
 
 
 def test_times_of_streams_are_percentiles_and_tokens_that_arrive_together_share_a_gap() -> None:
@@ -218,10 +231,10 @@ def test_times_of_streams_are_percentiles_and_tokens_that_arrive_together_share_
         return TokenArrivals(np.zeros(len(seconds), dtype=np.int64), np.array(seconds), whole_s)
 
     single = [arrivals([0.1, 0.2, 0.5, 0.5, 0.5], 0.5)] * 19 + [arrivals([0.9], 1.0)]
-    whole, streamed, one = stream_rows({0: [arrivals([0.4] * 3, 0.4)], 2: single, 8: single[-1:]})
+    whole, streamed, one = stream_latency_rows({0: [arrivals([0.4] * 3, 0.4)], 2: single, 8: single[-1:]})
     assert whole["first token, ms"] is whole["between tokens, ms (95 %)"] is one["between tokens, ms"] is None
     assert (streamed["first token, ms"], streamed["first token, ms (95 %)"]) == (100.0, 100.0)
     assert (streamed["between tokens, ms"], streamed["whole answer, ms"]) == (100.0, 500.0)
     assert one["first token, ms (95 %)"] == 900.0
-    assert stream_words(whole) == "1, unstreamed: whole answer 400 (400)"
-    assert stream_words(one) == "8 at once: first token 900 (900), whole answer 1e+03 (1e+03)"
+    assert format_stream_latency(whole) == "1, unstreamed: whole answer 400 (400)"
+    assert format_stream_latency(one) == "8 at once: first token 900 (900), whole answer 1e+03 (1e+03)"

@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from emad_ref.audit.finding import Tally
-from emad_ref.report.deselection import shipped_tests
-from emad_ref.report.gaps import find_gaps, is_partial, undecided_reasons
+from emad_ref.report.deselection import list_shipped_tests
+from emad_ref.report.gaps import find_gaps, is_partial_run, undecided_reasons_and_gaps
 from emad_ref.report.tiers import (
     LIMITS,
     OPTIONAL,
     TIERS,
-    included,
-    judging_tests,
-    live_counts,
+    audited_live_counts,
+    find_tier_shortfalls,
+    format_tier,
+    included_tiers,
     offered_tiers,
-    shortfalls,
-    tier_line,
+    required_tier_tests,
 )
-from emad_ref.report.verification import faults
+from emad_ref.report.verification import find_proof_faults
 from tests.unit.report.sample import passed, report_2
 
 DECLINED = {"exits": [0, 2], "sessions": [0, 2], "log-probabilities": [0, 1], "sampling": [4, 0]}
@@ -29,18 +29,18 @@ DECLINED = {"exits": [0, 2], "sessions": [0, 2], "log-probabilities": [0, 1], "s
 def live_entries(tier: str) -> list[dict[str, Any]]:
     """Every test of ``tier``, passed, each with the case that the tier asks for."""
     folders = ("suites/invariants", "suites/fidelity")
-    named = [test for test in judging_tests(tier) if test[0] not in folders]
-    named += [(f"{folder}/test_x.py::test_y", "") for folder in folders if (folder, "") in judging_tests(tier)]
+    named = [test for test in required_tier_tests(tier) if test[0] not in folders]
+    named += [(f"{folder}/test_x.py::test_y", "") for folder in folders if (folder, "") in required_tier_tests(tier)]
     return [passed(name, nodeid=f"{name}[m-{case or 'any'}]") for name, case in named]
 
 
 def whole(tier: str, features: dict[str, list[int]] | None = None, **changes: Any) -> dict[str, Any]:
     """A report of a foreign decoder in which ``tier`` is live to the last count."""
     provider = {"name": "mine", "plugin": "mine", "foreign": True, "answered": 9, "declined": 3, "none": 0}
-    answered = {TIERS[each].feature: [3, 0] for each in included(tier) if TIERS[each].feature}
+    answered = {TIERS[each].feature: [3, 0] for each in included_tiers(tier) if TIERS[each].feature}
     provider["features"] = DECLINED | answered if features is None else features
     decoder = {"name": "mine", "foreign": True, "providers": [provider], "overlooked": []}
-    promise = {name: least for each in included(tier) for name, least in TIERS[each].promise.items()}
+    promise = {name: least for each in included_tiers(tier) for name, least in TIERS[each].promise.items()}
     live = promise | {"prompt_lengths": list(range(1, promise["prompt_lengths"] + 1))}
     entries = live_entries(tier)
     audit = {"check": "rows", "passed": True, "detail": "", "n": 3, "ties": 0}
@@ -53,22 +53,24 @@ def whole(tier: str, features: dict[str, list[int]] | None = None, **changes: An
 
 def test_tests_of_every_tier_are_shipped() -> None:
     for tier in TIERS:
-        for name, _ in judging_tests(tier):
-            assert any(test.startswith(name) for test in shipped_tests()), name
+        for name, _ in required_tier_tests(tier):
+            assert any(test.startswith(name) for test in list_shipped_tests()), name
 
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_decoder_is_judged_at_its_tier_where_all_of_it_is_live(tier: str) -> None:
     report = whole(tier)
     assert offered_tiers(report)[-1] == tier
-    assert list(shortfalls(report, tier)) == []
-    assert f"tier {tier}; live: " in tier_line(report)
+    assert list(find_tier_shortfalls(report, tier)) == []
+    assert f"tier {tier}; live: " in format_tier(report)
 
 
 def test_a_higher_tier_than_is_offered_is_refused() -> None:
-    (line, *_) = shortfalls(whole("tokens"), "sessions")
+    (line, *_) = find_tier_shortfalls(whole("tokens"), "sessions")
     assert line == "tier sessions: the decoder never answered log-probabilities, sessions; its tier is tokens"
-    assert "its tier is tokens" in " ".join(faults(whole("tokens"), [], shipped_tests(), None, "sessions"))
+    assert "its tier is tokens" in " ".join(
+        find_proof_faults(whole("tokens"), [], list_shipped_tests(), None, "sessions")
+    )
 
 
 @pytest.mark.parametrize("count", TIERS["tokens"].promise)
@@ -78,16 +80,16 @@ def test_less_than_the_promise_is_named(count: str) -> None:
     live[count] = live[count][:-1] if isinstance(live[count], list) else live[count] - 1
     least = TIERS["tokens"].promise[count]
     wanted = f"tier tokens promises {count}={least} for m, but {least - 1} were live"
-    assert list(shortfalls(report, "tokens")) == [wanted]
-    assert wanted in undecided_reasons(report, shipped_tests(), {})[0]
-    assert wanted in list(faults(report, [], shipped_tests(), None))
+    assert list(find_tier_shortfalls(report, "tokens")) == [wanted]
+    assert wanted in undecided_reasons_and_gaps(report, list_shipped_tests(), {})[0]
+    assert wanted in list(find_proof_faults(report, [], list_shipped_tests(), None))
 
 
 def test_what_a_failed_or_second_attempt_asked_is_not_live() -> None:
     for change in ({"passed": False}, {"passed": None}, {"attempt": 2}):
         report = whole("tokens")
         report["audits"][0] |= change
-        assert live_counts(report) == {}
+        assert audited_live_counts(report) == {}
 
 
 @pytest.mark.parametrize("place", range(len(TIERS["tokens"].tests)))
@@ -95,15 +97,15 @@ def test_each_test_must_be_live(place: int) -> None:
     report = whole("tokens")
     report["tests"][place] |= {"outcome": "skipped", "kind": "refused", "features": ["exits"]}
     name, _ = TIERS["tokens"].tests[place]
-    assert any(f"{name}" in line and "not live for m" in line for line in shortfalls(report, "tokens"))
-    assert name in [gap.of for gap in find_gaps(report, ["suites"], shipped_tests(), tier="tokens")]
+    assert any(f"{name}" in line and "not live for m" in line for line in find_tier_shortfalls(report, "tokens"))
+    assert name in [gap.of for gap in find_gaps(report, ["suites"], list_shipped_tests(), tier="tokens")]
 
 
 def test_a_test_that_failed_was_live() -> None:
     """Its own failure fails the run; a second sentence would say that it never ran."""
     report = whole("tokens")
     report["tests"][0]["outcome"] = "failed"
-    assert list(shortfalls(report, "tokens")) == []
+    assert list(find_tier_shortfalls(report, "tokens")) == []
 
 
 def test_the_name_of_a_model_is_no_case() -> None:
@@ -112,16 +114,16 @@ def test_the_name_of_a_model_is_no_case() -> None:
     report["settings"]["models"] = ["full"]
     for entry in report["tests"]:
         entry["nodeid"] = entry["nodeid"].partition("[")[0] + "[full-probing]"
-    assert sum("is not live for full" in line for line in shortfalls(report, "tokens")) >= 5
+    assert sum("is not live for full" in line for line in find_tier_shortfalls(report, "tokens")) >= 5
 
 
 def test_a_model_of_a_path_is_named_by_its_last_part() -> None:
     report = whole("tokens")
     report["settings"]["models"] = ["models/m"]
     report["audits"][0]["model"] = "models/m"
-    assert list(shortfalls(report, "tokens")) == []
+    assert list(find_tier_shortfalls(report, "tokens")) == []
     report["settings"]["models"] = ["models/m", "other/m"]
-    assert any("not live for models/m" in line for line in shortfalls(report, "tokens"))
+    assert any("not live for models/m" in line for line in find_tier_shortfalls(report, "tokens"))
 
 
 @pytest.mark.parametrize("feature", OPTIONAL)
@@ -131,31 +133,31 @@ def test_a_decoder_that_never_offers_a_feature_is_told_and_owes_nothing_of_it(fe
     for count in counts:
         del report["audits"][0]["live"][count]
     report["tests"] = [entry for entry in report["tests"] if entry["shipped"] != test]
-    assert list(shortfalls(report, "tokens")) == []
-    assert f"tier tokens ({LIMITS[feature]})" in tier_line(report)
+    assert list(find_tier_shortfalls(report, "tokens")) == []
+    assert f"tier tokens ({LIMITS[feature]})" in format_tier(report)
     for counted in ({}, {feature: [1, 1]}):
         owing = whole("tokens", counted)
         for count in counts:
             del owing["audits"][0]["live"][count]
         owing["tests"] = [entry for entry in owing["tests"] if entry["shipped"] != test]
-        missing = list(shortfalls(owing, "tokens"))
+        missing = list(find_tier_shortfalls(owing, "tokens"))
         assert all(any(part in line for line in missing) for part in (test, *counts))
 
 
 def test_a_part_that_a_person_typed_proves_nothing_and_fails_nothing() -> None:
     """Unless a proof was asked for: then what is left out is a gap as ever."""
-    gone = {"why": "deselected", "claim": None, "shipped": judging_tests("tokens")[0][0], "nodeid": "x[m]"}
+    gone = {"why": "deselected", "claim": None, "shipped": required_tier_tests("tokens")[0][0], "nodeid": "x[m]"}
     report = whole("tokens", deselected=[gone])
     report["settings"]["tier"] = None
     report["run"]["asked"] = [gone["shipped"]]
-    assert undecided_reasons(report, shipped_tests(), {})[0] != []
+    assert undecided_reasons_and_gaps(report, list_shipped_tests(), {})[0] != []
     report["run"]["partial"] = "-k"
-    assert is_partial(report)
-    reasons, gaps = undecided_reasons(report, shipped_tests(), {})
+    assert is_partial_run(report)
+    reasons, gaps = undecided_reasons_and_gaps(report, list_shipped_tests(), {})
     assert (reasons, [gap.of for gap in gaps]) == ([], [gone["shipped"]])
-    assert any(gone["shipped"] in fault for fault in faults(report, [], shipped_tests(), None))
+    assert any(gone["shipped"] in fault for fault in find_proof_faults(report, [], list_shipped_tests(), None))
     report["settings"]["expect_decoder"] = "foreign"
-    assert any(gone["shipped"] in reason for reason in undecided_reasons(report, shipped_tests(), {})[0])
+    assert any(gone["shipped"] in reason for reason in undecided_reasons_and_gaps(report, list_shipped_tests(), {})[0])
 
 
 def test_rows_of_a_request_are_counted_by_what_they_are() -> None:

@@ -6,12 +6,19 @@ import pytest
 
 from emad_ref import cli
 from emad_ref.claims.base import question_of
-from emad_ref.report.deselection import ABOVE_BUDGET, SUITES, is_below, shipped_name, shipped_tests, suite_names
+from emad_ref.report.deselection import (
+    ABOVE_BUDGET,
+    SUITES,
+    is_in_selection,
+    list_shipped_tests,
+    path_below_suites,
+    suite_folder_names,
+)
 from emad_ref.report.gaps import DECIDING_TESTS, find_gaps
-from emad_ref.report.verification import contradictions, faults
+from emad_ref.report.verification import find_contradictions, find_proof_faults
 from tests.unit.report.sample import passed, report, report_2, verdict, written
 
-SHIPPED = shipped_tests()
+SHIPPED = list_shipped_tests()
 INVARIANT = "suites/invariants/test_depth.py::test_rows_of_a_batch_decide_alone"
 
 
@@ -43,13 +50,13 @@ def verified(folder, capsys, data, *options):
 def test_the_shipped_tests_are_those_of_the_suites():
     assert INVARIANT in SHIPPED
     assert len(SHIPPED) > 25
-    assert set(suite_names()) == {"ablations", "claims", "cost", "fidelity", "invariants"}
-    assert shipped_name(SUITES[0] / "cost" / "test_claims.py") == "suites/cost/test_claims.py"
-    assert shipped_name(SUITES[1] / "cost") == "suites/cost"
-    assert shipped_name(SUITES[0].parent / "tests") is None
-    assert is_below(INVARIANT, ["suites/invariants"])
-    assert is_below(INVARIANT, [INVARIANT])
-    assert not is_below(INVARIANT, ["suites/invariant", "suites/invariants/test_dept", f"{INVARIANT}_too"])
+    assert set(suite_folder_names()) == {"ablations", "claims", "cost", "fidelity", "invariants"}
+    assert path_below_suites(SUITES[0] / "cost" / "test_claims.py") == "suites/cost/test_claims.py"
+    assert path_below_suites(SUITES[1] / "cost") == "suites/cost"
+    assert path_below_suites(SUITES[0].parent / "tests") is None
+    assert is_in_selection(INVARIANT, ["suites/invariants"])
+    assert is_in_selection(INVARIANT, [INVARIANT])
+    assert not is_in_selection(INVARIANT, ["suites/invariant", "suites/invariants/test_dept", f"{INVARIANT}_too"])
 
 
 def test_the_rows_that_must_be_decided_are_asked_where_the_table_says():
@@ -194,9 +201,9 @@ def test_what_agrees_is_no_contradiction():
     alike = REPEAT | {"test": f"{INVARIANT}[m]", "alike": True, "attempt": 1}
     known = {"models": ["m"], "gate": "known"}
     claims = [F1 | {"fails": False}, *OTHERS]
-    assert contradictions(whole(tests=tests, audits=audits, claims=claims, settings=known, repeats=[alike])) == []
+    assert find_contradictions(whole(tests=tests, audits=audits, claims=claims, settings=known, repeats=[alike])) == []
     failed = whole(tests=[passed(INVARIANT, outcome="failed", reason="x")], claims=[F1], run=RUN | {"exit_status": 1})
-    assert contradictions(failed | {"audits": [audit(f"{INVARIANT}[m]", passed=False)]}) == []
+    assert find_contradictions(failed | {"audits": [audit(f"{INVARIANT}[m]", passed=False)]}) == []
 
 
 def test_what_was_not_asked_of_the_run_is_asked_here(tmp_path, capsys):
@@ -223,7 +230,7 @@ def test_what_one_option_left_out_is_one_line_with_a_count():
         for number in (1, 2)
     ]
     report = whole(tests=[], claims=[], deselected=left, run=RUN | {"asked": ["suites/invariants"]})
-    lines = [line for line in faults(report, [], SHIPPED, None) if "left out" in line]
+    lines = [line for line in find_proof_faults(report, [], SHIPPED, None) if "left out" in line]
     assert len(lines) == 1
     assert lines[0].startswith(f"{2 * len(some)} tests of {len(some)} functions: left out by --emad-only ({some[0]}, ")
 

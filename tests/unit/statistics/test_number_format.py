@@ -7,7 +7,7 @@ import doctest
 import numpy as np
 import pytest
 
-from emad_ref.report.tables import claim_rows, point_rows
+from emad_ref.report.tables import claim_rows, operating_point_rows
 from emad_ref.statistics import number_format
 from emad_ref.statistics.legs import judge_exact, judge_side
 from emad_ref.statistics.rates import mean_rate
@@ -32,7 +32,7 @@ def test_a_rise_a_saving_and_a_ratio_have_one_form_in_points_and_claims():
         (row,) = claim_rows([Verdict("X", "m", "measured", value, None, 3, None, unit, False, "").to_json()])
         return row["estimate"].text
 
-    (point,) = point_rows(
+    (point,) = operating_point_rows(
         [{"name": "p", "net_reduction": 0.4431, "perplexity_rise": 0.00071, "time_ratio": {"1": 0.98}}]
     )
     assert point["rise [95 %]"].text == estimate(0.00071, "relative rise") == "+0.07 %"
