@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import emad_ref
-from emad_ref.cli import parser
+from emad_ref.cli import build_parser
 from pytest_emad import fixtures
 from pytest_emad.options import OPTIONS
 
@@ -54,7 +54,7 @@ def options() -> str:
 
 def commands() -> str:
     """The help of ``emad`` and of each of its verbs."""
-    top = parser()
+    top = build_parser()
     verbs = next(action for action in top._actions if action.dest == "verb")
     parsers = {f"emad {verb}": below for verb, below in verbs.choices.items()}
     return "\n\n".join(

@@ -148,8 +148,8 @@ def judge(model: str | Path, claims: str | Sequence[str] = (), **options: Any) -
     EmadError
         A model or text that cannot be read.
     """
-    from emad_ref.cli import parser
-    from emad_ref.cli.judgment import in_own_words, judge_arguments, judge_claims
+    from emad_ref.cli import build_parser
+    from emad_ref.cli.judgment import add_judge_arguments, judge_claims, name_options_of_verb
 
     patterns = claims if isinstance(claims, str) else ",".join(claims)
     words = ["judge", str(model), *(["--claims", patterns] if patterns else [])]
@@ -159,11 +159,11 @@ def judge(model: str | Path, claims: str | Sequence[str] = (), **options: Any) -
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            args = parser().parse_args(words)
+            args = build_parser().parse_args(words)
     except SystemExit:
         refusal = said.getvalue().strip().rpartition("error: ")[2]
         raise BadArgument("options", options, "those of `emad judge --help`", refusal) from None
-    return RunResults(in_own_words(judge_claims(args), judge_arguments).report)
+    return RunResults(name_options_of_verb(judge_claims(args), add_judge_arguments).report)
 
 
 def _document_plot(plot: Callable[..., list[Axes]]) -> Callable[..., list[Axes]]:

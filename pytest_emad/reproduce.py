@@ -32,7 +32,7 @@ import pytest
 from tqdm import tqdm
 
 from emad_ref import __version__
-from emad_ref.cli.arguments import add_executor
+from emad_ref.cli.arguments import add_executor_argument
 from emad_ref.console import run_command
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import BadFile, require_replaceable_file, require_writable, write_atomically
@@ -72,7 +72,7 @@ def argument_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--data", type=_absolute, help="folder with data sets, as --emad-data")
     parser.add_argument("--device", default="cpu")
-    add_executor(parser)
+    add_executor_argument(parser)
     return parser
 
 

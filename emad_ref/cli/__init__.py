@@ -8,24 +8,38 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
-from emad_ref.cli.arguments import CompletionAction, EmadParser, VerbParser, VersionAction, add_examples, own_options
-from emad_ref.cli.calibration import (
-    calibrate,
-    calibrate_arguments,
-    lens,
-    lens_arguments,
-    merge,
-    merge_arguments,
-    train,
-    train_arguments,
+from emad_ref.cli.arguments import (
+    CompletionAction,
+    EmadParser,
+    VerbParser,
+    VersionAction,
+    add_examples,
+    replace_pytest_options,
 )
-from emad_ref.cli.downloads import fetch, fetch_arguments
-from emad_ref.cli.generation import generate, generate_arguments, world, world_arguments
-from emad_ref.cli.judgment import USAGE_ERROR, judge, judge_arguments, same, same_arguments
-from emad_ref.cli.replay import replay, replay_arguments
-from emad_ref.cli.reports import compare, compare_arguments, report, report_arguments, verify, verify_arguments
-from emad_ref.cli.screening import screen, screen_arguments, sweep, sweep_arguments
-from emad_ref.cli.server import serve, serve_arguments
+from emad_ref.cli.calibration import (
+    add_calibrate_arguments,
+    add_lens_arguments,
+    add_merge_arguments,
+    add_train_arguments,
+    calibrate,
+    fit_tuned_lens,
+    merge_profile_files,
+    train_bundled_model,
+)
+from emad_ref.cli.downloads import add_fetch_arguments, fetch_model
+from emad_ref.cli.generation import add_generate_arguments, add_world_arguments, generate, print_world_documents
+from emad_ref.cli.judgment import USAGE_ERROR, add_judge_arguments, add_same_arguments, compare_models, judge
+from emad_ref.cli.replay import add_replay_arguments, replay_test
+from emad_ref.cli.reports import (
+    add_compare_arguments,
+    add_report_arguments,
+    add_verify_arguments,
+    compare,
+    verify_report,
+    write_report_pages,
+)
+from emad_ref.cli.screening import add_screen_arguments, add_sweep_arguments, screen_exits, sweep_exit_rules
+from emad_ref.cli.server import add_serve_arguments, serve_decoder
 from emad_ref.console import print_error, run_command
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.measurements.option_values import LARGEST_SEED, MOST, MOST_NATS
@@ -36,26 +50,36 @@ Verb = Callable[[argparse.Namespace], int | None]  # exit status; None: 0
 Arguments = Callable[[argparse.ArgumentParser], None]
 
 READ_REPORTS = "read reports"
-# heading of `emad --help` → its verbs
-VERB_GROUPS: dict[str, tuple[tuple[Verb, Arguments], ...]] = {
-    "judge a model or a decoder": ((judge, judge_arguments), (same, same_arguments), (serve, serve_arguments)),
-    READ_REPORTS: (
-        (report, report_arguments),
-        (verify, verify_arguments),
-        (compare, compare_arguments),
-        (replay, replay_arguments),
-    ),
-    "calibrate and search exits": (
-        (screen, screen_arguments),
-        (sweep, sweep_arguments),
-        (calibrate, calibrate_arguments),
-        (merge, merge_arguments),
-        (lens, lens_arguments),
-    ),
-    "print text": ((generate, generate_arguments), (world, world_arguments)),
-    "get models": ((fetch, fetch_arguments), (train, train_arguments)),
+# heading of `emad --help` → its verbs, each with its function and the function that declares its arguments
+VERB_GROUPS: dict[str, dict[str, tuple[Verb, Arguments]]] = {
+    "judge a model or a decoder": {
+        "judge": (judge, add_judge_arguments),
+        "same": (compare_models, add_same_arguments),
+        "serve": (serve_decoder, add_serve_arguments),
+    },
+    READ_REPORTS: {
+        "report": (write_report_pages, add_report_arguments),
+        "verify": (verify_report, add_verify_arguments),
+        "compare": (compare, add_compare_arguments),
+        "replay": (replay_test, add_replay_arguments),
+    },
+    "calibrate and search exits": {
+        "screen": (screen_exits, add_screen_arguments),
+        "sweep": (sweep_exit_rules, add_sweep_arguments),
+        "calibrate": (calibrate, add_calibrate_arguments),
+        "merge": (merge_profile_files, add_merge_arguments),
+        "lens": (fit_tuned_lens, add_lens_arguments),
+    },
+    "print text": {
+        "generate": (generate, add_generate_arguments),
+        "world": (print_world_documents, add_world_arguments),
+    },
+    "get models": {
+        "fetch": (fetch_model, add_fetch_arguments),
+        "train": (train_bundled_model, add_train_arguments),
+    },
 }
-VERBS = tuple(verb for group in VERB_GROUPS.values() for verb in group)
+VERBS = {name: verb for group in VERB_GROUPS.values() for name, verb in group.items()}
 
 # Smallest and largest value of each numeric argument of any verb. A verb may check a narrower range itself, and
 # ``ScreeningSettings`` checks ``rise``.
@@ -84,7 +108,7 @@ ABOVE_SMALLEST = ("rate",)  # whose smallest value is excluded
 MODEL_ARGUMENTS = ("model", "small_model", "large_model")
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``emad`` with all verbs."""
     pages = "".join(f"\nThe pages docs/… that messages name are in {folder}." for folder in PAGES if folder.is_dir())
     top = EmadParser(prog="emad", description=f"Adaptive-depth decoding on the command line.{pages}")
@@ -98,15 +122,13 @@ def parser() -> argparse.ArgumentParser:
         "emad --print-completion bash > ~/.local/share/bash-completion/completions/emad",
     )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB", title="verbs", parser_class=VerbParser)
-    verbs.groups = {purpose: [run.__name__ for run, _ in group] for purpose, group in VERB_GROUPS.items()}  # type: ignore[attr-defined]  # GroupedFormatter reads it
-    for run, arguments in VERBS:
-        sub = verbs.add_parser(run.__name__, help=run.__doc__, description=run.__doc__)
-        sub.set_defaults(run=run)
-        arguments(sub)
+    verbs.groups = {purpose: list(group) for purpose, group in VERB_GROUPS.items()}  # type: ignore[attr-defined]  # GroupedFormatter reads it
+    for name, (run, add_arguments) in VERBS.items():
+        add_arguments(verbs.add_parser(name, help=run.__doc__, description=run.__doc__))
     return top
 
 
-def require_bounded(args: argparse.Namespace) -> None:
+def check_argument_bounds(args: argparse.Namespace) -> None:
     """Raise BadArgument if a number is not finite or lies outside ``BOUNDS``."""
     for name, (smallest, largest) in BOUNDS.items():
         value = getattr(args, name, None)
@@ -116,7 +138,7 @@ def require_bounded(args: argparse.Namespace) -> None:
             raise BadArgument(name, value, f"a number {start} to {_number_text(largest)}")
 
 
-def require_models(args: argparse.Namespace) -> None:
+def require_loadable_models(args: argparse.Namespace) -> None:
     """Check that every named model can be loaded, before torch and Transformers are imported.
 
     Raises:
@@ -138,17 +160,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_verb(argv: Sequence[str] | None) -> int | None:
-    args = parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
+    run, add_arguments = VERBS[args.verb]
     try:
-        require_bounded(args)
-        if args.run is not fetch:
-            require_models(args)
-        status: int | None = args.run(args)
+        check_argument_bounds(args)
+        if args.verb != "fetch":
+            require_loadable_models(args)
+        status: int | None = run(args)
     except EmadError as error:
-        if args.run in dict(VERB_GROUPS[READ_REPORTS]):  # of runs of pytest
+        if args.verb in VERB_GROUPS[READ_REPORTS]:  # of runs of pytest
             raise
-        own_error = EmadError(own_options(str(error), dict(VERBS)[args.run]))
-        if args.run not in (judge, same):  # their status 1 says that a gate failed
+        own_error = EmadError(replace_pytest_options(str(error), add_arguments))
+        if args.verb not in ("judge", "same"):  # their status 1 says that a gate failed
             raise own_error from error
         print_error(own_error)
         return USAGE_ERROR

@@ -55,7 +55,7 @@ class EmadParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.endswith("required: VERB"):
             message += f"; {self.prog} --help lists them"
-        nearest = None if "maybe you meant" in message else nearest_known(message, self)
+        nearest = None if "maybe you meant" in message else suggest_nearest_word(message, self)
         super().error(message + (f"; did you mean {nearest}?" if nearest else ""))
 
 
@@ -98,17 +98,17 @@ class CompletionAction(argparse.Action):
         import shtab
 
         offers = dict.fromkeys(FILES, shtab.FILE) | {"DIR": shtab.DIRECTORY}
-        for action in all_actions(parser):
+        for action in iterate_parser_actions(parser):
             if action.metavar in offers:
                 action.complete = offers[action.metavar]  # type: ignore[attr-defined]  # shtab reads it
         print(shtab.complete(parser, shell))
         parser.exit()
 
 
-def nearest_known(message: str, parser: argparse.ArgumentParser) -> str | None:
+def suggest_nearest_word(message: str, parser: argparse.ArgumentParser) -> str | None:
     """Option or choice of ``parser`` nearest to the unknown one in argparse's ``message``; None if none is near."""
     if match := UNKNOWN_OPTION.search(message):
-        known: Iterable[str] = (option for action in all_actions(parser) for option in action.option_strings)
+        known: Iterable[str] = (option for action in iterate_parser_actions(parser) for option in action.option_strings)
     elif match := UNKNOWN_CHOICE.search(message):
         known = (str(choice) for action in parser._actions for choice in action.choices or ())
     else:
@@ -116,23 +116,23 @@ def nearest_known(message: str, parser: argparse.ArgumentParser) -> str | None:
     return next(iter(nearest_names(match[1], known, 1)), None)
 
 
-def all_actions(parser: argparse.ArgumentParser) -> Iterable[argparse.Action]:
+def iterate_parser_actions(parser: argparse.ArgumentParser) -> Iterable[argparse.Action]:
     """Actions of ``parser`` and of the parsers of its verbs."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):
             for verb_parser in action.choices.values():
-                yield from all_actions(verb_parser)
+                yield from iterate_parser_actions(verb_parser)
 
 
-def own_options(value: Any, arguments: Callable[[argparse.ArgumentParser], None]) -> Any:
+def replace_pytest_options(value: Any, arguments: Callable[[argparse.ArgumentParser], None]) -> Any:
     """``value``, a text or JSON, with options of the verb that ``arguments`` declares in place of those of pytest.
 
     Measurements name pytest's options, ``--emad-NAME``. An option that the verb lacks is said to be one of pytest.
     """
     parser = argparse.ArgumentParser(add_help=False)
     arguments(parser)
-    known = [option for action in all_actions(parser) for option in action.option_strings]
+    known = [option for action in iterate_parser_actions(parser) for option in action.option_strings]
 
     def own(found: re.Match[str]) -> str:
         names = (f"--{found[1]}", *OTHER_NAMES.get(found[1], ()))
@@ -148,14 +148,14 @@ def own_options(value: Any, arguments: Callable[[argparse.ArgumentParser], None]
     return renamed(value)
 
 
-def whole(text: str) -> int:
+def parse_whole_number(text: str) -> int:
     """Type of an argument: a whole number in plain digits. ``int`` also reads 1_0, and the digits of any script."""
     if WHOLE_NUMBER.fullmatch(text.strip()) is None:
         raise argparse.ArgumentTypeError(f"{_shown(text)}, but expected a whole number in plain digits, e.g. 12")
     return int(text)
 
 
-def real(text: str) -> float:
+def parse_real_number(text: str) -> float:
     """Type of an argument: a number in plain digits. NaN and infinity pass: ``BOUNDS`` refuses them by name."""
     try:
         return parse_number(text)
@@ -163,18 +163,20 @@ def real(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{_shown(text)}, but expected a number in plain digits, e.g. 0.5") from None
 
 
-def path(text: str) -> Path:
+def parse_path(text: str) -> Path:
     """Type of an argument: a path. A blank one, such as an unset variable, would be the current folder."""
     if not text.strip() or "\0" in text:
         raise argparse.ArgumentTypeError(f"{_shown(text)}, but expected a path; name a file or a folder")
     return Path(text)
 
 
-def data_folder(text: str) -> Path:
+def parse_existing_folder(text: str) -> Path:
     """Type of an argument: an existing folder. If it were not checked, text would come from the hub instead."""
-    if not is_folder(path(text)):
-        raise argparse.ArgumentTypeError(f"{_shown(text)}, but expected an existing folder; looked at {path(text)}")
-    return path(text)
+    if not is_folder(parse_path(text)):
+        raise argparse.ArgumentTypeError(
+            f"{_shown(text)}, but expected an existing folder; looked at {parse_path(text)}"
+        )
+    return parse_path(text)
 
 
 def _shown(text: str) -> str:
@@ -186,18 +188,18 @@ def add_examples(parser: argparse.ArgumentParser, *lines: str) -> None:
     parser.epilog = "\n".join(["examples:", *(f"  {line}" for line in lines)])
 
 
-def add_data(parser: argparse.ArgumentParser) -> None:
+def add_data_argument(parser: argparse.ArgumentParser) -> None:
     help = "folder with data sets, searched before the hub"
-    parser.add_argument("--data", type=data_folder, metavar="DIR", help=help)
+    parser.add_argument("--data", type=parse_existing_folder, metavar="DIR", help=help)
 
 
-def add_resume(parser: argparse.ArgumentParser) -> None:
+def add_resume_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="continue from OUT.checkpoint if an interrupted run left one"
     )
 
 
-def add_executor(parser: argparse.ArgumentParser) -> None:
+def add_executor_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--executor",
         default="here",

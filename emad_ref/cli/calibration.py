@@ -5,7 +5,7 @@
     emad lens         tuned lens of a model (Belrose et al., 2303.08112)
     emad train        weights of a bundled model, from its recipe
 
-``calibrate``, ``lens`` and ``train`` write checkpoints, from which ``--resume`` continues.
+``emad calibrate``, ``emad lens`` and ``emad train`` write checkpoints, from which ``--resume`` continues.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.cli.arguments import add_data, add_examples, add_executor, add_resume, path, real, whole
+from emad_ref.cli.arguments import (
+    add_data_argument,
+    add_examples,
+    add_executor_argument,
+    add_resume_argument,
+    parse_path,
+    parse_real_number,
+    parse_whole_number,
+)
 from emad_ref.errors import BadArgument
 from emad_ref.files import is_file, remove_file, require_replaceable_file, resolved
 from emad_ref.models.bundled import weights_folder
@@ -49,7 +57,7 @@ def calibrate(args: argparse.Namespace) -> None:
     from emad_ref.models.model_spec import ModelSpec
     from emad_ref.workers.dispatch import open_workers
 
-    require_profile_output(args.out, [args.bins_of] if args.bins_of else [])  # reject bad input before the long pass
+    check_profile_output(args.out, [args.bins_of] if args.bins_of else [])  # reject bad input before the long pass
     loaded = load(args.model)
     require_decoder_only(loaded)
     stepper = loaded.stepper
@@ -68,9 +76,9 @@ def calibrate(args: argparse.Namespace) -> None:
         dtype=dtype,
         window=window_size(stepper.max_positions),
         probes=probes,
-        bins=requested_bins(args, loaded.fingerprint, dtype, corpora, stepper.vocabulary),
+        bins=resolve_bin_spec(args, loaded.fingerprint, dtype, corpora, stepper.vocabulary),
         tokens=args.tokens,
-        documents=document_limit(args),
+        documents=corpus_window_limit(args),
         every_layer=args.every_layer,
     )
     checkpoint = args.out.with_name(args.out.name + ".checkpoint")
@@ -99,7 +107,7 @@ def strided_probes(stride: int, layers: int) -> tuple[int, ...]:
     return tuple(range(stride, layers, stride))
 
 
-def document_limit(args: argparse.Namespace) -> int | None:
+def corpus_window_limit(args: argparse.Namespace) -> int | None:
     """Windows to read of each corpus, with a default if ``--tokens`` is missing too: some corpora are endless."""
     return DEFAULT_DOCUMENTS if args.documents is None and args.tokens is None else args.documents
 
@@ -115,14 +123,14 @@ def open_corpora(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any
     names = args.corpus or [DEFAULT_CORPUS]
     if len(set(names)) < len(names):
         raise BadArgument("corpus", names, "each corpus once", "its tokens would count twice")
-    options = {"data": args.data, "limit": document_limit(args)}
+    options = {"data": args.data, "limit": corpus_window_limit(args)}
     sources = {name: partial(windows_of, loaded, name, "calibrate", **options) for name in names}
     for open_windows in sources.values():
         open_windows()  # reject a misspelled corpus before the pass over the first
     return sources
 
 
-def requested_bins(args: argparse.Namespace, fingerprint: str, dtype: str, corpora: Any, vocabulary: int) -> Any:
+def resolve_bin_spec(args: argparse.Namespace, fingerprint: str, dtype: str, corpora: Any, vocabulary: int) -> Any:
     """The BinSpec of ``--bins`` or ``--bins-of``.
 
     Frequency buckets are counted on the calibration text, in a pass that does not run the model.
@@ -185,7 +193,7 @@ def print_bins(profile: Profile) -> None:
         print(line + (f" (too few tokens: targets of {parent})" if dropped else ""))
 
 
-def merge(args: argparse.Namespace) -> None:
+def merge_profile_files(args: argparse.Namespace) -> None:
     """Merge profiles of one model, each on other corpora, into one."""
     from emad_ref.calibration.profile import load_profile
     from emad_ref.calibration.profile import merge as merge_profiles
@@ -194,7 +202,7 @@ def merge(args: argparse.Namespace) -> None:
         raise BadArgument(
             "profiles", [str(path) for path in args.profiles], "at least two profiles after OUT", MERGE_FORM
         )
-    require_profile_output(args.out, args.profiles)
+    check_profile_output(args.out, args.profiles)
     profile = merge_profiles([load_profile(path) for path in args.profiles])
     if is_file(args.out) and set(load_profile(args.out).corpora) != set(profile.corpora):
         expected = f"a new file, or an earlier merge on {profile.corpus}"
@@ -204,35 +212,43 @@ def merge(args: argparse.Namespace) -> None:
     print(f"{profile.tokens} tokens of {profile.corpus}; written to {args.out}")
 
 
-def require_profile_output(out: Path, inputs: Sequence[Path]) -> None:
+def check_profile_output(out: Path, inputs: Sequence[Path]) -> None:
     """Refuse to write a profile to ``out`` where an input, or a file of another kind, would be lost."""
     if resolved(out) in [resolved(path) for path in inputs]:
         raise BadArgument("out", str(out), "another file than the profiles that are read", "it would be replaced")
     require_replaceable_file(out, "out", "a profile", PROFILE_START)
 
 
-def calibrate_arguments(sub: argparse.ArgumentParser) -> None:
+def add_calibrate_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
-    add("out", type=path, metavar="OUT", help="JSON file to write the profile to")
+    add("out", type=parse_path, metavar="OUT", help="JSON file to write the profile to")
     add("--corpus", action="append", metavar="CORPUS",
         help=f"text as in emad world, or self: text by the model; repeatable (default: {DEFAULT_CORPUS})")  # fmt: skip
-    add_data(sub)
-    add("--tokens", type=whole, metavar="N", help="predicted tokens to read of each corpus")
-    add("--documents", type=whole, metavar="N",
+    add_data_argument(sub)
+    add("--tokens", type=parse_whole_number, metavar="N", help="predicted tokens to read of each corpus")
+    add("--documents", type=parse_whole_number, metavar="N",
         help=f"windows to read of each corpus (default without --tokens: {DEFAULT_DOCUMENTS})")  # fmt: skip
     probes = sub.add_mutually_exclusive_group()
-    probes.add_argument("--probes", type=whole, nargs="+", metavar="LAYER", help="layers to probe, ascending")
-    probes.add_argument("--stride", type=whole, choices=(2, 4, 6, 8), help="probe every STRIDE-th layer")
+    probes.add_argument(
+        "--probes", type=parse_whole_number, nargs="+", metavar="LAYER", help="layers to probe, ascending"
+    )
+    probes.add_argument("--stride", type=parse_whole_number, choices=(2, 4, 6, 8), help="probe every STRIDE-th layer")
     add("--every-layer", action="store_true",
         help="measure entropy after every layer, not only after probes and the last layer; runs the language-model "
              "head once more per layer")  # fmt: skip
     bins = sub.add_mutually_exclusive_group()
     bins.add_argument("--bins", default="none", help="one or two of position,confidence,frequency (default: none)")
-    bins.add_argument("--bins-of", type=path, metavar="PROFILE", help="bins of this profile, for emad merge")
-    add("--quantiles", type=real, nargs="*", metavar="Q", help="entropy quantiles to print; without Q the deciles")
-    add_resume(sub)
-    add_executor(sub)
+    bins.add_argument("--bins-of", type=parse_path, metavar="PROFILE", help="bins of this profile, for emad merge")
+    add(
+        "--quantiles",
+        type=parse_real_number,
+        nargs="*",
+        metavar="Q",
+        help="entropy quantiles to print; without Q the deciles",
+    )
+    add_resume_argument(sub)
+    add_executor_argument(sub)
     add_examples(
         sub,
         "emad calibrate emad-tiny profile.json",
@@ -245,14 +261,14 @@ def calibrate_arguments(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def merge_arguments(sub: argparse.ArgumentParser) -> None:
+def add_merge_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
-    add("out", type=path, metavar="OUT", help="JSON file to write the profile to")
-    add("profiles", type=path, nargs="+", metavar="PROFILE", help="profiles of one model with the same probes")
+    add("out", type=parse_path, metavar="OUT", help="JSON file to write the profile to")
+    add("profiles", type=parse_path, nargs="+", metavar="PROFILE", help="profiles of one model with the same probes")
     add_examples(sub, "emad merge both.json a.json b.json")
 
 
-def lens(args: argparse.Namespace) -> None:
+def fit_tuned_lens(args: argparse.Namespace) -> None:
     """Fit a tuned lens: per layer an affine map, after which the model's head predicts the final output."""
     from emad_ref.calibration.lens_files import save_lens
     from emad_ref.calibration.lens_fit import LensPlan, fit_lens, held_out_windows
@@ -313,22 +329,41 @@ def parse_rank(text: str) -> int | None:
     return int(text)
 
 
-def lens_arguments(sub: argparse.ArgumentParser) -> None:
+def add_lens_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
-    add("out", type=path, metavar="OUT", help=".safetensors file to write the lens to")
+    add("out", type=parse_path, metavar="OUT", help=".safetensors file to write the lens to")
     add("--corpus", default=DEFAULT_CORPUS, metavar="CORPUS", help=f"text to fit on (default: {DEFAULT_CORPUS})")
-    add_data(sub)
-    add("--documents", type=whole, metavar="N", help="windows to read of the corpus, repeatedly (default: all)")
-    add("--layers", type=whole, nargs="+", metavar="L", help="layers that get a map (default: all below the last)")
+    add_data_argument(sub)
+    add(
+        "--documents",
+        type=parse_whole_number,
+        metavar="N",
+        help="windows to read of the corpus, repeatedly (default: all)",
+    )
+    add(
+        "--layers",
+        type=parse_whole_number,
+        nargs="+",
+        metavar="L",
+        help="layers that get a map (default: all below the last)",
+    )
     add("--rank", default=FULL_RANK, metavar="R", help=f"rank of each map, or {FULL_RANK} (default: {FULL_RANK})")
-    add("--steps", type=whole, default=800, metavar="N", help="training steps of 512 tokens (default: 800)")
-    add("--rate", type=real, default=2e-3, metavar="R", help="learning rate of Adam (default: 2e-3)")
-    add("--held-out", type=whole, default=20_000, metavar="TOKENS",
+    add(
+        "--steps", type=parse_whole_number, default=800, metavar="N", help="training steps of 512 tokens (default: 800)"
+    )
+    add("--rate", type=parse_real_number, default=2e-3, metavar="R", help="learning rate of Adam (default: 2e-3)")
+    add("--held-out", type=parse_whole_number, default=20_000, metavar="TOKENS",
         help="tokens to measure on, from a held-out fifth of the documents (default: 20,000)")  # fmt: skip
     add("--gate", action="store_true", help="also fit an exit gate, on the held-out text")
-    add("--seed", type=whole, default=0, metavar="N", help="seed of low-rank maps and held-out documents (default: 0)")
-    add_resume(sub)
+    add(
+        "--seed",
+        type=parse_whole_number,
+        default=0,
+        metavar="N",
+        help="seed of low-rank maps and held-out documents (default: 0)",
+    )
+    add_resume_argument(sub)
     add_examples(
         sub,
         "emad lens emad-tiny-plain plain.safetensors --corpus world:mixed",
@@ -337,7 +372,7 @@ def lens_arguments(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def train(args: argparse.Namespace) -> None:
+def train_bundled_model(args: argparse.Namespace) -> None:
     """Train a bundled model from its recipe."""
     from emad_ref.training.loop import recipe_named
     from emad_ref.training.loop import train as run
@@ -348,9 +383,9 @@ def train(args: argparse.Namespace) -> None:
     print(f"{args.name}: {loss:.4f} nats/token at the end of training; written to {out}")
 
 
-def train_arguments(sub: argparse.ArgumentParser) -> None:
+def add_train_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("name", metavar="NAME", help="bundled model, e.g. emad-nano")
-    add("--out", type=path, metavar="DIR", help="folder to write to (default: the bundled one)")
-    add_resume(sub)
+    add("--out", type=parse_path, metavar="DIR", help="folder to write to (default: the bundled one)")
+    add_resume_argument(sub)
     add_examples(sub, "emad train emad-nano --out ./emad-nano", "emad train emad-nano --out ./emad-nano --resume")

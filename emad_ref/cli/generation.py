@@ -26,7 +26,7 @@ from dataclasses import asdict, replace
 from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Literal
 
-from emad_ref.cli.arguments import add_data, add_examples, path, real, whole
+from emad_ref.cli.arguments import add_data_argument, add_examples, parse_path, parse_real_number, parse_whole_number
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.option_values import CORPORA
 from emad_ref.text.documents import SPLITS
@@ -59,7 +59,7 @@ def terminal_colours(environment: Mapping[str, str], is_terminal: bool) -> Colou
     return "true" if environment.get("COLORTERM") in ("truecolor", "24bit") else "256"
 
 
-def paint(text: str, depth: int, layers: int, colours: Colours) -> str:
+def colour_by_depth(text: str, depth: int, layers: int, colours: Colours) -> str:
     """``text`` with the escape sequences of the colour of ``depth``, 1…``layers``."""
     if colours == "none" or not text:
         return text
@@ -79,21 +79,23 @@ def _scale_colour(position: float) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def depth_legend(layers: int, colours: Colours, width: int) -> str:
+def format_depth_legend(layers: int, colours: Colours, width: int) -> str:
     """Legend of the colour scale in at most ``width`` columns, with a swatch per layer if they fit."""
     first, last = "depth 1 ", f" {layers} layers"
     swatches = max(1, min(layers, width - len(first) - len(last)))
     shown = (1 + round(i * (layers - 1) / max(swatches - 1, 1)) for i in range(swatches))
-    return first + "".join(paint(SWATCH, depth, layers, colours) for depth in shown) + last
+    return first + "".join(colour_by_depth(SWATCH, depth, layers, colours) for depth in shown) + last
 
 
-def pair_legend(names: tuple[str, str], colours: Colours, width: int) -> str:
+def format_pair_legend(names: tuple[str, str], colours: Colours, width: int) -> str:
     """Legend of a pair, small model first: each name after its colour, cut to ``width`` columns in total."""
     room = max(1, (width - 2 * len(SWATCH) - 4) // 2)
-    return "  ".join(f"{paint(SWATCH, at, 2, colours)} {name[:room]}" for at, name in enumerate(names, start=1))
+    return "  ".join(
+        f"{colour_by_depth(SWATCH, at, 2, colours)} {name[:room]}" for at, name in enumerate(names, start=1)
+    )
 
 
-def visible_text(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """``text`` with control characters escaped, so that a model cannot send commands to the terminal."""
     return "".join(f"\\x{ord(c):02x}" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
@@ -189,11 +191,15 @@ def _print_text(tokens: Iterator[StreamedToken], prompt: str, pair: tuple[str, s
     for token in tokens:
         if not printed:
             if colours != "none":
-                print(depth_legend(token.layers, colours, width) if pair is None else pair_legend(pair, colours, width))
-            print(visible_text(prompt), end="")
+                print(
+                    format_depth_legend(token.layers, colours, width)
+                    if pair is None
+                    else format_pair_legend(pair, colours, width)
+                )
+            print(escape_control_characters(prompt), end="")
         printed.append(token)
         depth, layers = (token.depth, token.layers) if pair is None else (1 + pair.index(token.model), 2)
-        print(paint(visible_text(token.text), depth, layers, colours), end="", flush=True)
+        print(colour_by_depth(escape_control_characters(token.text), depth, layers, colours), end="", flush=True)
     print()
     for line in _depth_summary(printed, pair, by_token=colours == "none"):
         print(textwrap.fill(line, width))
@@ -239,7 +245,7 @@ def _lens_point(args: argparse.Namespace, loaded: LoadedModel) -> OperatingPoint
     return replace(point, name="tuned lens, gated", family="gate", estimator=fitted.gate, signal="divergence")
 
 
-def world(args: argparse.Namespace) -> None:
+def print_world_documents(args: argparse.Namespace) -> None:
     """Print the first documents of a corpus."""
     from emad_ref.text.corpora import corpus_documents
 
@@ -253,34 +259,50 @@ def world(args: argparse.Namespace) -> None:
         print(text)
 
 
-def generate_arguments(sub: argparse.ArgumentParser) -> None:
+def add_generate_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("model", metavar="MODEL", help="bundled name, folder or hub name; with --small-model the large model")
     add("prompt", metavar="PROMPT", help="text to continue; for an encoder-decoder such as T5 the source")
     rule = sub.add_mutually_exclusive_group()
-    rule.add_argument("--profile", type=path, metavar="FILE",
+    rule.add_argument("--profile", type=parse_path, metavar="FILE",
                       help="exit by EMAD with this profile of emad calibrate; without a rule: full depth")  # fmt: skip
-    rule.add_argument("--confidence", type=real, metavar="P",
+    rule.add_argument("--confidence", type=parse_real_number, metavar="P",
                       help="exit as in CALM, when the top-1 probability is at least P")  # fmt: skip
-    rule.add_argument("--lens", type=path, metavar="FILE",
+    rule.add_argument("--lens", type=parse_path, metavar="FILE",
                       help="exit by this tuned lens of emad lens; needs --entropy or --divergence")  # fmt: skip
-    rule.add_argument("--exit", type=path, metavar="FILE",
+    rule.add_argument("--exit", type=parse_path, metavar="FILE",
                       help="exit, or draft, as in this file of emad screen; full depth if neither pays")  # fmt: skip
     rule.add_argument("--small-model", metavar="SMALL", help="small model that takes turns with MODEL by entropy (EAD)")
     add("--lossless", action="store_true", default=None,
         help="with --exit: only draft, so the output equals that of full depth")  # fmt: skip
-    add("--margin", type=real, metavar="NATS", help="with --profile: exit this far below its targets (default: 0)")
-    add("--entropy", type=real, metavar="NATS", help="with --lens: exit at this entropy or less")
-    add("--divergence", type=real, metavar="ROOT",
+    add(
+        "--margin",
+        type=parse_real_number,
+        metavar="NATS",
+        help="with --profile: exit this far below its targets (default: 0)",
+    )
+    add("--entropy", type=parse_real_number, metavar="NATS", help="with --lens: exit at this entropy or less")
+    add("--divergence", type=parse_real_number, metavar="ROOT",
         help="with --lens: exit if the gate's estimate, a square root of nats, is at most ROOT")  # fmt: skip
-    add("--threshold", type=real, metavar="BITS",
+    add("--threshold", type=parse_real_number, metavar="BITS",
         help=f"with --small-model: mean entropy that calls the large model (default: {THRESHOLD_BITS:g})")  # fmt: skip
-    add("--window", type=whole, metavar="TOKENS", help="with --small-model: window of the mean entropy (default: 5)")
-    add("--least-run", type=whole, metavar="TOKENS",
+    add(
+        "--window",
+        type=parse_whole_number,
+        metavar="TOKENS",
+        help="with --small-model: window of the mean entropy (default: 5)",
+    )
+    add("--least-run", type=parse_whole_number, metavar="TOKENS",
         help="with --small-model: least number of tokens between two switches (default: 10)")  # fmt: skip
-    add("--tokens", type=whole, default=48, metavar="N", help="largest number of new tokens (default: 48)")
-    add("--temperature", type=real, default=0.0, metavar="T", help="sampling temperature; 0 is greedy (default: 0)")
-    add("--seed", type=whole, default=0, metavar="N", help="seed of sampling (default: 0)")
+    add("--tokens", type=parse_whole_number, default=48, metavar="N", help="largest number of new tokens (default: 48)")
+    add(
+        "--temperature",
+        type=parse_real_number,
+        default=0.0,
+        metavar="T",
+        help="sampling temperature; 0 is greedy (default: 0)",
+    )
+    add("--seed", type=parse_whole_number, default=0, metavar="N", help="seed of sampling (default: 0)")
     add("--format", choices=FORMATS, default="auto",
         help="text, or jsonl: one object per token; auto: text in a terminal, jsonl in a pipe")  # fmt: skip
     add("--color", choices=COLOUR_CHOICES, default="auto",
@@ -299,13 +321,13 @@ def generate_arguments(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def world_arguments(sub: argparse.ArgumentParser) -> None:
+def add_world_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     corpora = ", ".join(name for name in CORPORA if name != "self")
     add("corpus", metavar="CORPUS", help=f"{corpora}, or a file or folder")
-    add_data(sub)
+    add_data_argument(sub)
     add("--split", default="evaluate", metavar="SPLIT", help=f"one of {', '.join(SPLITS)} (default: evaluate)")
-    add("--documents", type=whole, default=3, metavar="N", help="number of documents (default: 3)")
+    add("--documents", type=parse_whole_number, default=3, metavar="N", help="number of documents (default: 3)")
     add_examples(
         sub,
         "emad world world:premise",

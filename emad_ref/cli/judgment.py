@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.cli.arguments import add_examples, own_options
+from emad_ref.cli.arguments import add_examples, replace_pytest_options
 from emad_ref.console import print_error
 from emad_ref.errors import BadArgument, stop_run_on_error
 from emad_ref.measurements import option_values
@@ -60,7 +60,7 @@ def judge(args: argparse.Namespace) -> int:
     from emad_ref.report.summary import build_run_summary
     from emad_ref.report.tables import format_sections
 
-    run = in_own_words(judge_claims(args), judge_arguments)
+    run = name_options_of_verb(judge_claims(args), add_judge_arguments)
     report = run.report
     print(build_run_summary(report).headline)
     for message in run.warnings:
@@ -75,10 +75,10 @@ def judge(args: argparse.Namespace) -> int:
     return GATE_FAILED if run.failures else 0
 
 
-def same(args: argparse.Namespace) -> int:
+def compare_models(args: argparse.Namespace) -> int:
     """Compare a model with another one, or with an engine: KL, top-1 agreement, perplexity (claim ENG-1)."""
     parser = argparse.ArgumentParser()
-    judge_arguments(parser)
+    add_judge_arguments(parser)
     request = parser.parse_args([args.model, "--claims", SAME_MODEL, "--gate-claims", SAME_MODEL])
     for name in ("corpus", "data", "seed", "device", "dtype", "decoder_timeout"):
         setattr(request, name, getattr(args, name))
@@ -88,10 +88,10 @@ def same(args: argparse.Namespace) -> int:
     else:
         require_available(args.other)
         request.other = args.other
-    return _print_comparison(in_own_words(judge_claims(request), same_arguments), args.other)
+    return _print_comparison(name_options_of_verb(judge_claims(request), add_same_arguments), args.other)
 
 
-def _print_comparison(run: ClaimRun, other: str) -> int:
+def _print_comparison(run: JudgmentResult, other: str) -> int:
     """Print the legs and the verdict of ENG-1; return the exit status, 1 unless the models are shown to be the same."""
     from emad_ref.report.tables import format_plain_table, leg_rows
 
@@ -104,7 +104,7 @@ def _print_comparison(run: ClaimRun, other: str) -> int:
 
 
 @dataclass(frozen=True)
-class ClaimRun:
+class JudgmentResult:
     """Result of ``judge_claims``: a report as ``read_report`` returns it, and messages of gates that fail or warn."""
 
     report: dict[str, Any]
@@ -112,12 +112,14 @@ class ClaimRun:
     warnings: list[str]
 
 
-def in_own_words(run: ClaimRun, arguments: Callable[[argparse.ArgumentParser], None]) -> ClaimRun:
+def name_options_of_verb(run: JudgmentResult, arguments: Callable[[argparse.ArgumentParser], None]) -> JudgmentResult:
     """``run``, whose texts name the options of the verb that ``arguments`` declares."""
-    return ClaimRun(*(own_options(part, arguments) for part in (run.report, run.failures, run.warnings)))
+    return JudgmentResult(
+        *(replace_pytest_options(part, arguments) for part in (run.report, run.failures, run.warnings))
+    )
 
 
-def judge_claims(args: argparse.Namespace) -> ClaimRun:
+def judge_claims(args: argparse.Namespace) -> JudgmentResult:
     """Decide the claims that the parsed arguments of ``emad judge`` select.
 
     Raises:
@@ -164,7 +166,7 @@ def judge_claims(args: argparse.Namespace) -> ClaimRun:
         "known": comparisons,
         **{part: [] for part in ("goldens", "tests", "audits")},
     }
-    return ClaimRun(report, [*failures, *run_failures], warnings)
+    return JudgmentResult(report, [*failures, *run_failures], warnings)
 
 
 def _run_plan(args: argparse.Namespace, register: dict[str, Claim]) -> RunPlan:
@@ -306,7 +308,7 @@ def _open_pair(stack: ExitStack, plan: RunPlan, host: Any, names: tuple[str, str
     return PairMeasurements(small, large, plan.study, host, names=names, savings=savings(plan.register["EAD-F1"]))
 
 
-def same_arguments(sub: argparse.ArgumentParser) -> None:
+def add_same_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("model", type=_reader(option_values.model, "MODEL"), metavar="MODEL", help="bundled name, folder or hub name")
     add("other", metavar="OTHER", help=f"another model, or an engine: {ADDRESS_FORMS}")
@@ -342,7 +344,7 @@ def _add_text_arguments(add: Callable[..., Any]) -> None:
         metavar="SECONDS", help="time limit of each call to a decoder in another process (default: 120)")  # fmt: skip
 
 
-def judge_arguments(sub: argparse.ArgumentParser) -> None:
+def add_judge_arguments(sub: argparse.ArgumentParser) -> None:
     read = _reader
     add = sub.add_argument
     sub.set_defaults(other=None)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from emad_ref.cli.arguments import add_examples, path
+from emad_ref.cli.arguments import add_examples, parse_path
 from emad_ref.cli.reports import read_report_with_tests
 from emad_ref.errors import BadArgument, suggest_nearest
 from emad_ref.files import resolved
@@ -33,27 +33,27 @@ DEMANDS = ("--emad-expect-decoder", "--emad-tier")  # each takes a value, and fa
 XDIST_OPTIONS = ("-n", "--numprocesses")  # of pytest-xdist, which cannot open a debugger
 
 
-def replay(args: argparse.Namespace) -> int:
+def replay_test(args: argparse.Namespace) -> int:
     """Repeat one test of a reported run with its seed and options, and print what the report says of it."""
     if args.keep and resolved(args.report) in (resolved(args.keep), resolved(args.keep / REPORT_FILE)):
         raise BadArgument("--keep", str(args.keep), "another folder than that of REPORT", "the replay would replace it")
     report = read_report_with_tests(args.report)
-    test = find_test(report, args.row)
-    print("\n".join(recorded_lines(report, test)))
+    test = find_test_id(report, args.row)
+    print("\n".join(describe_recorded_test(report, test)))
     with tempfile.TemporaryDirectory(prefix="emad-replay-") as temporary:
         folder = args.keep or Path(temporary)
-        words = replay_words(report, test, folder)
+        words = build_pytest_arguments(report, test, folder)
         words += ["--pdb"] if args.pdb else []
         print(f"replayed: pytest {shlex.join(words)}", flush=True)
         status = subprocess.run([sys.executable, "-m", "pytest", *words], check=False).returncode
         with suppress(BadReport):  # a run that broke off wrote none, and has said why
-            print("\n".join(replayed_lines(report, read_report_with_tests(folder), test)))
+            print("\n".join(compare_replay(report, read_report_with_tests(folder), test)))
         if not args.keep:
             print(f"The replay's own report, {temporary}, is deleted now; --keep DIR keeps one.")
         return status
 
 
-def find_test(report: Report, row: str) -> str:
+def find_test_id(report: Report, row: str) -> str:
     """The node id of the test that ``row`` names by a claim id or by part of a node id.
 
     If several node ids contain ``row``, the only failed one is meant.
@@ -79,7 +79,7 @@ def find_test(report: Report, row: str) -> str:
     raise BadArgument("ROW", row, "a claim or test of this report", remedy)
 
 
-def recorded_lines(report: Report, test: str) -> Iterator[str]:
+def describe_recorded_test(report: Report, test: str) -> Iterator[str]:
     """Lines on ``test`` from the report: its claims, its failed audits with their input, and why it failed."""
     yield f"{test}, seed {report['settings'].get('seed', 0)}"
     for claim in report["claims"]:
@@ -96,7 +96,7 @@ def recorded_lines(report: Report, test: str) -> Iterator[str]:
             yield f"recorded: {entry['outcome']}: {entry['reason'].splitlines()[0]}"
 
 
-def replayed_lines(recorded: Report, replayed: Report, test: str) -> Iterator[str]:
+def compare_replay(recorded: Report, replayed: Report, test: str) -> Iterator[str]:
     """For each claim of ``test``, and else for the test: what was recorded, what the replay found, whether they agree.
 
     Claims are compared by verdict, tests by outcome and the first line of their reason.
@@ -141,7 +141,7 @@ def _agreement(recorded: str, replayed: str, same: bool) -> str:
     return f"{'As recorded' if same else 'Not as recorded'}.\n  recorded: {recorded}\n  replayed: {replayed}"
 
 
-def replay_words(report: Mapping[str, Any], test: str, folder: Path) -> list[str]:
+def build_pytest_arguments(report: Mapping[str, Any], test: str, folder: Path) -> list[str]:
     """Arguments of pytest that run only ``test``, with the options of the run, and write its report to ``folder``.
 
     Options that demand all tests are left out.
@@ -159,13 +159,16 @@ def _without_demands(words: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def replay_arguments(sub: argparse.ArgumentParser) -> None:
+def add_replay_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
-        "report", type=path, metavar="REPORT", help="report.json or its folder, as written by pytest --emad-report"
+        "report",
+        type=parse_path,
+        metavar="REPORT",
+        help="report.json or its folder, as written by pytest --emad-report",
     )
     sub.add_argument("row", metavar="ROW", help="claim id, or node id of a test, or part of one node id")
     sub.add_argument("--pdb", action="store_true", help="open pytest's debugger if the test fails")
-    sub.add_argument("--keep", type=path, metavar="DIR", help="folder that keeps the report of the replay")
+    sub.add_argument("--keep", type=parse_path, metavar="DIR", help="folder that keeps the report of the replay")
     add_examples(
         sub,
         "emad replay report/ EMAD-F1",

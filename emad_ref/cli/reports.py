@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emad_ref.cli.arguments import add_examples, path
+from emad_ref.cli.arguments import add_examples, parse_path
 from emad_ref.console import print_error
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import is_file, resolved
@@ -76,7 +76,7 @@ COUNTED_STATUSES = {
 ALL_STATUSES = LISTED_STATUSES | NAMED_STATUSES | COUNTED_STATUSES
 
 
-def report(args: argparse.Namespace) -> None:
+def write_report_pages(args: argparse.Namespace) -> None:
     """Write the pages of one or more reports (report.md, index.html, figures), or print their summaries."""
     from emad_ref.report.comparison import changed_rows
     from emad_ref.report.page import write_pages
@@ -118,12 +118,12 @@ def _print_summaries(args: argparse.Namespace) -> None:
         print("\n".join(line for line, _ in lines))
 
 
-def report_arguments(sub: argparse.ArgumentParser) -> None:
+def add_report_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
-    add("folders", type=path, nargs="+", metavar="DIR", help="folder written by pytest --emad-report")
+    add("folders", type=parse_path, nargs="+", metavar="DIR", help="folder written by pytest --emad-report")
     add("--text", action="store_true", help="print the summary, at most forty lines, and write no file")
-    add("--out", type=path, metavar="DIR", help="folder to write to (default for one report: its own folder)")
-    add("--against", type=path, metavar="REPORT", help="earlier report; the page shows what changed since")
+    add("--out", type=parse_path, metavar="DIR", help="folder to write to (default for one report: its own folder)")
+    add("--against", type=parse_path, metavar="REPORT", help="earlier report; the page shows what changed since")
     add_examples(
         sub,
         "emad report report/",
@@ -146,11 +146,11 @@ def read_report_with_tests(place: Path) -> Report:
     return report
 
 
-def verify(args: argparse.Namespace) -> int:
+def verify_report(args: argparse.Namespace) -> int:
     """Check that a report is complete and passed: every required test ran, and nothing is undecided."""
     report = read_report_with_tests(args.report)
     shipped = list_shipped_tests()
-    suites = required_suites(args.require_suite, shipped)
+    suites = required_suite_folders(args.require_suite, shipped)
     messages = list(find_proof_faults(report, suites, shipped, args.require_decoder, args.require_tier))
     if start := unfinished_run_start_time(args.report):
         messages.insert(0, f"a later run, started {start}, did not finish, and this is not its report; run it again")
@@ -166,7 +166,7 @@ def verify(args: argparse.Namespace) -> int:
     return 0
 
 
-def required_suites(names: Sequence[str], shipped: Sequence[str]) -> list[str]:
+def required_suite_folders(names: Sequence[str], shipped: Sequence[str]) -> list[str]:
     """The folder, ``suites/…``, of each suite that ``--require-suite`` names.
 
     Raises:
@@ -183,9 +183,14 @@ def required_suites(names: Sequence[str], shipped: Sequence[str]) -> list[str]:
     return [PREFIX] if ALL_SUITES in names else [f"{PREFIX}/{name}" for name in names]
 
 
-def verify_arguments(sub: argparse.ArgumentParser) -> None:
+def add_verify_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
-    add("report", type=path, metavar="REPORT", help="report.json or its folder, as written by pytest --emad-report")
+    add(
+        "report",
+        type=parse_path,
+        metavar="REPORT",
+        help="report.json or its folder, as written by pytest --emad-report",
+    )
     add("--require-suite", type=_comma_list, default=(), metavar="NAMES",
         help="suites that must have run: all, or a comma list such as invariants,fidelity")  # fmt: skip
     add("--require-decoder", metavar="WHOSE",
@@ -228,7 +233,11 @@ def compare(args: argparse.Namespace) -> int:
             "run the same suites for both"
         )
         return NOT_COMPARABLE
-    lines = comparison_markdown(result, args.verbose) if args.markdown else comparison_text(result, args.verbose)
+    lines = (
+        format_comparison_markdown(result, args.verbose)
+        if args.markdown
+        else format_comparison_text(result, args.verbose)
+    )
     print("\n".join([*lines, _exit_line(failing, args.fail_on)]))
     return GOT_WORSE if failing else 0
 
@@ -294,7 +303,7 @@ def _headline(result: ReportComparison) -> str:
 # ---------------------------------------------------------------- in a terminal
 
 
-def comparison_text(result: ReportComparison, verbose: bool) -> list[str]:
+def format_comparison_text(result: ReportComparison, verbose: bool) -> list[str]:
     """The comparison in lines of the terminal's width.
 
     Without ``verbose`` there are at most ``MOST_LINES`` lines, counting the line of ``_exit_line``.
@@ -375,7 +384,7 @@ def _cut(line: str, end: str = "") -> str:
 # ---------------------------------------------------------------- for a job summary
 
 
-def comparison_markdown(result: ReportComparison, verbose: bool) -> list[str]:
+def format_comparison_markdown(result: ReportComparison, verbose: bool) -> list[str]:
     """The comparison as Markdown of GitHub: a table with one row per listed change. Names and reasons are escaped."""
     from tabulate import tabulate
 
@@ -402,9 +411,9 @@ def comparison_markdown(result: ReportComparison, verbose: bool) -> list[str]:
     ]
 
 
-def compare_arguments(sub: argparse.ArgumentParser) -> None:
+def add_compare_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
-    add("reports", type=path, nargs="+", metavar="REPORT",
+    add("reports", type=parse_path, nargs="+", metavar="REPORT",
         help="two reports, the old one first; with more, or with one folder of report folders, print a history of "
              "every claim and compare the last two")  # fmt: skip
     add("--fail-on", choices=FAIL_ON, default="verdict",

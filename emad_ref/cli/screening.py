@@ -18,7 +18,14 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.cli.arguments import add_data, add_examples, add_executor, path, real, whole
+from emad_ref.cli.arguments import (
+    add_data_argument,
+    add_examples,
+    add_executor_argument,
+    parse_path,
+    parse_real_number,
+    parse_whole_number,
+)
 from emad_ref.errors import BadArgument
 from emad_ref.files import require_replaceable_file, write_atomically
 from emad_ref.measurements.study import BUDGETS, Budget, Study
@@ -34,7 +41,7 @@ EXIT_START = rb'"emad":"\{\\"exit\\"'  # how the metadata of an exit begin
 SWEEP_KEYS = 2  # leading columns that identify a row of a sweep: FLOPs saved and family
 
 
-def screen(args: argparse.Namespace) -> None:
+def screen_exits(args: argparse.Namespace) -> None:
     """Measure how much any exit could save on a model and what our rules save, and write the best exit to a file."""
     import torch
 
@@ -64,7 +71,7 @@ def screen(args: argparse.Namespace) -> None:
     width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
     for title, rows in screening_tables(exit.screened):
         print(f"{title}\n{format_plain_table(rows, width)}\n")
-    for line in screening_summary(exit.screened):
+    for line in describe_screening(exit.screened):
         print(textwrap.fill(line, width, subsequent_indent="  "))
     print(f"written to {args.out}")
 
@@ -120,7 +127,7 @@ def screening_tables(record: Mapping[str, Any]) -> list[tuple[str, Sequence[Mapp
     ]
 
 
-def screening_summary(record: Mapping[str, Any]) -> list[str]:
+def describe_screening(record: Mapping[str, Any]) -> list[str]:
     """Sentences on the text and the fit behind the tables, the recommendation, and its reproducibility."""
     documents, tokens, rank = record["documents"], record["tokens"], record["lens"]["rank"]
     window = f" in windows of at most {record['window']} tokens" if "window" in record else ""  # older exits have none
@@ -145,22 +152,28 @@ def _near_duplicate_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{counts[split]:,} {purpose}" for split, purpose in purposes.items() if counts.get(split))
 
 
-def screen_arguments(sub: argparse.ArgumentParser) -> None:
+def add_screen_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
-    add("out", type=path, metavar="OUT", help=".safetensors file to write the exit to, for emad generate --exit")
+    add("out", type=parse_path, metavar="OUT", help=".safetensors file to write the exit to, for emad generate --exit")
     add("--corpus", default=DEFAULT_CORPUS, metavar="CORPUS", help=f"text to screen on (default: {DEFAULT_CORPUS})")
-    add_data(sub)
-    add("--documents", type=whole, metavar="N",
+    add_data_argument(sub)
+    add("--documents", type=parse_whole_number, metavar="N",
         help="documents to certify and to judge on, each; as many or half as many to choose on "
              f"(default: {DOCUMENTS}, fewer for models above about 50M parameters)")  # fmt: skip
-    add("--window", type=whole, metavar="N",
+    add("--window", type=parse_whole_number, metavar="N",
         help="most tokens of a window of text "
              "(default: 512, or 128 where the head costs more than a block)")  # fmt: skip
-    add("--rise", type=real, default=0.01, metavar="SHARE",
+    add("--rise", type=parse_real_number, default=0.01, metavar="SHARE",
         help="largest allowed relative rise of perplexity (default: 0.01)")  # fmt: skip
-    add("--threads", type=whole, metavar="N", help="threads of torch (default: 1 for a small model)")
-    add("--seed", type=whole, default=0, metavar="N", help="seed of held-out documents and resampling (default: 0)")
+    add("--threads", type=parse_whole_number, metavar="N", help="threads of torch (default: 1 for a small model)")
+    add(
+        "--seed",
+        type=parse_whole_number,
+        default=0,
+        metavar="N",
+        help="seed of held-out documents and resampling (default: 0)",
+    )
     add_examples(
         sub,
         "emad screen emad-tiny-plain exit.safetensors",
@@ -169,7 +182,7 @@ def screen_arguments(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def sweep(args: argparse.Namespace) -> None:
+def sweep_exit_rules(args: argparse.Namespace) -> None:
     """Compare the families of exit rules at equal net FLOPs, by replay: chosen on one split, judged on another."""
     from emad_ref.measurements.model_measurements import ModelMeasurements
     from emad_ref.measurements.model_under_test import open_model
@@ -181,14 +194,14 @@ def sweep(args: argparse.Namespace) -> None:
         if args.out.suffix not in WRITERS:
             raise BadArgument("out", str(args.out), f"a file name that ends in {' or '.join(WRITERS)}")
         require_replaceable_file(args.out, "out", "a table of emad sweep", WRITERS[args.out.suffix][1])
-    study = Study(corpus=args.corpus, data=args.data, budget=requested_budget(args))
+    study = Study(corpus=args.corpus, data=args.data, budget=resolve_budget(args))
     with open_model(args.model, study) as loaded, open_workers(args.executor) as workers:
         if not loaded.trained:
             raise BadArgument("model", loaded.name, "trained weights", "random weights have no meaningful perplexity")
         require_decoder_only(loaded)
         evidence = ModelMeasurements(loaded, study, RunResources(workers=workers))
         evidence.check()
-        result = sweep_result(evidence)
+        result = build_sweep_result(evidence)
     width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
     for title in dict.fromkeys(row["table"] for row in result["rows"]):
         rows = [
@@ -206,7 +219,7 @@ def sweep(args: argparse.Namespace) -> None:
         print(f"written to {args.out}")
 
 
-def requested_budget(args: argparse.Namespace) -> Budget:
+def resolve_budget(args: argparse.Namespace) -> Budget:
     """The budget of ``--budget``, with ``--documents`` windows per split if given.
 
     Raises:
@@ -220,7 +233,7 @@ def requested_budget(args: argparse.Namespace) -> Budget:
     return replace(budget, calibrate=count, validate=count, evaluate=count)
 
 
-def sweep_result(evidence: ModelMeasurements) -> dict[str, Any]:
+def build_sweep_result(evidence: ModelMeasurements) -> dict[str, Any]:
     """The Pareto tables, their notes and their provenance as JSON values; ``table`` of a row is its table's title."""
     from emad_ref import __version__
 
@@ -240,11 +253,11 @@ def sweep_result(evidence: ModelMeasurements) -> dict[str, Any]:
     }
 
 
-def result_json(result: Mapping[str, Any]) -> str:
+def format_result_json(result: Mapping[str, Any]) -> str:
     return json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def result_csv(result: Mapping[str, Any]) -> str:
+def format_result_csv(result: Mapping[str, Any]) -> str:
     """The rows of all tables as CSV; shares are fractions, as in every data file."""
     file = io.StringIO()
     rows = result["rows"]
@@ -256,18 +269,18 @@ def result_csv(result: Mapping[str, Any]) -> str:
 
 
 # suffix → writer, and how its files begin
-WRITERS = {".csv": (result_csv, rb"^table,"), ".json": (result_json, rb'^\{\s*"model":[^{}]*"version"')}
+WRITERS = {".csv": (format_result_csv, rb"^table,"), ".json": (format_result_json, rb'^\{\s*"model":[^{}]*"version"')}
 
 
-def sweep_arguments(sub: argparse.ArgumentParser) -> None:
+def add_sweep_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
     add("--corpus", metavar="CORPUS", help="text as in emad world (default: by model)")
-    add_data(sub)
+    add_data_argument(sub)
     add("--budget", choices=tuple(BUDGETS), default="smoke", help="how much text to read (default: smoke)")
-    add("--documents", type=whole, metavar="N", help="windows to read of each split (default: by budget)")
-    add("--out", type=path, metavar="FILE", help="also write the result to FILE.json or FILE.csv")
-    add_executor(sub)
+    add("--documents", type=parse_whole_number, metavar="N", help="windows to read of each split (default: by budget)")
+    add("--out", type=parse_path, metavar="FILE", help="also write the result to FILE.json or FILE.csv")
+    add_executor_argument(sub)
     add_examples(
         sub,
         "emad sweep emad-tiny --documents 40",

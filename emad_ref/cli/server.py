@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from emad_ref.cli.arguments import add_examples, path, real, whole
+from emad_ref.cli.arguments import add_examples, parse_path, parse_real_number, parse_whole_number
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.measurements import option_values
 from emad_ref.measurements.study import Study
@@ -50,7 +50,7 @@ class ServerStopped(BaseException):
     """SIGINT or SIGTERM stopped the server. It is no Exception, so a call cannot catch it as its own failure."""
 
 
-def serve(args: argparse.Namespace) -> None:
+def serve_decoder(args: argparse.Namespace) -> None:
     """Serve the reference decoder to clients in other processes."""
     if args.tokens < 1:
         raise BadArgument("tokens", args.tokens, "a whole number ≥ 1")
@@ -62,26 +62,34 @@ def serve(args: argparse.Namespace) -> None:
             _serve_sockets(args, listener)
 
 
-def serve_arguments(sub: argparse.ArgumentParser) -> None:
+def add_serve_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("models", nargs="+", metavar="MODEL", help="bundled name, folder or hub name")
     add("--tcp", metavar="HOST:PORT",
         help="listen on this address instead of standard input; port 0 selects a free port and prints it")  # fmt: skip
     add("--anywhere", action="store_true", help="allow --tcp to listen beyond the loopback interface")
-    add("--connections", type=whole, default=16, metavar="N", help="clients of --tcp at once (default: 16)")
-    add("--idle", type=real, default=3600.0, metavar="SECONDS",
+    add(
+        "--connections", type=parse_whole_number, default=16, metavar="N", help="clients of --tcp at once (default: 16)"
+    )
+    add("--idle", type=parse_real_number, default=3600.0, metavar="SECONDS",
         help="disconnect a client of --tcp that sends no call for this long (default: 3600)")  # fmt: skip
-    add("--sessions", type=whole, default=ServerLimits.sessions, metavar="N",
+    add("--sessions", type=parse_whole_number, default=ServerLimits.sessions, metavar="N",
         help=f"open sessions, and decoders, per client (default: {ServerLimits.sessions})")  # fmt: skip
-    add("--tokens", type=whole, default=ServerLimits.tokens, metavar="N",
+    add("--tokens", type=parse_whole_number, default=ServerLimits.tokens, metavar="N",
         help=f"positions in all rows of all sessions of a client (default: {ServerLimits.tokens})")  # fmt: skip
     add("--device", default="cpu", metavar="DEVICE", help="torch device, or auto (default: cpu)")
     add("--dtype", choices=option_values.DTYPES, default="float32", help="dtype of the weights (default: float32)")
-    add("--threads", type=whole, metavar="N", help="threads of torch (default: 1 for a small model)")
-    add("--seed", type=whole, default=0, metavar="N", help="seed of the weights of random: and control: (default: 0)")
-    add("--lens", action="append", type=path, default=[], metavar="FILE",
+    add("--threads", type=parse_whole_number, metavar="N", help="threads of torch (default: 1 for a small model)")
+    add(
+        "--seed",
+        type=parse_whole_number,
+        default=0,
+        metavar="N",
+        help="seed of the weights of random: and control: (default: 0)",
+    )
+    add("--lens", action="append", type=parse_path, default=[], metavar="FILE",
         help="tuned lens of emad lens, for points that name it; repeatable")  # fmt: skip
-    add("--exit", action="append", type=path, default=[], metavar="FILE",
+    add("--exit", action="append", type=parse_path, default=[], metavar="FILE",
         help="exit of emad screen, for points that name its lens or maps; repeatable")  # fmt: skip
     add_examples(
         sub,

@@ -153,7 +153,7 @@ def test_every_option_is_one_that_there_is() -> None:
     for step in ("Verify", "Compare"):
         verb, *words = shlex.split(RUNS[step]["run"].partition(" >> ")[0])
         assert verb == "emad"
-        cli.parser().parse_args(words)  # exits where a word is unknown
+        cli.build_parser().parse_args(words)  # exits where a word is unknown
 
 
 def test_the_readme_says_what_the_workflow_runs() -> None:

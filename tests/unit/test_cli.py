@@ -674,7 +674,9 @@ def test_sweep_prints_the_table_and_notes_of_evidence(small, tmp_path, capsys):
 
 def test_sweep_reads_as_many_windows_as_the_budget_or_the_user_says(small, monkeypatch):
     asked = []
-    monkeypatch.setattr(screening, "sweep_result", lambda evidence: asked.append(evidence.subject.budget) or SWEPT)
+    monkeypatch.setattr(
+        screening, "build_sweep_result", lambda evidence: asked.append(evidence.subject.budget) or SWEPT
+    )
     monkeypatch.setattr(ModelMeasurements, "check", lambda self: None)
     for options in ([], ["--budget", "full"], ["--budget", "standard", "--documents", "7"]):
         assert cli.main(["sweep", "small", *options]) == 0

@@ -15,9 +15,15 @@ import pytest
 import shtab
 
 from emad_ref import __version__, cli
-from emad_ref.cli.arguments import SHELLS, own_options
-from emad_ref.cli.generation import depth_legend, paint, pair_legend, terminal_colours, visible_text
-from emad_ref.cli.judgment import judge_arguments, same_arguments
+from emad_ref.cli.arguments import SHELLS, replace_pytest_options
+from emad_ref.cli.generation import (
+    colour_by_depth,
+    escape_control_characters,
+    format_depth_legend,
+    format_pair_legend,
+    terminal_colours,
+)
+from emad_ref.cli.judgment import add_judge_arguments, add_same_arguments
 from emad_ref.screening.exit import save_exit
 from tests.unit.measurements.test_learned_exit import found_exit
 
@@ -27,7 +33,7 @@ def examples_of(parser):
     return [line.strip() for line in (parser.epilog or "").splitlines()[1:]]
 
 
-TOP = cli.parser()
+TOP = cli.build_parser()
 (VERBS,) = (action for action in TOP._actions if isinstance(action, argparse._SubParsersAction))
 PARSERS = {"emad": TOP, **VERBS.choices}
 EXAMPLES = [(name, line) for name, parser in PARSERS.items() for line in examples_of(parser)]
@@ -45,7 +51,7 @@ def words_of(line):
 
 
 def test_the_walk_finds_every_verb():
-    assert {run.__name__ for run, _ in cli.VERBS} == set(VERBS.choices)
+    assert set(cli.VERBS) == set(VERBS.choices)
     assert all(choice.help for choice in VERBS._choices_actions)
 
 
@@ -62,7 +68,7 @@ def test_the_help_shows_each_verb_once_under_its_purpose():
         verb: next(i for i, line in enumerate(lines) if line.startswith(f"    {verb} ")) for verb in VERBS.choices
     }
     for start, end, group in zip(purposes, [*purposes[1:], len(lines)], cli.VERB_GROUPS.values(), strict=True):
-        assert {verb for verb, place in places.items() if start < place < end} == {run.__name__ for run, _ in group}
+        assert {verb for verb, place in places.items() if start < place < end} == set(group)
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -185,18 +191,18 @@ def test_a_value_that_means_nothing_is_a_usage_error(argv, said, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said", "own"),
     [
-        (same_arguments, "(--emad-decoder-timeout)", "(--decoder-timeout)"),
-        (same_arguments, "--emad-decoder-dtype=1", "--other-dtype=1"),
-        (same_arguments, "--emad-budget smoke", "--emad-budget of pytest smoke"),
-        (judge_arguments, "--emad-tasks='x', --emad-limit 3", "--lm-eval-tasks='x', --limit 3"),
-        (judge_arguments, "--emad-decoder-dtype", "--decoder-dtype"),
-        (judge_arguments, "see `pytest --emad-report DIR`", "see `pytest --emad-report DIR`"),
-        (judge_arguments, [{"reason": "--emad-pair"}, 3, None], [{"reason": "--pair"}, 3, None]),
+        (add_same_arguments, "(--emad-decoder-timeout)", "(--decoder-timeout)"),
+        (add_same_arguments, "--emad-decoder-dtype=1", "--other-dtype=1"),
+        (add_same_arguments, "--emad-budget smoke", "--emad-budget of pytest smoke"),
+        (add_judge_arguments, "--emad-tasks='x', --emad-limit 3", "--lm-eval-tasks='x', --limit 3"),
+        (add_judge_arguments, "--emad-decoder-dtype", "--decoder-dtype"),
+        (add_judge_arguments, "see `pytest --emad-report DIR`", "see `pytest --emad-report DIR`"),
+        (add_judge_arguments, [{"reason": "--emad-pair"}, 3, None], [{"reason": "--pair"}, 3, None]),
     ],
 )
 def test_a_verb_names_its_own_options(arguments, said, own):
     """Measurements name pytest's."""
-    assert own_options(said, arguments) == own
+    assert replace_pytest_options(said, arguments) == own
 
 
 @pytest.mark.parametrize(
@@ -268,23 +274,23 @@ def test_colours_are_what_the_terminal_has(environment, terminal, expected):
 
 
 def test_depths_get_the_scale_from_end_to_end():
-    assert paint("a", 1, 12, "true") == "\x1b[38;2;38;139;210ma\x1b[39m"
-    assert paint("a", 12, 12, "true") == "\x1b[38;2;220;40;47ma\x1b[39m"
-    assert paint("a", 1, 1, "256") == "\x1b[38;5;32ma\x1b[39m"
-    assert paint("a", 5, 12, "none") == "a"
-    assert len({paint("a", depth, 12, "true") for depth in range(1, 13)}) == 12
-    assert len({paint("a", depth, 6, "256") for depth in range(1, 7)}) == 6
+    assert colour_by_depth("a", 1, 12, "true") == "\x1b[38;2;38;139;210ma\x1b[39m"
+    assert colour_by_depth("a", 12, 12, "true") == "\x1b[38;2;220;40;47ma\x1b[39m"
+    assert colour_by_depth("a", 1, 1, "256") == "\x1b[38;5;32ma\x1b[39m"
+    assert colour_by_depth("a", 5, 12, "none") == "a"
+    assert len({colour_by_depth("a", depth, 12, "true") for depth in range(1, 13)}) == 12
+    assert len({colour_by_depth("a", depth, 6, "256") for depth in range(1, 7)}) == 6
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
 @pytest.mark.parametrize("layers", [1, 12, 96])
 def test_a_legend_is_never_wider_than_the_terminal(layers, width):
-    line = depth_legend(layers, "none", width)
+    line = format_depth_legend(layers, "none", width)
     assert len(line) <= width
     assert line.startswith("depth 1 █")
     assert line.endswith(f"█ {layers} layers")
-    assert len(pair_legend(("a" * 30, "b" * 30), "none", width)) <= width
+    assert len(format_pair_legend(("a" * 30, "b" * 30), "none", width)) <= width
 
 
 def test_control_characters_command_no_terminal():
-    assert visible_text("a\x1b[2Jb\x9bc\r\n\td\u00e9") == "a\\x1b[2Jb\\x9bc\\x0d\n\td\u00e9"
+    assert escape_control_characters("a\x1b[2Jb\x9bc\r\n\td\u00e9") == "a\\x1b[2Jb\\x9bc\\x0d\n\td\u00e9"

@@ -12,7 +12,13 @@ import pytest
 
 from emad_ref.audit.finding import AuditRefutedError, Tally
 from emad_ref.audit.trajectory import Judge, Trajectory
-from emad_ref.cli.replay import find_test, recorded_lines, replay, replay_words, replayed_lines
+from emad_ref.cli.replay import (
+    build_pytest_arguments,
+    compare_replay,
+    describe_recorded_test,
+    find_test_id,
+    replay_test,
+)
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from tests.unit.report.test_summary import claim, report
@@ -38,36 +44,36 @@ def judged() -> dict[str, Any]:
 
 
 def test_a_row_is_named_by_claim_or_by_part_of_a_node_id(judged: dict[str, Any]) -> None:
-    assert find_test(judged, "EMAD-F1") == F1
-    assert find_test(judged, "emad-f1") == F1, "case does not matter, as in --emad-only"
-    assert find_test(judged, "test_forced") == FORCED, "the only one that failed"
-    assert find_test(judged, "least") == FORCED.replace("full", "least")
+    assert find_test_id(judged, "EMAD-F1") == F1
+    assert find_test_id(judged, "emad-f1") == F1, "case does not matter, as in --emad-only"
+    assert find_test_id(judged, "test_forced") == FORCED, "the only one that failed"
+    assert find_test_id(judged, "least") == FORCED.replace("full", "least")
     with pytest.raises(BadArgument, match="3 contain it, of which 2 failed"):
-        find_test(judged, "test_")
+        find_test_id(judged, "test_")
     with pytest.raises(BadArgument, match="nearest: EMAD-F1"):
-        find_test(judged, "EMAD-F2")
+        find_test_id(judged, "EMAD-F2")
     with pytest.raises(BadArgument, match=r"a claim or test of this report; its claims: EMAD-F1$"):
-        find_test(judged, "xyz")
+        find_test_id(judged, "xyz")
     with pytest.raises(BadArgument, match="nearest: test_forced, test_claim"):
-        find_test(judged, "test_frced")
+        find_test_id(judged, "test_frced")
 
 
 def test_what_the_report_knows_is_said_first(judged: dict[str, Any]) -> None:
-    assert list(recorded_lines(judged, FORCED)) == [
+    assert list(describe_recorded_test(judged, FORCED)) == [
         f"{FORCED}, seed 3",
         "recorded: audit forced: logits off by 2",
         *(f"  {name}: {value}" for name, value in SAMPLE.items()),
         "recorded: failed: Failed: logits off",
     ]
     assert "  found 53.50 % [48.60 %, 58.30 %] accuracy drop; needs at most 1.00 %; where: batch 4" in list(
-        recorded_lines(judged, F1)
+        describe_recorded_test(judged, F1)
     )
 
 
 def test_the_run_is_repeated_for_this_test_alone_and_its_report_is_left_as_it_is(
     judged: dict[str, Any], pytester: pytest.Pytester
 ) -> None:
-    words = replay_words(judged, FORCED, Path("new"))
+    words = build_pytest_arguments(judged, FORCED, Path("new"))
     assert words[:5] == judged["run"]["command"][1:]
     assert words[5:] == ["-k", "test_forced[full and depth]", "--emad-report", "new", "-n", "0"]
     pytester.makepyfile(
@@ -79,7 +85,7 @@ def test_the_run_is_repeated_for_this_test_alone_and_its_report_is_left_as_it_is
 @pytest.mark.parametrize("named", ["", "report.json"])
 def test_a_replay_keeps_nothing_in_the_folder_of_the_report(tmp_path: Path, named: str) -> None:
     with pytest.raises(BadArgument, match=r"--keep.*another folder than that of REPORT"):
-        replay(argparse.Namespace(report=tmp_path / named, row="EMAD-F1", keep=tmp_path / ".", pdb=False))
+        replay_test(argparse.Namespace(report=tmp_path / named, row="EMAD-F1", keep=tmp_path / ".", pdb=False))
 
 
 def test_a_replay_demands_no_other_test(judged: dict[str, Any]) -> None:
@@ -92,26 +98,26 @@ def test_a_replay_demands_no_other_test(judged: dict[str, Any]) -> None:
         "--emad-seed",
         "3",
     ]
-    assert replay_words(judged, FORCED, Path("new"))[:3] == ["s", "--emad-seed", "3"]
+    assert build_pytest_arguments(judged, FORCED, Path("new"))[:3] == ["s", "--emad-seed", "3"]
 
 
 def test_a_replay_ends_with_what_was_recorded_and_found(judged: dict[str, Any]) -> None:
     repaired = deepcopy(judged)
-    assert list(replayed_lines(judged, repaired, FORCED)) == [
+    assert list(compare_replay(judged, repaired, FORCED)) == [
         "As recorded.\n  recorded: failed: Failed: logits off\n  replayed: failed: Failed: logits off"
     ]
     repaired["tests"][0] |= {"outcome": "passed", "reason": ""}
     repaired["claims"][0] |= {"verdict": "survived", "estimate": 0.002, "interval": None}
-    assert list(replayed_lines(judged, repaired, FORCED)) == [
+    assert list(compare_replay(judged, repaired, FORCED)) == [
         "Not as recorded.\n  recorded: failed: Failed: logits off\n  replayed: passed"
     ]
-    (told,) = replayed_lines(judged, repaired, F1)
+    (told,) = compare_replay(judged, repaired, F1)
     assert told.startswith("Not as recorded.\n  recorded: EMAD-F1, falsified: found 53.50 % [48.60 %, 58.30 %]")
     assert "\n  replayed: survived: found 0.20 % accuracy drop" in told
     repaired["tests"], repaired["claims"] = [], []
     absent = "The replay found no such test: run it in the folder of the recorded run, with the version that wrote it."
     for test, said in ((FORCED, "replayed: did not run"), (F1, "replayed: not decided")):
-        why, agreement = replayed_lines(judged, repaired, test)
+        why, agreement = compare_replay(judged, repaired, test)
         assert why == absent
         assert said in agreement
 
@@ -121,7 +127,7 @@ def test_a_replay_by_another_decoder_or_version_says_so(judged: dict[str, Any]) 
     now = deepcopy(judged)
     now["decoder"]["name"] = "reference (ours)"
     now["provenance"] = {"versions": {"pytest-emad": "9.9"}}
-    version, decoder, agreement = replayed_lines(judged | {"provenance": {"versions": {"pytest-emad": "1"}}}, now, F1)
+    version, decoder, agreement = compare_replay(judged | {"provenance": {"versions": {"pytest-emad": "1"}}}, now, F1)
     assert version == "Another version: recorded by pytest-emad 1, replayed by 9.9."
     assert decoder.startswith("Another decoder: mine in the recorded run, reference (ours) now; run it in the folder")
     assert agreement.startswith("As recorded.")
