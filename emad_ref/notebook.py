@@ -22,7 +22,7 @@ from emad_ref.console import facts_html
 from emad_ref.errors import BadArgument, require_instance
 from emad_ref.report import figures, schema
 from emad_ref.report.contents import cost_quality_rows
-from emad_ref.statistics.units import counted
+from emad_ref.statistics.units import format_unit_count
 
 if TYPE_CHECKING:
     import pandas
@@ -74,7 +74,7 @@ class RunResults:
 
     def __repr__(self) -> str:
         models = ", ".join(self.report["settings"].get("models", ()))
-        parts = ", ".join(counted(len(self.report[what]), what) for what in ("claims", "tables"))
+        parts = ", ".join(format_unit_count(len(self.report[what]), what) for what in ("claims", "tables"))
         return f"{type(self).__name__}({models}: {self.headline}; {parts})"
 
     def _repr_html_(self) -> str:

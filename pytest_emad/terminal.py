@@ -114,12 +114,12 @@ def claim_lines(claims: Sequence[Mapping[str, Any]], width: int) -> str:
 
     Claims without a verdict (``not applicable``, ``unmeasured``) get no line.
     """
-    from emad_ref.statistics.number_format import quantity
+    from emad_ref.statistics.number_format import format_quantity
 
     lines = []
     for claim in claims:
         if claim["verdict"] not in UNDECIDED:
-            found = quantity(claim["estimate"], claim["unit"], claim["interval"])
+            found = format_quantity(claim["estimate"], claim["unit"], claim["interval"])
             title = f"{claim['title']}: " if claim.get("title") else ""
             pair = f" ({claim['model']})" if " + " in claim["model"] else ""
             text = printable(f"  {claim['id']:8}  {title}{claim['verdict']}, {found}{pair}")

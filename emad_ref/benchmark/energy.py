@@ -16,7 +16,8 @@ with a reason, never 0 J. ``pynvml`` (package nvidia-ml-py, extra ``gpu``) is im
 
 The counter itself moves in steps of up to a tenth of a second (``refresh_seconds``): each end of a window may be off
 by that time × mean power, the same way in every window at worst. No spread shows this, so it goes into intervals at
-its worst (``statistics.speedup.ratio_within``). ``counted_over_polled`` checks the counter against the power readings.
+its worst (``statistics.speedup.estimate_ratio_with_error``). ``counted_over_polled`` checks the counter against the
+power readings.
 
 On CPUs the counters of packages (RAPL) serve instead, as Linux shows them:
 

@@ -477,7 +477,7 @@ def profile_of(
         Bins with their own targets; none by default.
     minimum_tokens : int
         Tokens below which a bin uses the targets of its ancestor.
-    document : DocumentOf, int64 [tokens] or None
+    document : DocumentMembership, int64 [tokens] or None
         The text of each token, if known.
 
     Returns

@@ -270,7 +270,7 @@ def decide_guarantee(found: GuaranteeEvidence, asked: ClaimContext) -> Verdict:
 
 
 def _fresh_risk(losses: ByDocument, found: GuaranteeEvidence, asked: ClaimContext) -> LegTest:
-    ones, risk = losses.like(np.ones(len(losses))), found.risk
+    ones, risk = losses.with_values(np.ones(len(losses))), found.risk
     mean = mean_rate(losses, ones, threshold=risk, rng=asked.rng, unit=asked.claim.unit)
     shares, tolerance = losses.values[:, None] / found.cap, risk / found.cap
     (certified,) = betting_p_values(shares, tolerance, LEVEL)

@@ -336,7 +336,7 @@ def state_copies(exits: EarlyExitMeasurements) -> StateCopies:
             )
             same = np.array([a == b for a, b in zip(copied.texts, exact.texts, strict=True)])
             contests.append(RuleComparison(f"{task}, {rule}, j={minimum}", copied.exited, exact.exited))
-            texts.append(copied.exited.score.like(same))
+            texts.append(copied.exited.score.with_values(same))
     return RuleComparisons(tuple(contests), exits.subject.stepper.layers), texts
 
 

@@ -40,7 +40,7 @@ from emad_ref.models.geometry import Geometry, geometry_named
 from emad_ref.statistics.accuracy import score_difference
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import count_leg, decide_legs, estimate_leg
-from emad_ref.statistics.speedup import log_ratio
+from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByItem, ByPair
 from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
 from emad_ref.sweep.diagnostics import gain_bound, published_gain, work_without_exit
@@ -285,7 +285,7 @@ def decide_exit_runtime(found: RuleTimings, asked: ClaimContext) -> Verdict:
     """EE-14: a report per rule, against full depth, encoder included: speed and FLOP saving, above 1 a gain."""
     legs: list[Leg] = []
     for rule, (full, own, saved) in found.items():
-        legs.append(estimate_leg(f"{rule}: speed", log_ratio(full, own), f"FLOPs {saved:.2f} ×"))
+        legs.append(estimate_leg(f"{rule}: speed", estimate_speedup_per_request(full, own), f"FLOPs {saved:.2f} ×"))
         legs.append(count_leg(f"{rule}: FLOPs", saved, len(own), "× fewer FLOPs"))
     return asked.combine(legs)
 

@@ -17,7 +17,7 @@ from emad_ref.claims.early_exit_answers import exit_row
 from emad_ref.measurements.attachments import AttachedTable
 from emad_ref.measurements.early_exits import ALPHAS, EarlyExitMeasurements, LayerReadings
 from emad_ref.statistics.legs import count_leg, estimate_leg
-from emad_ref.statistics.rates import mean_rate, profile_slope
+from emad_ref.statistics.rates import estimate_entropy_slope, mean_rate
 from emad_ref.statistics.verdicts import Leg, Verdict
 from emad_ref.sweep.diagnostics import RANK_QUANTILES, expected_calibration_error, rank_quantiles, reliability
 
@@ -66,7 +66,7 @@ def decide_token_rank(found: Readings, asked: ClaimContext) -> Verdict:
     """EE-6: per task the slope of log2 rank over the layers, resampled by item, and median ranks by layer."""
     legs: list[Leg] = []
     for task, read in found.items():
-        slope = profile_slope(read.by_item(np.log2(read.ranks)), read.tokens, threshold=0.0, rng=asked.rng)
+        slope = estimate_entropy_slope(read.by_item(np.log2(read.ranks)), read.tokens, threshold=0.0, rng=asked.rng)
         slope = replace(slope, unit="doublings of the rank per layer")
         legs.append(estimate_leg(f"{task}: slope of log2 rank", slope))
         for layer, ranks in enumerate(rank_quantiles(read.ranks), start=1):

@@ -35,7 +35,7 @@ from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.models.stepper import Stepper
 from emad_ref.protocol import Decoder
-from emad_ref.statistics.speedup import ratio_within
+from emad_ref.statistics.speedup import estimate_ratio_with_error
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Verdict
 
@@ -63,7 +63,7 @@ def decide_energy(found: EnergyEvidence, asked: ClaimContext) -> Verdict:
     claim, most = asked.claim, asked.claim.thresholds["energy_ratio"]
     legs = {
         f"batch {rows}": replace(
-            ratio_within(*joules, threshold=most),
+            estimate_ratio_with_error(*joules, threshold=most),
             unit=claim.unit,
         )
         for rows, joules in found.items()

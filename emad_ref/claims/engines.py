@@ -33,8 +33,8 @@ from emad_ref.statistics.legs import (
     leg_test,
     unmeasured_leg,
 )
-from emad_ref.statistics.rates import mean_rate, perplexity_rise
-from emad_ref.statistics.speedup import total_ratio
+from emad_ref.statistics.rates import estimate_perplexity_rise, mean_rate
+from emad_ref.statistics.speedup import estimate_total_speedup
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict
 
@@ -52,13 +52,13 @@ def divergence_bound(found: DistributionEvidence) -> float:
 def decide_same_model(found: DistributionEvidence, asked: ClaimContext) -> Verdict:
     """ENG-1: mean KL of the oracle's next-token distribution from the engine's, and the rise of perplexity.
 
-    The second pays for ruined documents that no sample shows (``statistics.rates.perplexity_rise``), which would
-    diverge, too; so the first pays for skew alone. Top-1 agreement stands beside them.
+    The second pays for ruined documents that no sample shows (``statistics.rates.estimate_perplexity_rise``), which
+    would diverge, too; so the first pays for skew alone. Top-1 agreement stands beside them.
     """
     bound, rise = divergence_bound(found), asked.claim.thresholds["perplexity_rise"]
     divergence = mean_rate(found.divergence, found.positions, threshold=bound, rng=asked.rng, unit="nats", worst=0.0)
     loss = found.loss, found.own_loss, found.positions
-    perplexity = perplexity_rise(*loss, threshold=rise, rng=asked.rng)
+    perplexity = estimate_perplexity_rise(*loss, threshold=rise, rng=asked.rng)
     tests = [
         asked.test(f"KL at {found.dtype}", divergence, "above", bound),
         asked.test("perplexity of emitted tokens", perplexity, "above", rise),
@@ -95,8 +95,8 @@ def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict
     the record less ``slack``. A position that the engine never drafts is never accepted. Acceptance length and other
     positions stand beside; without a record they are all there is.
     """
-    slack, zeros = asked.claim.thresholds["slack"], found.drafts.like(0 * found.drafts.values)
-    total = found.drafts.like(sum((each.values for each in found.accepted), found.drafts.values))
+    slack, zeros = asked.claim.thresholds["slack"], found.drafts.with_values(0 * found.drafts.values)
+    total = found.drafts.with_values(sum((each.values for each in found.accepted), found.drafts.values))
     length = mean_rate(total, found.drafts, threshold=1.0, rng=asked.rng, unit="tokens")
     beside, tests = [estimate_leg("acceptance length", length)], []
     for at in range(POSITIONS):
@@ -134,7 +134,7 @@ def decide_sampling(found: SamplingEvidence, asked: ClaimContext) -> Verdict:
         if not len(shares):
             closed.append(unmeasured_leg(f"two {name}", "the first token of each prompt is certain"))
             continue
-        ones = shares.like(np.ones(len(shares)))
+        ones = shares.with_values(np.ones(len(shares)))
         repeated = mean_rate(shares, ones, threshold=copied, rng=asked.rng, unit="share")
         tests.append(asked.test(f"two {name} draw the same", repeated, "above", copied))
     return asked.decide(tests, closed)
@@ -154,10 +154,10 @@ def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
     tests, beside = [], []
     if stated.speedup is not None:
         least = stated.speedup * (1 - slack)
-        faster = total_ratio(found.full_s, found.rule_s, threshold=least)
+        faster = estimate_total_speedup(found.full_s, found.rule_s, threshold=least)
         tests.append(asked.test(f"speed-up, {stated.speedup:g}× stated", faster, "below", least))
         if found.explained is not None:
-            beyond = total_ratio(found.full_s, found.rule_s, threshold=found.explained)
+            beyond = estimate_total_speedup(found.full_s, found.rule_s, threshold=found.explained)
             tests.append(asked.test("speed-up beyond what blocks explain", beyond, "above", found.explained))
         elif found.generate_s is not None:
             beside += _slow_full_depth(found.full_s, found.generate_s)
@@ -169,14 +169,14 @@ def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
             saved = mean_rate(found.skipped, found.blocks, threshold=least, rng=asked.rng, unit="share")
             tests.append(leg_test(name, saved, "below", least, {"documents": asked.claim.minimum["documents"]}))
     loss = found.loss, found.full_loss, found.tokens
-    risen = perplexity_rise(*loss, threshold=rise, rng=asked.rng)
+    risen = estimate_perplexity_rise(*loss, threshold=rise, rng=asked.rng)
     tests.append(asked.test("perplexity of emitted tokens", risen, "above", rise))
     return asked.decide(tests, beside)
 
 
 def _slow_full_depth(full_s: ByPair, generate_s: ByPair) -> list[Leg]:
     """An unmeasured leg if full depth is shown to take longer than the model's own ``generate``; else none."""
-    ratio = total_ratio(ByPair(full_s.values[: len(generate_s)]), generate_s, threshold=1.0)
+    ratio = estimate_total_speedup(ByPair(full_s.values[: len(generate_s)]), generate_s, threshold=1.0)
     if ratio.p_above > LEVEL:
         return []
     reason = (

@@ -34,8 +34,14 @@ from emad_ref.statistics.legs import (
     estimate_leg,
     unmeasured_leg,
 )
-from emad_ref.statistics.rates import mean_rate, profile_slope, profile_steps, rank_correlation, slope_within_documents
-from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.statistics.rates import (
+    estimate_entropy_changes,
+    estimate_entropy_slope,
+    estimate_rank_correlation,
+    estimate_within_document_slope,
+    mean_rate,
+)
+from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
 from emad_ref.sweep.diagnostics import (
     agreement_auroc,
@@ -58,9 +64,9 @@ def decide_entropy_profile(found: EntropySums, asked: ClaimContext) -> Verdict:
     A step that is flat within its interval leaves the row inconclusive. The decoder under test plays no part in it.
     """
     threshold = asked.claim.thresholds["entropy_rise_nats"]
-    steps = profile_steps(*found, threshold=threshold, rng=asked.rng)
+    steps = estimate_entropy_changes(*found, threshold=threshold, rng=asked.rng)
     tests = [asked.test(step_name(layer), step, "above", threshold) for layer, step in enumerate(steps, start=1)]
-    slope = profile_slope(*found, threshold=threshold, rng=asked.rng)
+    slope = estimate_entropy_slope(*found, threshold=threshold, rng=asked.rng)
     return asked.decide(tests, [estimate_leg("slope over all layers", slope, threshold=threshold)])
 
 
@@ -207,7 +213,7 @@ class EstimatorRankingEvidence:
     probes: Sequence[int]
     full: Floats
     readings: Mapping[str, Floats]
-    document: DocumentOf
+    document: DocumentMembership
     listed: Collection[str] = ()
 
 
@@ -223,7 +229,7 @@ def decide_estimator_ranking(found: EstimatorRankingEvidence, asked: ClaimContex
     for estimator, nats in found.readings.items():
         for i, probe in enumerate(found.probes):
             columns = nats[:, i], found.full[:, i]
-            rho = rank_correlation(*columns, found.document, threshold=threshold, rng=asked.rng)
+            rho = estimate_rank_correlation(*columns, found.document, threshold=threshold, rng=asked.rng)
             name = f"{estimator}, layer {probe}"
             if estimator in found.listed:
                 beside.append(estimate_leg(name, rho, "ours, not the paper's"))
@@ -287,7 +293,7 @@ class ContextDepthEvidence:
     entropy_nats: Floats
     free_depth: Floats
     above_cap: Bools
-    document: DocumentOf
+    document: DocumentMembership
     blocks_saved: float
 
 
@@ -309,7 +315,7 @@ def decide_context_depth(found: ContextDepthEvidence, asked: ClaimContext) -> Ve
 def _entropy_slope(found: ContextDepthEvidence, asked: ClaimContext) -> LegTest:
     most = asked.claim.thresholds["slope_nats"]
     columns = found.doublings, found.entropy_nats, found.document
-    slope = slope_within_documents(*columns, threshold=most, rng=asked.rng, unit=asked.claim.unit)
+    slope = estimate_within_document_slope(*columns, threshold=most, rng=asked.rng, unit=asked.claim.unit)
     return asked.test("entropy of the last layer, within documents", slope, "above", most)
 
 
@@ -326,18 +332,18 @@ def _why_none_is_late(found: ContextDepthEvidence, asked: ClaimContext) -> str:
 def _late_hard_tokens(found: ContextDepthEvidence, asked: ClaimContext) -> LegTest:
     """Of the hard tokens of each document, those above the cap; documents without a hard token say nothing."""
     most, hard = asked.claim.thresholds["hard_above_cap"], found.entropy_nats > asked.claim.thresholds["hard_nats"]
-    document = DocumentOf(found.document.number[hard])
-    late = ByDocument.summed(found.above_cap[hard].astype(np.int64), document)
-    all_hard = ByDocument.summed(np.ones(len(document), dtype=np.int64), document)
+    document = DocumentMembership(found.document.number[hard])
+    late = ByDocument.from_windows(found.above_cap[hard].astype(np.int64), document)
+    all_hard = ByDocument.from_windows(np.ones(len(document), dtype=np.int64), document)
     share = mean_rate(late, all_hard, threshold=most, rng=asked.rng, unit="share of hard tokens")
     return asked.test(HARD_LEG, share, "above", most)
 
 
 def _free_depth(found: ContextDepthEvidence, asked: ClaimContext) -> list[Leg]:
     columns = found.doublings, found.free_depth, found.document
-    free = slope_within_documents(*columns, threshold=0.0, rng=asked.rng, unit="layers per doubling")
-    above = ByDocument.summed(found.above_cap.astype(np.int64), found.document)
-    tokens = ByDocument.summed(np.ones(len(found.document), dtype=np.int64), found.document)
+    free = estimate_within_document_slope(*columns, threshold=0.0, rng=asked.rng, unit="layers per doubling")
+    above = ByDocument.from_windows(found.above_cap.astype(np.int64), found.document)
+    tokens = ByDocument.from_windows(np.ones(len(found.document), dtype=np.int64), found.document)
     capped = mean_rate(above, tokens, threshold=0.0, rng=asked.rng, unit="share of tokens")
     return [
         estimate_leg("unconstrained exit depth, within documents", free),
@@ -383,7 +389,7 @@ def decide_flat_profile(found: tuple[EntropySums, MarginGain], asked: ClaimConte
     The trend over models and corpora is an ablation's (``measurements.pareto.flatness_trend``).
     """
     sums, (point, saved, rise) = found
-    slope, documents = profile_slope(*sums, threshold=0.0, rng=asked.rng), len(sums[1])
+    slope, documents = estimate_entropy_slope(*sums, threshold=0.0, rng=asked.rng), len(sums[1])
     chosen = f"{point}, chosen on validation"
     legs = [
         count_leg(f"net reduction at equal quality ({chosen})", saved, documents, asked.claim.unit),

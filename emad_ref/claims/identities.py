@@ -27,7 +27,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Floats, Ints
 from emad_ref.statistics.legs import count_leg, decide_legs, judge_exact
-from emad_ref.statistics.rates import perplexity_rise
+from emad_ref.statistics.rates import estimate_perplexity_rise
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
 from emad_ref.sweep.losses import PointLoss, loss_table
@@ -200,7 +200,7 @@ def decide_quantisation(found: QuantisationEvidence, asked: ClaimContext) -> Ver
         none = asked.not_applicable(f"no point saves {100 * smallest:g} % of FLOPs: {reason}")
         return replace(none, legs=tuple(legs))
     bound = claim.thresholds["perplexity_rise"]
-    estimate = perplexity_rise(*found.sums, threshold=bound, rng=asked.rng)
+    estimate = estimate_perplexity_rise(*found.sums, threshold=bound, rng=asked.rng)
     test = asked.test(f"{found.point}: perplexity", estimate, "above", bound)
     return asked.combine([reduction, invariant, *decide_legs([test], asked.other_legs)])
 
@@ -247,7 +247,7 @@ def sums_by_document(texts: list[TokenSequence], trace: Trace, loss: PointLoss, 
     """NLL of windows ``texts``, of which ``trace`` was taken, within the documents they were cut from."""
     document = documents_of(texts)
     nll, reference, tokens = (
-        ByDocument.summed(column, document) for column in (loss.nll_nats, full.nll_nats, trace.lengths)
+        ByDocument.from_windows(column, document) for column in (loss.nll_nats, full.nll_nats, trace.lengths)
     )
     return nll, reference, tokens
 

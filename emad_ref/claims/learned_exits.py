@@ -25,8 +25,8 @@ from emad_ref.statistics.legs import (
     decide_legs,
     estimate_leg,
 )
-from emad_ref.statistics.number_format import percent
-from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline, document_draws, resamples_for
+from emad_ref.statistics.number_format import format_percent
+from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline, draw_document_counts, required_resamples
 from emad_ref.statistics.verdicts import Leg, Verdict
 
 SIDES = 2  # a criterion fails by what it saves, or by what it loses
@@ -64,8 +64,8 @@ def decide_any_criterion(found: CriterionEvidence, asked: ClaimContext) -> Verdi
     if found.slack is not None and found.slack <= most:
         said = f"no slack: an oracle saves {100 * found.slack:.1f} % net at that loss, {100 * most:g} % is none"
         return replace(asked.not_applicable(f"{said}; leave this model alone"), legs=tuple(beside))
-    resamples = resamples_for(1 + asked.other_legs)
-    draws = document_draws(len(found.full.tokens), resamples, asked.rng)
+    resamples = required_resamples(1 + asked.other_legs)
+    draws = draw_document_counts(len(found.full.tokens), resamples, asked.rng)
     chosen = _chosen_point(found, asked, draws)
     legs = decide_legs(chosen)
     if found.criteria or found.chosen is None:
@@ -118,8 +118,8 @@ def _any_left(found: CriterionEvidence, asked: ClaimContext, draws: Floats, chos
 def _sides(
     found: CriterionEvidence, one: DocumentCosts, asked: ClaimContext, draws: Floats
 ) -> tuple[Estimate, Estimate]:
-    saving = found.full.saving(one, _least(asked), asked.rng, draws)
-    return saving, found.full.rise(one, _most(asked), asked.rng, draws)
+    saving = found.full.estimate_saving(one, _least(asked), asked.rng, draws)
+    return saving, found.full.estimate_perplexity_rise(one, _most(asked), asked.rng, draws)
 
 
 def _least(asked: ClaimContext) -> float:
@@ -177,8 +177,8 @@ def decide_oracle_slack(found: OracleCosts, asked: ClaimContext) -> Verdict:
         return asked.unmeasured("no oracle was asked")
     legs = []
     for loss, spent in ceilings:
-        saving = full.saving(spent, 0.0, asked.rng, unit=asked.claim.unit)
-        said = f"perplexity rises by {100 * full.rise(spent, loss, asked.rng).value:.2f} % here"
+        saving = full.estimate_saving(spent, 0.0, asked.rng, unit=asked.claim.unit)
+        said = f"perplexity rises by {100 * full.estimate_perplexity_rise(spent, loss, asked.rng).value:.2f} % here"
         legs.append(estimate_leg(f"{spent.name}, at {100 * loss:g} %", saving, said))
     return asked.combine(legs)
 
@@ -224,7 +224,7 @@ def decide_failing_component(found: ComponentCosts, asked: ClaimContext) -> Verd
 
     def gain(exchange: ComponentExchange) -> Estimate:
         _, before, after = exchange
-        return full.saving(after, 0.0, asked.rng, against=before, unit=asked.claim.unit)
+        return full.estimate_saving(after, 0.0, asked.rng, against=before, unit=asked.claim.unit)
 
     gains = sorted(((each, gain(each)) for each in exchanges), key=lambda pair: -pair[1].value)
     legs = []
@@ -236,8 +236,11 @@ def decide_failing_component(found: ComponentCosts, asked: ClaimContext) -> Verd
 
 def _saving_and_loss(full: FullDepthBaseline, spent: DocumentCosts, asked: ClaimContext) -> str:
     """What it saves, and loses on the text judged."""
-    saved, rise = full.saving(spent, 0.0, asked.rng).value, full.rise(spent, 0.0, asked.rng).value
-    return f"{percent(saved, 'z.1f')} net at {percent(rise)}"
+    saved, rise = (
+        full.estimate_saving(spent, 0.0, asked.rng).value,
+        full.estimate_perplexity_rise(spent, 0.0, asked.rng).value,
+    )
+    return f"{format_percent(saved, 'z.1f')} net at {format_percent(rise)}"
 
 
 QUESTIONS = (

@@ -46,7 +46,7 @@ from emad_ref.statistics.legs import (
     keep_worst_legs,
     unmeasured_leg,
 )
-from emad_ref.statistics.rates import document_draws, perplexity_rise, resamples_for
+from emad_ref.statistics.rates import draw_document_counts, estimate_perplexity_rise, required_resamples
 from emad_ref.statistics.verdicts import Claim, Leg, Verdict
 from emad_ref.sweep.grids import SETTINGS_PER_FAMILY
 from emad_ref.sweep.losses import PointLoss
@@ -127,13 +127,15 @@ def _quality_legs(points: Sequence[PointMeasurements], asked: ClaimContext) -> t
     """Legs that take part in Holm's correction, and those that do not."""
     claim, bound = asked.claim, asked.claim.thresholds["perplexity_rise"]
     # as many samples as Holm's smallest level asks for: fewer could not reach the p-values it wants
-    resamples = resamples_for(sum(len(point.perplexity) + 1 for point in points) + asked.other_legs)
-    draws = cache(lambda documents: document_draws(documents, resamples, asked.rng))  # shared by points of a corpus
+    resamples = required_resamples(sum(len(point.perplexity) + 1 for point in points) + asked.other_legs)
+    draws = cache(
+        lambda documents: draw_document_counts(documents, resamples, asked.rng)
+    )  # shared by points of a corpus
     tests: list[LegTest] = []
     listed: list[Leg] = []
     for point in points:
         for corpus, arms in point.perplexity.items():
-            rise = perplexity_rise(*arms, threshold=bound, rng=asked.rng, draws=draws(len(arms[2])))
+            rise = estimate_perplexity_rise(*arms, threshold=bound, rng=asked.rng, draws=draws(len(arms[2])))
             tests.append(asked.test(perplexity_leg(point.name, corpus), rise, "above", bound))
         if not point.perplexity:
             listed.append(unmeasured_leg(f"{point.name}: perplexity", "no corpus was scored"))
@@ -324,7 +326,7 @@ def decide_selected_margin(found: MarginEvidence, asked: ClaimContext) -> Verdic
     assert found.sums is not None, "a useful margin is tested"
     claim = asked.claim
     bound = min(claim.thresholds["perplexity_points"] / found.perplexity, claim.thresholds["perplexity_rise"])
-    rise = perplexity_rise(*found.sums, threshold=bound, rng=asked.rng)
+    rise = estimate_perplexity_rise(*found.sums, threshold=bound, rng=asked.rng)
     legs = [asked.test(f"{found.name}: perplexity", rise, "above", bound)]
     least = claim.thresholds["accuracy_drop"]
     drops = {task: task_drop(held, least) for task, held in found.tasks.items()}

@@ -36,7 +36,7 @@ from emad_ref.screening.drafts import ASSISTED
 from emad_ref.statistics.accuracy import TaskAccuracy, accuracy_drop, retained_share
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import count_leg, decide_legs, estimate_leg
-from emad_ref.statistics.speedup import total_ratio, work_ratio
+from emad_ref.statistics.speedup import estimate_total_speedup, estimate_work_ratio
 from emad_ref.statistics.units import ByItem, ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict
 from emad_ref.text import world
@@ -115,12 +115,12 @@ def _gains(arms: Mapping[str, TimedArm], asked: ClaimContext) -> dict[str, tuple
     ead, speculative = arms["EAD"], arms["speculative"]
     fastest, fewest = asked.claim.thresholds["speedup_ratio"], asked.claim.thresholds["flop_ratio"]
     gains = {
-        leg: (total_ratio(arms[arm].seconds, ead.seconds, threshold=fastest), fastest)
+        leg: (estimate_total_speedup(arms[arm].seconds, ead.seconds, threshold=fastest), fastest)
         for arm, leg in SPECULATING.items()
         if arm in arms
     }
     if ead.spent is not None and speculative.spent is not None:
-        gains["FLOPs"] = work_ratio(speculative.spent, ead.spent, threshold=fewest), fewest
+        gains["FLOPs"] = estimate_work_ratio(speculative.spent, ead.spent, threshold=fewest), fewest
     return gains
 
 
@@ -128,7 +128,7 @@ def _switching_beside(arms: Mapping[str, TimedArm], new: int, absent: Mapping[st
     """How much faster than prompt lookup, what did not run, and the speeds of all arms."""
     ead, ratios = arms["EAD"].seconds, []
     if lookup := arms.get(LOOKUP):
-        ratios.append(estimate_leg("wall-clock, against prompt lookup", total_ratio(lookup.seconds, ead)))
+        ratios.append(estimate_leg("wall-clock, against prompt lookup", estimate_total_speedup(lookup.seconds, ead)))
     speeds = [speed_leg(arm, new, arms[arm].seconds) for arm in SWITCHING_ARMS if arm in arms]
     return [*ratios, *skipped_arm_legs(absent), *speeds]
 
@@ -227,7 +227,7 @@ def decide_against_speculation(found: SpeculationEvidence, asked: ClaimContext) 
     name = found.point if weight == 1 else f"{found.point} on {weight:.0%} of requests, full depth on the others"
     emad = _mixed(found.arms, weight)
     speeds = {
-        f"{name} against {said}": total_ratio(found.arms[arm].seconds, emad, threshold=fastest)
+        f"{name} against {said}": estimate_total_speedup(found.arms[arm].seconds, emad, threshold=fastest)
         for arm, said in AGAINST.items()
         if arm in found.arms
     }
@@ -256,7 +256,7 @@ def share_at_point(arms: Mapping[str, TimedArm]) -> float:
 def _mixed(arms: Mapping[str, TimedArm], weight: float) -> ByPair:
     """Expected seconds [pairs] of the mixture."""
     point, full = arms["EMAD"].seconds, arms["large"].seconds
-    return point if weight == 1 else point.like(weight * point.values + (1 - weight) * full.values)
+    return point if weight == 1 else point.with_values(weight * point.values + (1 - weight) * full.values)
 
 
 def _mixture_drop(held: TaskAccuracy, weight: float, most: float) -> Estimate:
@@ -287,10 +287,10 @@ def _speculation_beside(found: SpeculationEvidence, emad: ByPair) -> list[Leg]:
     legs = [speed_leg(name, found.new, arm.seconds) for name, arm in found.arms.items()]
     legs += skipped_arm_legs(found.absent)
     if lookup := found.arms.get(LOOKUP):
-        legs.append(estimate_leg(f"{found.point} against {LOOKUP}", total_ratio(lookup.seconds, emad)))
+        legs.append(estimate_leg(f"{found.point} against {LOOKUP}", estimate_total_speedup(lookup.seconds, emad)))
     if own := found.arms.get("self-speculative"):
         name = f"{found.point} against self-speculation after layer {found.exit_layer}, k = {DRAFT_TOKENS}"
-        legs.append(estimate_leg(name, total_ratio(own.seconds, emad)))
+        legs.append(estimate_leg(name, estimate_total_speedup(own.seconds, emad)))
     for name in LOSSLESS:
         if name in found.arms:
             legs += _drafted(name, found.arms[name], found.arms["EMAD"])
@@ -304,7 +304,7 @@ def _drafted(name: str, arm: TimedArm, emad: TimedArm) -> list[Leg]:
     """Acceptance of a speculating arm and, where both count, its FLOPs over those of EMAD at its point."""
     legs = [acceptance_leg(name, arm.accepted)]
     if arm.spent is not None and emad.spent is not None:
-        legs.append(estimate_leg(f"FLOPs against {name}", work_ratio(arm.spent, emad.spent)))
+        legs.append(estimate_leg(f"FLOPs against {name}", estimate_work_ratio(arm.spent, emad.spent)))
     return legs
 
 
@@ -345,7 +345,7 @@ def decide_composed_speculation(found: ComposedSpeculation, asked: ClaimContext)
     arms, new, same = found
     for name, arm in sorted(arms.items(), key=lambda item: item[0]):  # adaptive depth first: the row quotes its leg
         legs += [
-            estimate_leg(f"{name}: speed against none", total_ratio(arms[NONE].seconds, arm.seconds)),
+            estimate_leg(f"{name}: speed against none", estimate_total_speedup(arms[NONE].seconds, arm.seconds)),
             speed_leg(name, new, arm.seconds),
             acceptance_leg(name, arm.accepted),
             count_leg(f"{name}: rows whose output is the verifier's own", same, same, "rows, up to ties"),

@@ -1,9 +1,9 @@
 """Wall-clock of adaptive depth (EMAD-F2, X3 and X4), and of repair without the monotone constraint (EMAD-E7).
 
 End-to-end requests, paired. The time of a mix of requests is their total: a leg estimates the ratio of totals
-(``statistics.speedup.total_ratio``). EMAD-F2 and EMAD-X3 time a point whose quality another claim lets stand. Where
-there is none the row does not apply, and its ratios are listed as numbers. So with random weights, which take as long
-as trained ones and have no quality that a speed-up could cost.
+(``statistics.speedup.estimate_total_speedup``). EMAD-F2 and EMAD-X3 time a point whose quality another claim lets
+stand. Where there is none the row does not apply, and its ratios are listed as numbers. So with random weights, which
+take as long as trained ones and have no quality that a speed-up could cost.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from emad_ref.statistics.legs import (
     estimate_leg,
     finite_interval,
 )
-from emad_ref.statistics.rates import perplexity_rise
-from emad_ref.statistics.speedup import SpeedupLimit, speedup_limit, total_ratio
+from emad_ref.statistics.rates import estimate_perplexity_rise
+from emad_ref.statistics.speedup import SpeedupLimit, estimate_total_speedup, find_speedup_limit
 from emad_ref.statistics.units import ByDocument, ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict
 from emad_ref.sweep.losses import loss_table
@@ -118,13 +118,13 @@ def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
     verdict = asked.combine([*broken, *legs, *beside])
     if lies or not found.swept:
         return verdict
-    return replace(verdict, reason=f"{verdict.reason}; {speedup_limit_of(found.every).text}")
+    return replace(verdict, reason=f"{verdict.reason}; {speedup_limit_of(found.every).description}")
 
 
 def speedup_limit_of(batches: Mapping[int, TimedBatch]) -> SpeedupLimit:
-    """Where the gain over every baseline ends. Raises BadArgument as ``speedup_limit``."""
-    return speedup_limit({
-        rows: {name: total_ratio(baseline, timed.adaptive) for name, baseline in timed.baselines.items()}
+    """Where the gain over every baseline ends. Raises BadArgument as ``find_speedup_limit``."""
+    return find_speedup_limit({
+        rows: {name: estimate_total_speedup(baseline, timed.adaptive) for name, baseline in timed.baselines.items()}
         for rows, timed in batches.items()
     })  # fmt: skip
 
@@ -135,9 +135,9 @@ def _swept(found: SpeedupEvidence, threshold: float) -> list[Leg]:
         return []
     legs = [estimate_leg(name, ratio, threshold=threshold) for name, ratio in _ratios(found.swept, threshold)]
     ends = speedup_limit_of(found.every)
-    last = ends.at or ends.sweep[-1]
-    rows = None if ends.at is None else float(last.rows)
-    return [*legs, Leg(ENDS, "measured", rows, None, last.ratio.n, None, "rows", ends.text)]
+    last = ends.first_batch_without_gain or ends.sweep[-1]
+    rows = None if ends.first_batch_without_gain is None else float(last.rows)
+    return [*legs, Leg(ENDS, "measured", rows, None, last.ratio.n, None, "rows", ends.description)]
 
 
 def _slower(leg: Leg) -> Leg:
@@ -150,7 +150,10 @@ def _slower(leg: Leg) -> Leg:
 def _ratios(batches: Mapping[int, TimedBatch], threshold: float) -> Iterator[tuple[str, Estimate]]:
     for batch, timed in batches.items():
         for name, baseline in timed.baselines.items():
-            yield f"batch {batch}, against {name}", total_ratio(baseline, timed.adaptive, threshold=threshold)
+            yield (
+                f"batch {batch}, against {name}",
+                estimate_total_speedup(baseline, timed.adaptive, threshold=threshold),
+            )
 
 
 def _checks(found: SpeedupEvidence) -> list[Leg]:
@@ -201,7 +204,7 @@ def speedup_exhibits(
     watch = evidence.latency
     notes = [watch.note(point, asked.claim.thresholds["speedup_ratio"], legs), watch.prefill_note(point)]
     if found.swept:
-        notes.append(f"{evidence.subject.name}: {point.name!r}: {speedup_limit_of(found.every).text}")
+        notes.append(f"{evidence.subject.name}: {point.name!r}: {speedup_limit_of(found.every).description}")
     return Attachments((AttachedTable(f"{asked.claim.id}: time by batch size", time_rows(found)),), tuple(notes))
 
 
@@ -319,7 +322,7 @@ def _one_row_decides(raced: SpeedupEvidence) -> SpeedupEvidence:
 def _other_lossless_ways(raced: SpeedupEvidence, beside: Mapping[str, ByPair], stood: Mapping[int, float]) -> list[Leg]:
     """How many times faster drafting is than each other way to the same output."""
     legs = [
-        estimate_leg(f"batch 1, against {name}", total_ratio(seconds, beside[ADAPTIVE]))
+        estimate_leg(f"batch 1, against {name}", estimate_total_speedup(seconds, beside[ADAPTIVE]))
         for name, seconds in beside.items()
         if name != ADAPTIVE
     ]
@@ -386,9 +389,11 @@ def decide_backfill(found: BackfillEvidence, asked: ClaimContext) -> Verdict:
     quality where replay speaks. It does not apply where the rule hardly leaves a block out: then nothing is owed.
     """
     threshold = asked.claim.thresholds["speedup_ratio"]
-    ratios = {name: total_ratio(found.full, seconds, threshold=threshold) for name, seconds in found.exact.items()}
+    ratios = {
+        name: estimate_total_speedup(found.full, seconds, threshold=threshold) for name, seconds in found.exact.items()
+    }
     beside = [
-        estimate_leg(name, total_ratio(found.full, seconds, threshold=threshold))
+        estimate_leg(name, estimate_total_speedup(found.full, seconds, threshold=threshold))
         for name, seconds in ((COPYING, found.copying), (MONOTONE, found.monotone))
     ]
     beside.append(count_leg("blocks left out", found.skipped, len(found.full), "share of blocks"))
@@ -396,7 +401,7 @@ def decide_backfill(found: BackfillEvidence, asked: ClaimContext) -> Verdict:
         count_leg(f"{name}: FLOPs", saved, 1, "net FLOP reduction") for name, saved in found.net_reductions.items()
     ]
     if found.quality is not None:
-        rise = perplexity_rise(*found.quality, threshold=0.0, rng=asked.rng)
+        rise = estimate_perplexity_rise(*found.quality, threshold=0.0, rng=asked.rng)
         beside.append(estimate_leg(f"{COPYING}: perplexity", rise))
     if found.skipped < LEAST_SKIPPED:
         reason = f"the rule leaves out {100 * found.skipped:.1f} % of blocks: there is next to nothing to repair"
@@ -440,9 +445,9 @@ def copied_quality(evidence: ModelMeasurements, copying: OperatingPoint) -> NllP
         exact, _ = teacher_forced_sums(decoder, texts)
     document = documents_of(texts)
     return (
-        ByDocument.summed(copied, document),
-        ByDocument.summed(exact, document),
-        ByDocument.summed(tokens, document),
+        ByDocument.from_windows(copied, document),
+        ByDocument.from_windows(exact, document),
+        ByDocument.from_windows(tokens, document),
     )
 
 

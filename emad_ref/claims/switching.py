@@ -103,7 +103,7 @@ def _share_kept(judged: RoutedTask, alone: ByItem, kept: float) -> Estimate:
     never erred more than it says.
     """
     dealt = retained_share(judged.dealt, alone, kept)
-    score, right = judged.score.independent, alone.independent.astype(np.float64)
+    score, right = judged.score.independent_values, alone.independent_values.astype(np.float64)
     away, ratio = score - kept * right, float(score.sum() / right.sum())
     if len(away) < 2 or not np.ptp(away):
         return replace(dealt, value=ratio)
@@ -299,7 +299,7 @@ def _token_share(name: str, part: ByItem, whole: ByItem, rng: np.random.Generato
     seen, unit = whole.values > 0, "share of tokens"
     if not seen.any():
         return replace(count_leg(name, 0, 0, unit, "there is no such token"), estimate=None)
-    estimate = mean_rate(part.among(seen), whole.among(seen), threshold=0.0, rng=rng, unit=unit)
+    estimate = mean_rate(part.select(seen), whole.select(seen), threshold=0.0, rng=rng, unit=unit)
     return estimate_leg(name, estimate, "" if math.isfinite(estimate.low) else estimate.method)
 
 
@@ -326,7 +326,7 @@ def decisive_token_counts(
 
     def per_item(*columns: list[Bools]) -> ByItem:
         counts = [int(np.logical_and.reduce(item).sum()) for item in zip(*columns, strict=True)]
-        return done.right.like(np.array(counts))
+        return done.right.with_values(np.array(counts))
 
     low, differs = [~item for item in high], [~item for item in agrees]
     return DecisiveTokenEvidence(
@@ -395,7 +395,7 @@ def answer_gated_speculation(pair: PairMeasurements, asked: ClaimContext) -> Ans
     gated, name = None, ""
     if least <= allowed:
         mixture = mix_rules([done.ran for done in judged.values()], allowed, asked.rng)
-        gated = routed.score.like(mixture.score)
+        gated = routed.score.with_values(mixture.score)
         p, first, second = mixture.probability, options[mixture.first], options[mixture.second]
         name = f"{p:.0%} of items by {_gate_name(first)}, {1 - p:.0%} by {_gate_name(second)}"
     rows = [answer_row(_gate_name(option), done) for option, done in judged.items()]

@@ -35,8 +35,8 @@ from emad_ref.record import Floats, Work
 from emad_ref.replay import depths, replay, replayed_work
 from emad_ref.signals import perplexity_of, relative_rise
 from emad_ref.statistics.legs import finite_interval
-from emad_ref.statistics.rates import RESAMPLES, document_draws, perplexity_rise
-from emad_ref.statistics.speedup import total_ratio
+from emad_ref.statistics.rates import RESAMPLES, draw_document_counts, estimate_perplexity_rise
+from emad_ref.statistics.speedup import estimate_total_speedup
 from emad_ref.statistics.units import ByPair
 from emad_ref.sweep.diagnostics import agreement_rate, estimator_agreements, tokens_to_collapse
 from emad_ref.sweep.grids import CHUNK_LENGTHS, NetSaving, margin_points, positional_points
@@ -85,7 +85,7 @@ class AblationRows:
 
     @cached_property
     def _draws(self) -> Floats:
-        return document_draws(len(self._traces.lengths), RESAMPLES, self._rng)
+        return draw_document_counts(len(self._traces.lengths), RESAMPLES, self._rng)
 
     def at(self, points: Sequence[OperatingPoint], first: TableRow, trace: Trace | None = None) -> list[TableRow]:
         """One row per point; ``first``: leading columns. ``trace``: of the same windows, with estimates."""
@@ -98,7 +98,7 @@ class AblationRows:
 
     def _row(self, loss: PointLoss, trace: Trace) -> TableRow:
         sums = self._points.nll(loss)
-        rise = perplexity_rise(*sums, threshold=0.0, rng=self._rng, draws=self._draws)
+        rise = estimate_perplexity_rise(*sums, threshold=0.0, rng=self._rng, draws=self._draws)
         return quality_columns(loss, trace) | {"rise interval %": finite_interval(rise)}
 
 
@@ -130,7 +130,7 @@ def speed_columns(evidence: ModelMeasurements, points: Mapping[str, OperatingPoi
     seconds = evidence.latency.against_full(arms).seconds if arms else {}
     columns = dict.fromkeys(points, NO_SPEED)
     for name in accepted:
-        ratio = total_ratio(ByPair(seconds["full"]), ByPair(seconds[f"point {name}"]), threshold=1.0)
+        ratio = estimate_total_speedup(ByPair(seconds["full"]), ByPair(seconds[f"point {name}"]), threshold=1.0)
         columns[name] = {"speed ×": ratio.value, "speed interval": finite_interval(ratio)}
     return columns
 

@@ -145,7 +145,7 @@ class ExitScores:
     @property
     def exit_block(self) -> ByItem:
         """Mean exit block of each item's tokens."""
-        return self.depth_sums.like(self.depth_sums.values / self.tokens.values)
+        return self.depth_sums.with_values(self.depth_sums.values / self.tokens.values)
 
     def exits_as(self, other: ExitScores) -> bool:
         """Whether every item took as many tokens and blocks as in ``other``."""
@@ -445,7 +445,7 @@ class EarlyExitMeasurements:
     def _not_solved(self, task: str) -> str:
         score, guess = self.under(task, self.full).exited.score, self.task_items.guessed(task)
         rng = np.random.default_rng(self.subject.seed)
-        beaten = score_difference(score, score.like(guess), threshold=0.0, rng=rng, unit="score above a guess")
+        beaten = score_difference(score, score.with_values(guess), threshold=0.0, rng=rng, unit="score above a guess")
         if beaten.p_above <= SOLVED:
             return ""
         return f"not solved: full depth scores {score.values.mean():.3f}, an honest guess {guess.mean():.3f}"

@@ -130,8 +130,8 @@ class EngineAnswers:
                 shown += self._read_log_probs(decoder, batch)
         expected = [self._expected(prompt, row) for prompt, row in zip(self._varied, shown, strict=True)]
         columns = np.array([_compare(row, own) for row, own in zip(shown, expected, strict=True)]).T
-        divergence, error, loss, own_loss, agreeing = map(ByDocument.distinct, columns)
-        positions = ByDocument.distinct(np.full(len(shown), NEW))
+        divergence, error, loss, own_loss, agreeing = map(ByDocument.from_whole_documents, columns)
+        positions = ByDocument.from_whole_documents(np.full(len(shown), NEW))
         tolerance = subject.tolerance
         return DistributionEvidence(
             divergence, error, loss, own_loss, agreeing, positions, self.dtype,
@@ -240,9 +240,13 @@ class EngineAnswers:
             placed = [
                 [places(row, temperature, rng) for draw in rows for row in draw[at]] for at in range(len(prompts))
             ]
-            head[temperature] = ByDocument.distinct(np.array([(np.concatenate(u) < HEAD).sum() for u in placed]))
-            tail[temperature] = ByDocument.distinct(np.array([(np.concatenate(u) > 1 - TAIL).sum() for u in placed]))
-        tokens = ByDocument.distinct(np.full(len(prompts), 2 * DRAWS * NEW))
+            head[temperature] = ByDocument.from_whole_documents(
+                np.array([(np.concatenate(u) < HEAD).sum() for u in placed])
+            )
+            tail[temperature] = ByDocument.from_whole_documents(
+                np.array([(np.concatenate(u) > 1 - TAIL).sum() for u in placed])
+            )
+        tokens = ByDocument.from_whole_documents(np.full(len(prompts), 2 * DRAWS * NEW))
         return SamplingEvidence(head, tail, tokens, _repeated_draws(rows, temperature))
 
     def _drawn_twice(
@@ -275,7 +279,7 @@ class EngineAnswers:
         table = table[table[:, 0] > 0]
         if not len(table):
             raise Unsupported("the decoder verified no draft")
-        drafts, *accepted = map(ByDocument.distinct, table.T)
+        drafts, *accepted = map(ByDocument.from_whole_documents, table.T)
         return AcceptanceEvidence(drafts, accepted)
 
     @staticmethod
@@ -376,7 +380,7 @@ def _repeated_draws(rows: Sequence[Sequence[Sequence[SampledRow]]], temperature:
     shares = {}
     for name, both in pairs.items():
         equal = np.array([a.emitted[0] == b.emitted[0] for a, b in both]).reshape(2, -1).mean(axis=0)
-        shares[name] = ByDocument.distinct(((equal - chance) / (1 - chance))[1 - chance > LEAST_OPEN])
+        shares[name] = ByDocument.from_whole_documents(((equal - chance) / (1 - chance))[1 - chance > LEAST_OPEN])
     return shares
 
 

@@ -23,7 +23,7 @@ from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import Floats, Ints
 from emad_ref.screening.drafts import by_generate
-from emad_ref.statistics.speedup import total_ratio
+from emad_ref.statistics.speedup import estimate_total_speedup
 from emad_ref.statistics.units import ByPair
 
 CHECKED, TIMED, NEW = 96, 12, 32  # tokens compared; timed requests, and new tokens of each
@@ -98,7 +98,10 @@ def captured_steps(model: str, dtype: str, device: str, seed: int = 0) -> dict[s
     seconds = time_pairs(arms, TIMED, rng, warm_up=2, synchronize=decoders["captured"].synchronize).seconds
     if not captured.captures:
         raise Unsupported(f"captures were given up on {device}: {captured.backend}")
-    ratios = {name: total_ratio(ByPair(seconds[name]), ByPair(seconds["captured"])) for name in ("eager", "generate")}
+    ratios = {
+        name: estimate_total_speedup(ByPair(seconds[name]), ByPair(seconds["captured"]))
+        for name in ("eager", "generate")
+    }
     return {
         "largest difference": float(difference.max()),
         "bound": tolerance(loaded.geometry.family, dtype, device, loaded.stepper.kernel),

@@ -39,7 +39,7 @@ from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import DECODE, PROMPT, Floats, Ints, Record
 from emad_ref.screening.drafts import by_lookup
 from emad_ref.statistics.legs import LEVEL
-from emad_ref.statistics.speedup import BLOCKS, PLANNED_INFLATION, total_ratio
+from emad_ref.statistics.speedup import BLOCKS, PLANNED_INFLATION, estimate_total_speedup
 from emad_ref.statistics.units import ByPair
 
 COUNTED_REQUESTS = 4  # requests whose FLOPs are counted, prompt included
@@ -116,7 +116,7 @@ class TimingResult:
 
     def decidable(self, threshold: float, legs: int) -> tuple[float, float]:
         """``decidable_speedups`` by the larger variation: between pairs, or between processes."""
-        levels = [self.seconds, {arm: column.independent for arm, column in self.by_pair().items()}]
+        levels = [self.seconds, {arm: column.independent_values for arm, column in self.by_pair().items()}]
         ups, downs = zip(*(decidable_speedups(each, threshold, legs) for each in levels), strict=True)
         return max(ups), min(downs)
 
@@ -409,7 +409,7 @@ class LatencyBenchmark:
     def row(self, point: OperatingPoint) -> dict[str, Any]:
         """Time and FLOPs of a timed point, prompt included: the columns that ``operating_points`` leaves open."""
         ratios = {
-            str(rows): total_ratio(seconds[FULL], seconds[ADAPTIVE]).value
+            str(rows): estimate_total_speedup(seconds[FULL], seconds[ADAPTIVE]).value
             for rows, timed in self.timed(point).items()
             if (seconds := timed.by_pair())
         }

@@ -216,8 +216,8 @@ class ExitEvaluation:
             for nll_nats in ([text.nll_nats for text in self._fed], full)
         )
         tokens = self._by(np.array([len(each[:n]) for each, n in zip(full, counted, strict=True)], dtype=np.float64))
-        excess = excess_loss(added.like(added.values[:, None]), whole, tokens)
-        return excess.like(excess.values[:, 0])
+        excess = excess_loss(added.with_values(added.values[:, None]), whole, tokens)
+        return excess.with_values(excess.values[:, 0])
 
     @cached_property
     def criteria(self) -> list[DocumentCosts]:

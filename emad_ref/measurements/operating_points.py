@@ -23,7 +23,7 @@ from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import Ints
 from emad_ref.replay import Replay, depths, replay_all
 from emad_ref.statistics.accuracy import TaskAccuracy
-from emad_ref.statistics.rates import document_draws, perplexity_rise
+from emad_ref.statistics.rates import draw_document_counts, estimate_perplexity_rise
 from emad_ref.statistics.units import ByDocument
 from emad_ref.sweep.grids import SETTINGS_PER_FAMILY, NetSaving, margin_points, truncation_points
 from emad_ref.sweep.losses import (
@@ -290,13 +290,13 @@ def margin_losses(points: CandidatePoints) -> list[PointLoss]:
 
 def margin_rows(points: CandidatePoints, losses: Sequence[PointLoss]) -> list[dict[str, Any]]:
     """A row per loss. Columns that end in " %" are fractions; ``thresholds, nats`` one per probe, () at full depth."""
-    draws = document_draws(len(points.traces.lengths), RESAMPLES, np.random.default_rng(points.subject.seed))
+    draws = draw_document_counts(len(points.traces.lengths), RESAMPLES, np.random.default_rng(points.subject.seed))
     return [_margin_row(points, loss, draws) for loss in losses]
 
 
 def _margin_row(points: CandidatePoints, loss: PointLoss, draws: Any) -> dict[str, Any]:
     nll, full, tokens = points.nll(loss)
-    rise = perplexity_rise(
+    rise = estimate_perplexity_rise(
         nll, full, tokens, threshold=0.0, rng=np.random.default_rng(points.subject.seed), draws=draws
     )
     bounded = loss is not points.full_loss and np.isfinite([rise.low, rise.high]).all()

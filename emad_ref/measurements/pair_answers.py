@@ -225,7 +225,7 @@ def document_openings(models: PairModels) -> PairTask:
 
     def answered(way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
         written = way.write(texts(split, count))
-        return ByItem.distinct(np.zeros(len(written), dtype=bool)), [[one] for one in written]
+        return ByItem.from_independent_items(np.zeros(len(written), dtype=bool)), [[one] for one in written]
 
     return PairTask(TEXTS, lambda: 0.0, texts, answered)
 

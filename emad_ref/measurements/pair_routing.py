@@ -216,8 +216,8 @@ class RoutingRules:
         return RoutedTask(
             f"{mixture.probability:.0%} of items by {self.called(first)}, {1 - mixture.probability:.0%} by "
             f"{self.called(second)}",
-            judged[0].right.like(mixture.score),
-            judged[0].right.like(mixture.dealt == 1),
+            judged[0].right.with_values(mixture.score),
+            judged[0].right.with_values(mixture.dealt == 1),
             models.saving(_mixture_share(chosen, judged)),
             (models.saving(judged[mixture.first].large_share), models.saving(judged[mixture.second].large_share)),
             (first, second),

@@ -28,7 +28,7 @@ from emad_ref.record import Floats
 from emad_ref.signals import SIGNALS, perplexity_of, relative_rise
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.fronts import FamilySplit, PointFamily, at_equal_flops
-from emad_ref.statistics.rates import profile_slope
+from emad_ref.statistics.rates import estimate_entropy_slope
 from emad_ref.statistics.units import ByDocument
 from emad_ref.sweep.front import FamilyFront
 from emad_ref.sweep.grids import (
@@ -152,7 +152,7 @@ class FamilyComparison:
         return PointFamily(("full depth", *(point.name for point in points)), split("validate"), split("evaluate"))
 
     def _by_document(self, values: NDArray[Any], of: Of) -> ByDocument:
-        return ByDocument.summed(values, documents_of(self._sequences(of)))
+        return ByDocument.from_windows(values, documents_of(self._sequences(of)))
 
     def _traced(self, of: Of) -> Trace:
         return self.validation if of == "validate" else self.evaluation
@@ -341,7 +341,7 @@ class ProfileFlatness:
 
 def profile_flatness(traces: LensTraces, rivals: BaselineComparison, rng: np.random.Generator) -> ProfileFlatness:
     """Flatness of a model on its corpus."""
-    slope = profile_slope(*traces.entropy_sums, threshold=0.0, rng=rng)
+    slope = estimate_entropy_slope(*traces.entropy_sums, threshold=0.0, rng=rng)
     point, saved, _ = margin_gain(rivals)
     return ProfileFlatness(traces.subject.name, traces.subject.corpus, slope, point, saved)
 

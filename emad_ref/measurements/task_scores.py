@@ -31,7 +31,7 @@ from emad_ref.protocol import Prompt
 from emad_ref.record import Bools
 from emad_ref.replay import TraceReplayer, replay
 from emad_ref.statistics.accuracy import TaskAccuracy
-from emad_ref.statistics.units import ByDocument, ByItem, DocumentOf
+from emad_ref.statistics.units import ByDocument, ByItem, DocumentMembership
 from emad_ref.sweep.losses import full_flops, net_saving
 from emad_ref.tasks.continuations import ForcedInput, layers_read, score_by_decoding
 from emad_ref.tasks.datasets import TaskDataUnavailable
@@ -232,9 +232,9 @@ class LmEvalScores:
                 result, full = self.result(name, point), self.result(name, self._subject.full)
                 assert result.items == full.items
                 assert result.tokens is not None
-                documents = DocumentOf(np.unique(result.texts, return_inverse=True)[1].astype(np.int64))
+                documents = DocumentMembership(np.unique(result.texts, return_inverse=True)[1].astype(np.int64))
                 columns = (result.scores, full.scores, result.tokens)
-                nll, reference, tokens = (ByDocument.summed(column, documents) for column in columns)
+                nll, reference, tokens = (ByDocument.from_windows(column, documents) for column in columns)
                 pairs[f"lm-eval's {name}"] = nll, reference, tokens
         return pairs
 
@@ -498,8 +498,8 @@ class TaskScores:
         answers = [answer for batch in batches for answer in score_by_decoding(decoder, batch)]
         likelihood, greedy = (np.array(column) for column in zip(*answers, strict=True))
         kept = np.arange(len(played.items)) < len(items)
-        full = played.right(self._subject.full).among(kept)
-        return full, full.like(mark_items(items, likelihood, greedy))
+        full = played.right(self._subject.full).select(kept)
+        return full, full.with_values(mark_items(items, likelihood, greedy))
 
     def guess(self, task: str) -> float:
         """Share right by the better of two guesses: from the input's own symbols, or validation's majority."""

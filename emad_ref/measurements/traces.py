@@ -22,7 +22,7 @@ from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL, Mode
 from emad_ref.point import BinSpec, Estimator, OperatingPoint
 from emad_ref.protocol import Unsupported
 from emad_ref.replay import sequence_sums
-from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.text.documents import Split
 
 TRACES: dict[Split, str] = {"calibrate": "calibration", "validate": "validation", "evaluate": "evaluation"}
@@ -94,18 +94,18 @@ class LensTraces:
         return self._text("evaluate")
 
     @cached_property
-    def windows(self) -> DocumentOf:
+    def windows(self) -> DocumentMembership:
         """[windows] the document each window of ``evaluation`` was cut from."""
         return documents_of(self.evaluated)
 
     @cached_property
-    def tokens(self) -> DocumentOf:
+    def tokens(self) -> DocumentMembership:
         """[tokens] the document each token of ``evaluation`` belongs to."""
         return tokens_of(self.evaluation, self.evaluated)
 
     def by_document(self, values: NDArray[Any]) -> ByDocument:
         """Sums of ``values`` [windows, …] of ``evaluation`` within each document."""
-        return ByDocument.summed(values, self.windows)
+        return ByDocument.from_windows(values, self.windows)
 
     @property
     def lengths(self) -> ByDocument:
@@ -122,7 +122,7 @@ class LensTraces:
         by_layer = [sequence_sums(trace, trace.entropy_nats[:, layer]) for layer in range(trace.layers)]
         sums, tokens = self.by_document(np.stack(by_layer, axis=1)), self.by_document(trace.lengths)
         has_tokens = tokens.values > 0
-        return sums.among(has_tokens), tokens.among(has_tokens)
+        return sums.select(has_tokens), tokens.select(has_tokens)
 
     @cached_property
     def profile(self) -> Profile:
@@ -160,14 +160,14 @@ class LensTraces:
         )
 
 
-def documents_of(sequences: list[TokenSequence]) -> DocumentOf:
+def documents_of(sequences: list[TokenSequence]) -> DocumentMembership:
     """[windows] the document each of ``sequences`` was cut from."""
-    return DocumentOf(np.array([window.document for window in sequences]))
+    return DocumentMembership(np.array([window.document for window in sequences]))
 
 
-def tokens_of(trace: Trace, sequences: list[TokenSequence]) -> DocumentOf:
+def tokens_of(trace: Trace, sequences: list[TokenSequence]) -> DocumentMembership:
     """[tokens] the document each token of ``trace``, which was taken of ``sequences``, belongs to."""
-    return DocumentOf(documents_of(sequences).number[trace.sequence])
+    return DocumentMembership(documents_of(sequences).number[trace.sequence])
 
 
 PAPER_KS = ((32, 64), (128, 16))  # K of the paper, and the part of V above which it is none of the few largest
@@ -221,7 +221,9 @@ class EntropyEstimates:
         """The trace of at most ``count`` windows with every estimator's columns at the probes."""
         return self._take(self._subject.sequences(split, count), split, estimators)
 
-    def read_by_document(self, split: Split, count: int, estimators: Sequence[Estimator]) -> tuple[Trace, DocumentOf]:
+    def read_by_document(
+        self, split: Split, count: int, estimators: Sequence[Estimator]
+    ) -> tuple[Trace, DocumentMembership]:
         """``read`` of beginnings, and the document of each token; a document may give several windows."""
         sequences = self._beginnings(split, count)
         trace = self._take(sequences, split, estimators)

@@ -29,7 +29,7 @@ from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import READOUTS, Ints, Work
 from emad_ref.replay import depths
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.speedup import total_ratio
+from emad_ref.statistics.speedup import estimate_total_speedup
 from emad_ref.statistics.units import ByPair
 
 PROBED, PROBED_TOKENS = 12, 32
@@ -236,7 +236,7 @@ class FlopVerification:
                 {name: lambda pair, depth=depth: fed(depth, pair) for name, depth in arms.items()},  # type: ignore[misc]  # bound now
                 PAIRS, rng, warm_up=1, synchronize=decoder.synchronize,
             )  # fmt: skip
-        return total_ratio(ByPair(timings.seconds[DEEP]), ByPair(timings.seconds[SHALLOW]))
+        return estimate_total_speedup(ByPair(timings.seconds[DEEP]), ByPair(timings.seconds[SHALLOW]))
 
 
 def fed_seconds(decoder: Decoder, tokens: Ints, depth: int) -> float:

@@ -75,7 +75,9 @@ def _history_cells(found: Sequence[Mapping[str, Any] | None], register: Mapping[
     unit, words = str(newest["unit"]), title_of(newest, register)
     numbers = [None if claim is None or claim["unit"] != unit else claim["estimate"] for claim in found]
     known = [number for number in numbers if number is not None]
-    ends = " → ".join(number_format.value(number, unit) for number in dict.fromkeys((known[:1] + known[-1:]) or [None]))
+    ends = " → ".join(
+        number_format.format_value(number, unit) for number in dict.fromkeys((known[:1] + known[-1:]) or [None])
+    )
     verdicts = ["–" if claim is None else str(claim["verdict"]) for claim in found]
     runs = " → ".join(verdict for place, verdict in enumerate(verdicts) if place == 0 or verdict != verdicts[place - 1])
     return {

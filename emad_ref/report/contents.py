@@ -250,9 +250,9 @@ def timing_rows(report: Report) -> list[Row]:
     return [
         {
             "timed": Cell(leg["name"]),
-            "times as fast": Cell(number_format.ratio(leg["estimate"]), leg["estimate"]),
-            "[95 %]": Cell(number_format.interval(leg["interval"], leg["unit"]), leg["interval"]),
-            "pairs": Cell(number_format.count(leg["n"]), leg["n"]),
+            "times as fast": Cell(number_format.format_ratio(leg["estimate"]), leg["estimate"]),
+            "[95 %]": Cell(number_format.format_interval(leg["interval"], leg["unit"]), leg["interval"]),
+            "pairs": Cell(number_format.format_count(leg["n"]), leg["n"]),
             "outcome": Cell(leg["outcome"]),
             "claim": Cell(claim["id"]),
             "model": Cell(claim["model"]),

@@ -11,7 +11,7 @@ from typing import Any
 
 from emad_ref.errors import is_number, is_whole
 from emad_ref.report.schema import Report
-from emad_ref.statistics.number_format import ABSENT, interval, number, percent, value
+from emad_ref.statistics.number_format import ABSENT, format_digits, format_interval, format_percent, format_value
 
 SHADES = 5  # shades of depth; 0 is the shallowest
 MARGINS_ON = "margins on "  # then the corpus: the title of the table of margins
@@ -114,11 +114,11 @@ def _depth_explorer(table: Mapping[str, Any], tokens: TableRows) -> dict[str, An
 def _margin_stop(row: Mapping[str, Any]) -> dict[str, Any]:
     low, high = row["rise low %"], row["rise high %"]
     numbers = [
-        f"{number(row['mean depth'], '.2f')} layers",
-        percent(row["net reduction %"], "z.1f"),
-        number(row["perplexity"]),
-        value(row["rise %"], "relative rise"),
-        interval(None if low is None or high is None else (low, high), "relative rise"),
+        f"{format_digits(row['mean depth'], '.2f')} layers",
+        format_percent(row["net reduction %"], "z.1f"),
+        format_digits(row["perplexity"]),
+        format_value(row["rise %"], "relative rise"),
+        format_interval(None if low is None or high is None else (low, high), "relative rise"),
     ]
     return {"name": row["point"], "roles": row["put forward as"], "dials": numbers}
 
@@ -126,7 +126,7 @@ def _margin_stop(row: Mapping[str, Any]) -> dict[str, Any]:
 def _token_text(row: Mapping[str, Any], at: int, margin: Mapping[str, Any]) -> str:
     """Depth of one token at one margin, each probe's entropy and threshold, and the token that the exit would emit."""
     compared = [
-        f"layer {probe}: entropy {number(entropy, 'z.3g')} against {number(threshold, 'z.3g')} nats"
+        f"layer {probe}: entropy {format_digits(entropy, 'z.3g')} against {format_digits(threshold, 'z.3g')} nats"
         for probe, entropy, threshold in zip(
             margin["probes"], row["entropy, nats"], margin["thresholds, nats"], strict=False
         )
@@ -137,7 +137,9 @@ def _token_text(row: Mapping[str, Any], at: int, margin: Mapping[str, Any]) -> s
 
 
 def _pair_token(row: Mapping[str, Any]) -> dict[str, Any]:
-    entropy, rolling, threshold = (number(row[f"{name}, bits"], "z.3g") for name in ("entropy", "rolling", "threshold"))
+    entropy, rolling, threshold = (
+        format_digits(row[f"{name}, bits"], "z.3g") for name in ("entropy", "rolling", "threshold")
+    )
     prompt, writer = row["part"] == "prompt", f"{row['model']} model"
     role = (
         f"read first by the {writer}"

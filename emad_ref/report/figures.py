@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from emad_ref.errors import BadArgument, EmadError, is_number
-from emad_ref.statistics.number_format import percent
+from emad_ref.statistics.number_format import format_percent
 from emad_ref.statistics.verdicts import load_register
 
 if TYPE_CHECKING:
@@ -471,7 +471,7 @@ def depth_collapse_caption(rows: Rows) -> str:
 
 
 def _share(fraction: float, digits: int = 0) -> str:
-    return percent(fraction, f"z.{digits}f")
+    return format_percent(fraction, f"z.{digits}f")
 
 
 CAPTIONS: dict[str, Callable[[Rows], str]] = {

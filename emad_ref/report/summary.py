@@ -30,7 +30,7 @@ from emad_ref.report.tables import STREAM_TIMES, format_stream_latency
 from emad_ref.report.tiers import format_tier
 from emad_ref.statistics import goldens, number_format
 from emad_ref.statistics.gate import UNDECIDED, deciding_leg, measurement, title_of
-from emad_ref.statistics.units import counted
+from emad_ref.statistics.units import format_unit_count
 from emad_ref.statistics.verdicts import Claim, Outcome, load_register
 
 
@@ -154,14 +154,14 @@ def _count_of_gates(gates: Sequence[GateSummary]) -> str:
     """``3 of 4 gates hold, 1 not applicable``."""
     holding = [gate for gate in gates if gate.verdict == "survived"]
     _, comma, others = format_gate_counts(gates).partition(", ")
-    return f"{len(holding)} of {counted(len(gates), 'gates')} {_verb(holding, 'hold')}{comma}{others}"
+    return f"{len(holding)} of {format_unit_count(len(gates), 'gates')} {_verb(holding, 'hold')}{comma}{others}"
 
 
 def _unrefuted(report: Report) -> str:
     """How many audits the decoder passed, where the run judges the decoder."""
     passed = sum(audit["passed"] is True for audit in report.get("audits", ()))
     judged = report["settings"].get("gate") == "decoder" and passed
-    return f", and the decoder passed {counted(passed, 'audits')}" if judged else ""
+    return f", and the decoder passed {format_unit_count(passed, 'audits')}" if judged else ""
 
 
 def _failure_reasons(report: Report, gates: Sequence[GateSummary], broken: Sequence[FailedTest]) -> Iterator[str]:
@@ -170,14 +170,15 @@ def _failure_reasons(report: Report, gates: Sequence[GateSummary], broken: Seque
     failing = [claim for claim in report["claims"] if _fails(claim, known)]
     if failing and known:
         compared = [entry for entry in report.get("known", ()) if not entry.get("why")]
-        yield f"{len(failing)} of {counted(len(compared), 'verdicts')} {_verb(failing, 'differ')} from the record"
+        verdicts = format_unit_count(len(compared), "verdicts")
+        yield f"{len(failing)} of {verdicts} {_verb(failing, 'differ')} from the record"
     elif failing:
-        yield f"{len(failing)} of {counted(len(gates), 'gates')} {_verb(failing, 'do')} not hold"
+        yield f"{len(failing)} of {format_unit_count(len(gates), 'gates')} {_verb(failing, 'do')} not hold"
     if broken:
-        yield f"{counted(len(broken), 'other tests' if failing else 'tests')} failed"
+        yield f"{format_unit_count(len(broken), 'other tests' if failing else 'tests')} failed"
     conditions = (report.get("run") or {}).get("failures", ())
     if conditions:
-        yield f"{counted(len(conditions), 'conditions')} on the run {_verb(conditions, 'are')} not met"
+        yield f"{format_unit_count(len(conditions), 'conditions')} on the run {_verb(conditions, 'are')} not met"
 
 
 def _has_failed(report: Report, broken: Sequence[FailedTest]) -> bool:
@@ -219,7 +220,7 @@ def _causes(broken: Sequence[FailedTest], report: Report) -> Iterator[str]:
     for cause, found in causes.items():
         checks = list(dict.fromkeys(audits[cause]))
         of = f" ({'audit' if len(checks) == 1 else 'audits'} {', '.join(checks)})" if checks else ""
-        yield f"{counted(len(found), 'tests')}{of}: {found[0] or 'no reason was reported'}"
+        yield f"{format_unit_count(len(found), 'tests')}{of}: {found[0] or 'no reason was reported'}"
 
 
 def _repeat_command(broken: Sequence[FailedTest], report: Report) -> str:
@@ -305,15 +306,18 @@ def _selected_points(points: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str,
 
 def _point_facts(point: Mapping[str, Any]) -> Iterator[str]:
     if point.get("net_reduction") is not None:
-        yield f"{number_format.saved(point['net_reduction'])} FLOPs net"
+        yield f"{number_format.format_reduction(point['net_reduction'])} FLOPs net"
     if point.get("time_ratio"):
         yield ", ".join(
-            f"{number_format.ratio(times)} as fast at batch {rows}" for rows, times in point["time_ratio"].items()
+            f"{number_format.format_ratio(times)} as fast at batch {rows}"
+            for rows, times in point["time_ratio"].items()
         )
     if point.get("perplexity") is not None:
         rise, bounds = point.get("perplexity_rise"), point.get("interval")
-        parts = [number_format.percent(rise)] + ([number_format.interval(bounds, "relative rise")] if bounds else [])
-        values = number_format.change(point.get("perplexity_reference"), point["perplexity"])
+        parts = [number_format.format_percent(rise)] + (
+            [number_format.format_interval(bounds, "relative rise")] if bounds else []
+        )
+        values = number_format.format_change(point.get("perplexity_reference"), point["perplexity"])
         yield f"perplexity {values}, {' '.join(parts)}"
     yield from _worst_task(point.get("accuracy") or {}, point.get("not_counted") or {})
 
@@ -327,7 +331,8 @@ def _worst_task(accuracy: Mapping[str, Sequence[float | None]], left_out: Mappin
     if lost:
         task = max(lost, key=lambda name: lost[name])
         before, after = accuracy[task]
-        yield f"worst of {len(lost)} task{'s' * (len(lost) > 1)} {task} {number_format.change(before, after, '.3f')}"
+        change = number_format.format_change(before, after, ".3f")
+        yield f"worst of {len(lost)} task{'s' * (len(lost) > 1)} {task} {change}"
     elif accuracy:
         yield f"no task of {len(accuracy)} counts"
 
@@ -540,7 +545,11 @@ def _text_parts(brief: RunSummary, level: DetailLevel, places: Sequence[str]) ->
     for cause in brief.broken[: level.failures]:
         yield f"  {textwrap.shorten(cause, BROKEN_LETTERS, placeholder=' …')}", "    ", "bad"
     if len(brief.broken) > level.failures:
-        yield f"  {counted(len(brief.broken) - level.failures, 'more causes')}: see above or the report", "    ", "bad"
+        yield (
+            f"  {format_unit_count(len(brief.broken) - level.failures, 'more causes')}: see above or the report",
+            "    ",
+            "bad",
+        )
     if brief.repeat:
         yield f"  to repeat one test alone: {brief.repeat}", "    ", ""
     for failure in brief.failures[: level.failures]:

@@ -180,15 +180,17 @@ def operating_point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
         ({"model": Cell(point.get("model") or ABSENT)} if several else {})
         | {
             "point": Cell("\n".join([point["name"], *(point.get("roles") or ())]), point["name"]),
-            "depth": Cell(number_format.number(point.get("mean_depth"), ".2f"), point.get("mean_depth")),
+            "depth": Cell(number_format.format_digits(point.get("mean_depth"), ".2f"), point.get("mean_depth")),
             "P50/P90": Cell(
-                "/".join(number_format.number(point.get(key), "g") for key in ("depth_p50", "depth_p90")),
+                "/".join(number_format.format_digits(point.get(key), "g") for key in ("depth_p50", "depth_p90")),
                 [point.get("depth_p50"), point.get("depth_p90")],
             ),
-            "FLOPs gross": Cell(number_format.saved(point.get("gross_reduction")), point.get("gross_reduction")),
-            "net": Cell(number_format.saved(point.get("net_reduction")), point.get("net_reduction")),
+            "FLOPs gross": Cell(
+                number_format.format_reduction(point.get("gross_reduction")), point.get("gross_reduction")
+            ),
+            "net": Cell(number_format.format_reduction(point.get("net_reduction")), point.get("net_reduction")),
             "end to end": Cell(
-                number_format.saved(point.get("end_to_end_reduction")), point.get("end_to_end_reduction")
+                number_format.format_reduction(point.get("end_to_end_reduction")), point.get("end_to_end_reduction")
             ),
             "perplexity": Cell(_perplexity_text(point), [point.get("perplexity_reference"), point.get("perplexity")]),
             "rise [95 %]": Cell(_rise_text(point), [point.get("perplexity_rise"), point.get("interval")]),
@@ -220,7 +222,7 @@ def leg_rows(legs: Sequence[Mapping[str, Any]]) -> list[Row]:
         {"leg": Cell(leg["name"]), "outcome": Cell(leg["outcome"])}
         | _estimate_cells(leg)
         | {
-            f"p {side}": Cell(number_format.number(leg[f"p_{side}"], ".2g"), leg[f"p_{side}"])
+            f"p {side}": Cell(number_format.format_digits(leg[f"p_{side}"], ".2g"), leg[f"p_{side}"])
             for side in ("falsify", "survive")
         }
         for leg in legs
@@ -230,10 +232,10 @@ def leg_rows(legs: Sequence[Mapping[str, Any]]) -> list[Row]:
 def _estimate_cells(result: Mapping[str, Any]) -> Row:
     unit = result["unit"]
     return {
-        "estimate": Cell(number_format.value(result["estimate"], unit), result["estimate"]),
-        "[95 %]": Cell(number_format.interval(result["interval"], unit), result["interval"]),
-        "n": Cell(number_format.count(result["n"]), result["n"]),
-        "threshold": Cell(number_format.value(result["threshold"], unit), result["threshold"]),
+        "estimate": Cell(number_format.format_value(result["estimate"], unit), result["estimate"]),
+        "[95 %]": Cell(number_format.format_interval(result["interval"], unit), result["interval"]),
+        "n": Cell(number_format.format_count(result["n"]), result["n"]),
+        "threshold": Cell(number_format.format_value(result["threshold"], unit), result["threshold"]),
         "unit": Cell(unit),
         "reason": Cell(result["reason"]),
     }
@@ -314,23 +316,23 @@ def _plain_text(key: str, value: Any) -> str:
     if isinstance(value, float):
         percent = key.endswith(" %")
         if percent and "rise" in key and value >= number_format.TENFOLD:
-            return number_format.percent(value)
+            return number_format.format_percent(value)
         scaled = 100 * value if percent else value
-        # a percentage of a million and more is written with a power of ten, as `numbers.percent` writes it
+        # a percentage of a million and more is written with a power of ten, as `number_format.format_percent` writes it
         return f"{scaled:z.2f}" if percent and abs(value) < number_format.VAST else f"{scaled:z.4g}"
     return ABSENT if value is None else str(value)
 
 
 def _perplexity_text(point: Mapping[str, Any]) -> str:
     reference, value = (point.get(key) for key in ("perplexity_reference", "perplexity"))
-    return number_format.change(reference, value)
+    return number_format.format_change(reference, value)
 
 
 def _rise_text(point: Mapping[str, Any]) -> str:
     rise, interval = point.get("perplexity_rise"), point.get("interval")
     if rise is None or interval is None:
-        return number_format.percent(rise)
-    return f"{number_format.percent(rise)} {number_format.interval(interval, 'relative rise')}"
+        return number_format.format_percent(rise)
+    return f"{number_format.format_percent(rise)} {number_format.format_interval(interval, 'relative rise')}"
 
 
 def _accuracy_text(point: Mapping[str, Any]) -> str:
@@ -339,12 +341,15 @@ def _accuracy_text(point: Mapping[str, Any]) -> str:
     if not accuracy:
         return ABSENT
     return "\n".join(
-        f"{task} {number_format.change(reference, candidate, '.3f')}" + (f"\n({why[task]})" if task in why else "")
+        f"{task} {number_format.format_change(reference, candidate, '.3f')}"
+        + (f"\n({why[task]})" if task in why else "")
         for task, (reference, candidate) in accuracy.items()
     )
 
 
 def _speed_text(ratios: Mapping[str, float] | None) -> str:
     return (
-        "\n".join(f"batch {rows}: {number_format.ratio(ratio)}" for rows, ratio in ratios.items()) if ratios else ABSENT
+        "\n".join(f"batch {rows}: {number_format.format_ratio(ratio)}" for rows, ratio in ratios.items())
+        if ratios
+        else ABSENT
     )

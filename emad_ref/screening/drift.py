@@ -35,7 +35,7 @@ from emad_ref.record import DECODE, Floats, Ints, Record
 from emad_ref.replay import replay
 from emad_ref.schedule.schedules import schedule_of
 from emad_ref.statistics.estimate import holm
-from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.sweep.losses import feed_texts
 
 DIGITS = 7  # significant digits in a file: signals are float32
@@ -85,7 +85,7 @@ class DocumentFeatures:
             )
             if not all(isinstance(name, str) for name in (*names, text)):
                 raise TypeError("names are texts")
-            return DocumentFeatures(names, ByDocument.distinct(values), text)
+            return DocumentFeatures(names, ByDocument.from_whole_documents(values), text)
         except (KeyError, TypeError, ValueError) as error:
             raise BadArgument(
                 "signs", str(data)[:80], "names, values and text, as to_json gives them", str(error)
@@ -93,7 +93,7 @@ class DocumentFeatures:
 
 
 def document_features(
-    depth: Ints, signal: Floats | None, document: DocumentOf, point: OperatingPoint, text: str
+    depth: Ints, signal: Floats | None, document: DocumentMembership, point: OperatingPoint, text: str
 ) -> DocumentFeatures:
     """Features of documents whose tokens ran to these depths.
 
@@ -111,16 +111,16 @@ def document_features(
         raise BadArgument("depth", f"{len(depth)} tokens", f"the {len(document)} of the documents, at least one")
     if not ((depth >= 1) & (depth <= point.ceiling)).all():
         raise BadArgument("depth", f"{depth.min()}–{depth.max()}", f"layers in 1–{point.ceiling}", "see the point")
-    tokens = document.sums(np.ones(len(depth)))
+    tokens = document.sum_by_document(np.ones(len(depth)))
     exits = exit_layers(point)
-    columns = {f"exits after {layer}": document.sums(depth == layer) / tokens for layer in exits}
+    columns = {f"exits after {layer}": document.sum_by_document(depth == layer) / tokens for layer in exits}
     if signal is not None:
         if signal.shape != (len(depth), len(point.probes)):
             raise BadArgument("signal", f"shape {signal.shape}", f"shape ({len(depth)}, {len(point.probes)})")
         for number, probe in enumerate(point.probes):
             read = (depth >= probe) & ~np.isnan(signal[:, number])
-            total = document.sums(np.where(read, signal[:, number].astype(np.float64), 0.0))
-            count = document.sums(read)
+            total = document.sum_by_document(np.where(read, signal[:, number].astype(np.float64), 0.0))
+            count = document.sum_by_document(read)
             columns[f"signal at {probe}"] = np.where(count > 0, total / np.maximum(count, 1), np.nan)
     values = ByDocument(np.stack(list(columns.values()), axis=1), np.unique(document.number))
     return DocumentFeatures(tuple(columns), values, text)
@@ -141,7 +141,7 @@ def record_features(record: Record, point: OperatingPoint, text: str) -> Documen
     tokens = record.tokens
     decided = (tokens.phase == DECODE) & tokens.kept
     return document_features(
-        tokens.depth[decided], record.signal[decided], DocumentOf(tokens.sequence[decided]), point, text
+        tokens.depth[decided], record.signal[decided], DocumentMembership(tokens.sequence[decided]), point, text
     )
 
 
@@ -167,7 +167,7 @@ def read_features(
     estimators = {} if point.estimator == Estimator() else {point.estimator: point.probes}
     read = {"layers": point.readout_layers, "lens": point.lens}
     trace = take_trace(stepper, windows, estimators=estimators, **read, progress=progress)  # type: ignore[arg-type]
-    return replayed_features(trace, point, DocumentOf(np.array([window.document for window in windows])), text)
+    return replayed_features(trace, point, DocumentMembership(np.array([window.document for window in windows])), text)
 
 
 def decoded_features(
@@ -183,26 +183,26 @@ def decoded_features(
     if not windows:
         raise EmptyCorpus(f"corpus={text!r} has no window, but expected at least one; name another text")
     texts = feed_texts(stepper, windows, point, rows=rows, progress=progress)
-    return features_of_texts(texts, DocumentOf(np.array([window.document for window in windows])), point, text)
+    return features_of_texts(texts, DocumentMembership(np.array([window.document for window in windows])), point, text)
 
 
 def features_of_texts(
-    texts: Sequence[TeacherForcedText], windows: DocumentOf, point: OperatingPoint, text: str
+    texts: Sequence[TeacherForcedText], windows: DocumentMembership, point: OperatingPoint, text: str
 ) -> DocumentFeatures:
     """As ``read_features``, from texts that were fed; ``windows`` [texts]: the document of each."""
     depth, signal = (np.concatenate([getattr(each, name) for each in texts]) for name in ("depth", "signal"))
-    document = DocumentOf(np.repeat(windows.number, [len(each.depth) for each in texts]))
+    document = DocumentMembership(np.repeat(windows.number, [len(each.depth) for each in texts]))
     return document_features(depth, signal, document, point, text)
 
 
-def replayed_features(trace: Trace, point: OperatingPoint, windows: DocumentOf, text: str) -> DocumentFeatures:
+def replayed_features(trace: Trace, point: OperatingPoint, windows: DocumentMembership, text: str) -> DocumentFeatures:
     """As ``read_features``, from a trace; ``windows`` [sequences]: the document of each of its sequences.
 
     Raises:
         BadArgument: a point that this trace cannot replay.
     """
     columns = [probe - 1 for probe in point.probes]
-    document = DocumentOf(windows.number[trace.sequence])
+    document = DocumentMembership(windows.number[trace.sequence])
     signal = trace.signal(point)[:, columns].astype(np.float64)
     return document_features(replay(trace, point).depth, signal, document, point, text)
 

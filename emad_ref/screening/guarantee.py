@@ -68,7 +68,7 @@ def excess_loss(nll_nats: ByDocument, full_nats: ByDocument, tokens: ByDocument)
     Raises:
         BadArgument: of different documents, a document without tokens, or NaN.
     """
-    return nll_nats.like(np.clip(_per_token(nll_nats, tokens, full_nats), 0.0, EXCESS.cap))
+    return nll_nats.with_values(np.clip(_per_token(nll_nats, tokens, full_nats), 0.0, EXCESS.cap))
 
 
 def changed_share(changed_tokens: ByDocument, tokens: ByDocument) -> ByDocument:
@@ -77,7 +77,7 @@ def changed_share(changed_tokens: ByDocument, tokens: ByDocument) -> ByDocument:
     Raises:
         BadArgument: as ``excess_loss``; more changed tokens than tokens.
     """
-    return changed_tokens.like(_per_token(changed_tokens, tokens))
+    return changed_tokens.with_values(_per_token(changed_tokens, tokens))
 
 
 def _per_token(sums: ByDocument, tokens: ByDocument, less: ByDocument | None = None) -> Floats:

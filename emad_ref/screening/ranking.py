@@ -23,7 +23,7 @@ from emad_ref.screening.traces import SplitTraces
 from emad_ref.signals import relative_rise
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.fronts import LOSS_RESAMPLES, saving_at_loss
-from emad_ref.statistics.units import DocumentOf
+from emad_ref.statistics.units import DocumentMembership
 from emad_ref.sweep.components import criterion_points, gate_at_probes
 from emad_ref.sweep.front import LossSheet, lower_hulls
 from emad_ref.sweep.oracle_savings import (
@@ -42,11 +42,11 @@ class ReadoutSplit:
     """One split through one readout: ``trace``, and ``documents`` [sequences], the document of each sequence."""
 
     trace: Trace
-    documents: DocumentOf
+    documents: DocumentMembership
 
     def sheets(self, points: SavingsCurve) -> tuple[LossSheet, LossSheet]:
         """(by FLOPs, by blocks) losses and costs of a family of points, by document."""
-        columns, sums = points.columns, self.documents.sums
+        columns, sums = points.columns, self.documents.sum_by_document
         nll, tokens = sums(columns.nll_nats), sums(points.tokens)
         return LossSheet(nll, sums(columns.flops), tokens), LossSheet(nll, sums(columns.depth), tokens)
 

@@ -38,8 +38,8 @@ from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.traces import ENOUGH_DOCUMENTS, ScreeningText, SplitTraces, unseen_windows
 from emad_ref.signals import relative_rise
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.rates import RESAMPLES, document_draws, mean_rate, perplexity_rise
-from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.statistics.rates import RESAMPLES, draw_document_counts, estimate_perplexity_rise, mean_rate
+from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.sweep import losses
 from emad_ref.sweep.grids import ThresholdSweep
 from emad_ref.sweep.losses import PointColumns, columns_of, decoded_columns
@@ -60,11 +60,11 @@ class RiseBounds:
 
     reference: Floats
     tokens: Floats
-    documents: DocumentOf
+    documents: DocumentMembership
     judged: int
 
     @classmethod
-    def of(cls, trace: Trace, documents: DocumentOf, judged: int) -> RiseBounds:
+    def of(cls, trace: Trace, documents: DocumentMembership, judged: int) -> RiseBounds:
         full = TraceReplayer(trace).replay(full_depth(trace.layers)).nll_nats
         return cls(sequence_sums(trace, full), trace.lengths.astype(np.float64), documents, judged)
 
@@ -82,8 +82,8 @@ class RiseBounds:
 
     def _rise(self, nll_nats: Floats) -> tuple[float, float, int]:
         """(mean nats per token, its standard error, documents)."""
-        excess = self.documents.sums(nll_nats - self.reference)
-        tokens = self.documents.sums(self.tokens)
+        excess = self.documents.sum_by_document(nll_nats - self.reference)
+        tokens = self.documents.sum_by_document(self.tokens)
         mean, count, total = excess.sum() / tokens.sum(), len(tokens), tokens.sum()
         if count < 2:
             raise BadArgument("documents", count, "at least 2", "one has no spread")
@@ -196,7 +196,7 @@ class EvaluationIntervals:
     def __init__(self, text: ScreeningText, seed: int):
         self._documents = text.documents
         self._rng = np.random.default_rng(seed)
-        self._draws = document_draws(text.count, RESAMPLES, self._rng)
+        self._draws = draw_document_counts(text.count, RESAMPLES, self._rng)
         self._tokens = self._by(text.lengths)
 
     def of(
@@ -209,7 +209,7 @@ class EvaluationIntervals:
         how: str = "replayed",
     ) -> SelectedPoint:
         """``columns``: full depth first, ``point`` at ``number``."""
-        rise = perplexity_rise(
+        rise = estimate_perplexity_rise(
             self._by(columns.nll_nats[:, number]),
             self._by(columns.nll_nats[:, 0]),
             self._tokens,
@@ -233,7 +233,7 @@ class EvaluationIntervals:
         )
 
     def _by(self, values: Floats) -> ByDocument:
-        return ByDocument.summed(values, self._documents)
+        return ByDocument.from_windows(values, self._documents)
 
 
 def select_points(
@@ -435,7 +435,7 @@ def certify_points(
     columns = losses.point_columns(whole, model.geometry, [full_depth(whole.layers)])
     tokens = text.lengths
     rise_bounds = RiseBounds(columns.nll_nats[:, 0], tokens, text.documents, judged)
-    by, risk = partial(ByDocument.summed, document=text.documents), float(np.log1p(settings.rise))
+    by, risk = partial(ByDocument.from_windows, document=text.documents), float(np.log1p(settings.rise))
     tried, bounds, fed = list[OperatingPoint](), list[float](), list[list[TeacherForcedText]]()
     for point in points:
         tried.append(point)

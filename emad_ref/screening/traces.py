@@ -31,7 +31,7 @@ from emad_ref.probes.tuned_lens import attach_lens, dtype_of
 from emad_ref.record import Floats
 from emad_ref.replay import Replay, TraceReplayer
 from emad_ref.screening.settings import WINDOWS_PER_DOCUMENT, ScreeningSettings
-from emad_ref.statistics.units import DocumentOf
+from emad_ref.statistics.units import DocumentMembership
 from emad_ref.text.corpora import DistinctDocuments
 from emad_ref.text.documents import Documents, Split
 from emad_ref.tuning import windows_of
@@ -52,9 +52,9 @@ class ScreeningText:
     near_duplicates: int = 0
 
     @property
-    def documents(self) -> DocumentOf:
+    def documents(self) -> DocumentMembership:
         """[windows] the document that each was cut from."""
-        return DocumentOf(np.array([window.document for window in self.windows], dtype=np.int64))
+        return DocumentMembership(np.array([window.document for window in self.windows], dtype=np.int64))
 
     @property
     def count(self) -> int:
@@ -121,7 +121,7 @@ def read_splits(model: LoadedModel, settings: ScreeningSettings, progress: str |
 
 def _divided(text: ScreeningText, every: int) -> tuple[ScreeningText, ScreeningText]:
     """Every ``every``-th document, and the rest."""
-    first = text.documents.place % every == 0
+    first = text.documents.document_index % every == 0
     chosen, rest = (
         ScreeningText(tuple(w for w, of in zip(text.windows, first, strict=True) if of == part), text.near_duplicates)
         for part in (True, False)

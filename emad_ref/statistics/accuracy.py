@@ -31,7 +31,7 @@ from emad_ref.record import Floats
 from emad_ref.statistics.estimate import Estimate, fieller, positive_mean_pvalue
 from emad_ref.statistics.legs import LEVEL
 from emad_ref.statistics.rates import FEWEST_DIFFERING, mean_rate
-from emad_ref.statistics.units import ByItem, column_of, pooled, require_paired
+from emad_ref.statistics.units import ByItem, float_column, require_paired, sum_dependent_units
 
 NORMAL_TAIL = 100  # expected discordant items above which the score is nearly normal: its error is then 5.2 % at most
 
@@ -70,7 +70,7 @@ def accuracy_drop(
         shares.drop,
         shares.bound(tail, -1.0),
         shares.bound(tail, 1.0),
-        len(reference_correct.independent),
+        len(reference_correct.independent_values),
         above,
         below,
         "accuracy drop",
@@ -119,10 +119,10 @@ class _DiscordantShares:
 def _discordant_shares(reference: ByItem, candidate: ByItem) -> _DiscordantShares:
     lost, gained = reference.values & ~candidate.values, ~reference.values & candidate.values
     shares, n = (float(lost.mean()), float(gained.mean())), len(lost)
-    if reference.all_distinct:
+    if reference.has_only_independent_items:
         return _DiscordantShares(*shares, n)
-    effective = max(1, math.floor(n / _design_effect(reference.like(lost.astype(float) - gained))))
-    method = f"Tango's score, {n} items in {len(reference.independent)} clusters count as {effective}"
+    effective = max(1, math.floor(n / _design_effect(reference.with_values(lost.astype(float) - gained))))
+    method = f"Tango's score, {n} items in {len(reference.independent_values)} clusters count as {effective}"
     return _DiscordantShares(*shares, effective, method)
 
 
@@ -136,10 +136,10 @@ def _design_effect(values: ByItem) -> float:
     loss of 1 % and a correlation of 0.3 the bound's error was 13 %.
     """
     away = values.values - values.values.mean()
-    sums, total = values.like(away).independent, float(away @ away)
-    sizes = values.like(np.ones(len(away))).independent
+    sums, total = values.with_values(away).independent_values, float(away @ away)
+    sizes = values.with_values(np.ones(len(away))).independent_values
     clusters, repeats = len(sums), float(sizes @ sizes) / len(away)
-    differing = int(np.count_nonzero(values.like(np.abs(values.values)).independent))
+    differing = int(np.count_nonzero(values.with_values(np.abs(values.values)).independent_values))
     if clusters == 1 or differing < FEWEST_DIFFERING or total == 0:
         return repeats
     effect = clusters / (clusters - 1) * float(sums @ sums) / total
@@ -183,7 +183,10 @@ def needed_items(
 
     None if ``most`` items would not suffice: the shares lie on the threshold.
     """
-    shares, independent = _discordant_shares(reference_correct, candidate_correct), len(reference_correct.independent)
+    shares, independent = (
+        _discordant_shares(reference_correct, candidate_correct),
+        len(reference_correct.independent_values),
+    )
 
     def decides(items: int) -> bool:
         return min(replace(shares, n=max(1, items * shares.n // independent)).tails(threshold)) <= error
@@ -214,11 +217,11 @@ def retained_share(candidate: ByItem, reference: ByItem, target_share: float) ->
             as in ``accuracy_drop``.
     """
     for name, column in (("candidate", candidate), ("reference", reference)):
-        column_of(name, column, ByItem)
+        float_column(name, column, ByItem)
     require_paired("reference", reference, candidate, "both arms answer the same items")
     if not 0 < target_share < 2:
         raise BadArgument("target_share", target_share, "a share between 0 and 2")
-    right, reference_scores = pooled(candidate), pooled(reference)
+    right, reference_scores = sum_dependent_units(candidate), sum_dependent_units(reference)
     if not reference_scores.any():
         raise BadArgument("reference", "no item right", "at least one", "a share of no score is no number")
     if len(right) < 2:
@@ -249,16 +252,16 @@ def score_difference(a: ByItem, b: ByItem, *, threshold: float, rng: np.random.G
     Raises:
         BadArgument: the columns have different items, and as in ``mean_rate``.
     """
-    first, second = column_of("a", a, ByItem), column_of("b", b, ByItem)
+    first, second = float_column("a", a, ByItem), float_column("b", b, ByItem)
     require_paired("b", b, a, "both sides answer the same items")
     worse, better = first < second, first > second
-    differing = int(np.count_nonzero(a.like(worse | better).independent))
+    differing = int(np.count_nonzero(a.with_values(worse | better).independent_values))
     if differing >= FEWEST_DIFFERING:
-        ones = a.like(np.ones(len(a), dtype=np.int64))
-        return mean_rate(a.like(first - second), ones, threshold=threshold, rng=rng, unit=unit)
-    every = a.like(np.ones(len(a), dtype=bool))
-    up = accuracy_drop(every, a.like(~better), threshold=threshold)
-    down = accuracy_drop(a.like(~worse), every, threshold=threshold)
+        ones = a.with_values(np.ones(len(a), dtype=np.int64))
+        return mean_rate(a.with_values(first - second), ones, threshold=threshold, rng=rng, unit=unit)
+    every = a.with_values(np.ones(len(a), dtype=bool))
+    up = accuracy_drop(every, a.with_values(~better), threshold=threshold)
+    down = accuracy_drop(a.with_values(~worse), every, threshold=threshold)
     value, method = float((first - second).mean()), f"{differing} items differ: exact bounds on how many do"
     return Estimate(value, down.low, up.high, up.n, down.p_above, up.p_below, unit, method, ByItem.noun)
 
@@ -276,7 +279,7 @@ def exit_difference(
         BadArgument: as in ``difference``.
     """
     # as shares of depth, so differences lie within ±1
-    shares = (side.like(side.values / layers) for side in (later, sooner))
+    shares = (side.with_values(side.values / layers) for side in (later, sooner))
     scaled = score_difference(*shares, threshold=threshold / layers, rng=rng, unit="blocks earlier")
     return replace(scaled, value=scaled.value * layers, low=scaled.low * layers, high=scaled.high * layers)
 
@@ -298,7 +301,7 @@ class TaskAccuracy:
     Raises:
         BadArgument: a guess or a saving that is no share.
 
-    >>> nobody = ByItem.distinct(np.zeros(4, dtype=bool))
+    >>> nobody = ByItem.from_independent_items(np.zeros(4, dtype=bool))
     >>> TaskAccuracy(nobody, nobody, guess=0.25, saving=0.004).standing
     'not solved: 0.0 % right, 25.0 % by guessing; not exercised: saves 0.4 %'
     """
@@ -358,7 +361,7 @@ def guessing_pvalue(right: ByItem, guess: float) -> float:
     values = right.values
     if not len(values):
         raise BadArgument("right", "no item", "at least one item")
-    if right.all_distinct:
+    if right.has_only_independent_items:
         return float(stats.binomtest(int(values.sum()), len(values), guess, alternative="greater").pvalue)
     clusters, share = len(np.unique(right.cluster)), float(values.mean())
     if clusters == 1 or share == 0:
@@ -375,11 +378,11 @@ def _effective_items(right: ByItem, clusters: int) -> float:
     alike there is no variance, and the latter is used.
     """
     values, share = right.values.astype(np.float64), float(right.values.mean())
-    n, sizes = len(values), right.like(np.ones(len(values))).independent
+    n, sizes = len(values), right.with_values(np.ones(len(values))).independent_values
     alone, repeats = share * (1 - share) / n, float(sizes @ sizes) / n
     if alone == 0:
         return n / repeats
-    away = right.like(values - share).independent
+    away = right.with_values(values - share).independent_values
     spread = clusters / (clusters - 1) * float(away @ away) / n**2
     few, many = stats.t.ppf(1 - LEVEL, [clusters - 1, n - 1])
     return n / min(repeats, max(1.0, float(spread / alone * (few / many) ** 2)))

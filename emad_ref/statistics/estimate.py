@@ -59,7 +59,8 @@ class Estimate:
     ``p_above``        p-value of "the effect is at most the threshold": small means shown to be above.
     ``p_below``        p-value of "the effect is at least the threshold": small means shown to be below.
     ``noun``           what ``n`` counts: documents, items, pairs.
-    ``unsteady``       of times: why the machine counts as unsteady (``steadiness``), shown if the verdict stays open;
+    ``unsteady``       of times: why the machine counts as unsteady (``measure_steadiness``), shown if the verdict stays
+    open;
     ""
                        if it was steady, and for anything but times.
     ``distance``       what ``needed_n`` extrapolates; None: it reads the p-values.

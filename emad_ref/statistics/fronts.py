@@ -30,8 +30,8 @@ and judged on one split. The crossing of the front with δ is found on the judge
 at exactly the same loss, as tables rank them. Whether a chosen point keeps a promise is another question.
 
 This estimate is bootstrapped over documents of both splits, with fronts and crossings anew in each sample. Samples are
-smaller than the text (``rates.document_draws``), and their spread is scaled down accordingly. A crossing is not linear
-in documents, so there is no standard error to studentise by.
+smaller than the text (``rates.draw_document_counts``), and their spread is scaled down accordingly. A crossing is not
+linear in documents, so there is no standard error to studentise by.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import LEVEL, LegTest, leg_test
-from emad_ref.statistics.rates import document_draws, resamples_for, studentised_estimate
+from emad_ref.statistics.rates import draw_document_counts, required_resamples, studentised_estimate
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Claim, Leg
 from emad_ref.sweep.front import (
@@ -119,7 +119,7 @@ class EqualFlopsComparison:
 
 def resamples_for_legs(legs: int) -> int:
     """Number of bootstrap samples for so many legs: fewer than elsewhere, since each chooses two fronts anew."""
-    return resamples_for(legs, LEVEL, FRONT_RESAMPLES)
+    return required_resamples(legs, LEVEL, FRONT_RESAMPLES)
 
 
 def at_equal_flops(
@@ -212,7 +212,7 @@ def _estimates(
     documents = len(judged[0].tokens)
     resampled: list[list[tuple[Floats, Floats]]] = [[] for _ in levels]
     for size in _portions(resamples, documents + len(chosen[0].tokens)):
-        counts = (document_draws(len(sheets[0].tokens), size, rng) for sheets in (chosen, judged))
+        counts = (draw_document_counts(len(sheets[0].tokens), size, rng) for sheets in (chosen, judged))
         sample = _ResampledFronts(chosen, judged, *counts)
         for number, level in enumerate(levels):
             resampled[number].append(sample.difference(level))
@@ -332,8 +332,8 @@ def saving_at_loss(
         return Estimate(value, -math.inf, math.inf, 1, 1.0, 1.0, unit, "one document has no spread", noun)
     parts = []
     for size in [SAMPLES_AT_ONCE] * (resamples // SAMPLES_AT_ONCE) + [resamples % SAMPLES_AT_ONCE]:
-        judged_counts = document_draws(documents, size, rng)
-        before_counts = judged_counts if chosen is None else document_draws(len(before.tokens), size, rng)
+        judged_counts = draw_document_counts(documents, size, rng)
+        before_counts = judged_counts if chosen is None else draw_document_counts(len(before.tokens), size, rng)
         parts.append(_savings_at_loss(before, judged, before_counts, judged_counts, nats_per_token))
     scale = math.sqrt(judged_counts[0].sum() / documents) if len(judged_counts) else 1.0
     resampled = value + scale * (np.concatenate(parts) - value)

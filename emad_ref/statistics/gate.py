@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from emad_ref.statistics.goldens import MACHINE_BOUND, RecordedOutcome
-from emad_ref.statistics.number_format import needed, quantity
+from emad_ref.statistics.number_format import format_quantity, format_requirement
 from emad_ref.statistics.verdicts import Claim, Outcome, Verdict
 
 
@@ -54,8 +54,8 @@ def measurement(claim: Mapping[str, Any]) -> str:
         return str(claim["reason"])
     if claim["verdict"] == "falsified" and claim["threshold"] is None and (leg := _deciding(claim)):
         return str(leg["reason"] or claim["reason"])
-    needs = needed(claim)
-    result = f"found {quantity(claim['estimate'], claim['unit'], claim['interval'])}"
+    needs = format_requirement(claim)
+    result = f"found {format_quantity(claim['estimate'], claim['unit'], claim['interval'])}"
     return result + (f"; needs {needs}" if needs else "")
 
 

@@ -31,7 +31,7 @@ import numpy as np
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats
 from emad_ref.statistics.estimate import Estimate, holm, needed_n
-from emad_ref.statistics.units import counted
+from emad_ref.statistics.units import format_unit_count
 from emad_ref.statistics.verdicts import TO_SURVIVE, Claim, Leg, Outcome, Verdict
 
 LEVEL = 0.05  # one-sided, against the threshold
@@ -122,7 +122,7 @@ def leg_test(name: str, estimate: Estimate, bad: Side, threshold: float, minimum
     leg = Leg(name, "inconclusive", estimate.value, finite_interval(estimate), estimate.n, threshold, estimate.unit)
     leg = replace(leg, good="lower" if bad == "above" else "higher")
     if estimate.n < minimum.get(noun, 0):
-        remedy = f"{counted(estimate.n, noun)}, at least {minimum[noun]} are needed"
+        remedy = f"{format_unit_count(estimate.n, noun)}, at least {minimum[noun]} are needed"
         method = _join_reasons(remedy, estimate.note)
         short = replace(leg, reason=method, remedy=remedy, enough=minimum[noun])
         return LegTest(short, noun, lambda error: minimum[noun], to_survive)
@@ -161,7 +161,7 @@ def _decide_leg(test: LegTest, falsified: bool, survives: bool, family: int) -> 
     if not survives:
         return _open_leg(test, family)
     if leg.n < test.to_survive:
-        remedy = f"{counted(leg.n, test.noun)}, at least {test.to_survive} are needed to survive"
+        remedy = f"{format_unit_count(leg.n, test.noun)}, at least {test.to_survive} are needed to survive"
         reason = _join_reasons(leg.reason, f"{remedy}: {_rule_of_three(test)}")
         return replace(leg, reason=reason, remedy=remedy, enough=test.to_survive)
     return replace(
@@ -173,7 +173,7 @@ def _rule_of_three(test: LegTest) -> str:
     """The rule of three: with no failure among n, 95 % confidence leaves a share of 3 / n."""
     n = test.leg.n
     assumed = f", by up to {test.worst:.2g} nats per token" if test.worst else ""
-    return f"{counted(n, test.noun)} cannot exclude that {100 * min(1.0, 3 / n):.3g} % of them fail{assumed}"
+    return f"{format_unit_count(n, test.noun)} cannot exclude that {100 * min(1.0, 3 / n):.3g} % of them fail{assumed}"
 
 
 def _join_reasons(*parts: str) -> str:

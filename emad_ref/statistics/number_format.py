@@ -37,39 +37,45 @@ SHARES = {
 TIMES = "× "  # start of a ratio's unit: "× as fast"
 
 
-def value(x: float | None, unit: str) -> str:
+def format_value(x: float | None, unit: str) -> str:
     """A number of ``unit`` with its sign of percent or ×, without the unit's words.
 
-    >>> value(0.0125, "relative rise"), value(1.0534, "× as fast"), value(0.01084, "nats per layer"), value(None, "")
-    ('+1.25 %', '1.053×', '0.01084', '–')
+    >>> [format_value(x, unit) for x, unit in [(0.0125, "relative rise"), (1.0534, "× as fast"), (None, "")]]
+    ['+1.25 %', '1.053×', '–']
+    >>> format_value(0.01084, "nats per layer")
+    '0.01084'
     """
     if x is None:
         return ABSENT
     if unit in SHARES:
-        return percent(x, SHARES[unit])
-    return ratio(x) if unit.startswith(TIMES) else number(x)
+        return format_percent(x, SHARES[unit])
+    return format_ratio(x) if unit.startswith(TIMES) else format_digits(x)
 
 
-def interval(bounds: Sequence[float | None] | None, unit: str) -> str:
-    """``[low, high]``, each as ``value``."""
-    return ABSENT if bounds is None else f"[{value(bounds[0], unit)}, {value(bounds[1], unit)}]"
+def format_interval(bounds: Sequence[float | None] | None, unit: str) -> str:
+    """``[low, high]``, each as ``format_value``."""
+    return ABSENT if bounds is None else f"[{format_value(bounds[0], unit)}, {format_value(bounds[1], unit)}]"
 
 
-def quantity(x: float | None, unit: str, bounds: Sequence[float | None] | None = None) -> str:
+def format_quantity(x: float | None, unit: str, bounds: Sequence[float | None] | None = None) -> str:
     """A number with its interval, if it has one, and the words of its unit.
 
-    >>> quantity(0.535, "accuracy drop", (0.486, 0.583)), quantity(0.0, "1 = tied")
+    >>> format_quantity(0.535, "accuracy drop", (0.486, 0.583)), format_quantity(0.0, "1 = tied")
     ('53.50 % [48.60 %, 58.30 %] accuracy drop', '0 (1 = tied)')
     """
     words = unit.removeprefix(TIMES)
-    parts = [value(x, unit), interval(bounds, unit) if bounds else "", f"({words})" if "=" in words else words]
+    parts = [
+        format_value(x, unit),
+        format_interval(bounds, unit) if bounds else "",
+        f"({words})" if "=" in words else words,
+    ]
     return " ".join(part for part in parts if part)
 
 
-def percent(share: float | None, form: str = "+z.2f") -> str:
+def format_percent(share: float | None, form: str = "+z.2f") -> str:
     """A fraction in percent; a change to tenfold and more as a ratio: 228× instead of +22,715 %.
 
-    >>> percent(0.0125), percent(227.147), percent(2e6, "z.1f")
+    >>> format_percent(0.0125), format_percent(227.147), format_percent(2e6, "z.1f")
     ('+1.25 %', '228×', '2e+08 %')
     """
     if share is None:
@@ -79,38 +85,40 @@ def percent(share: float | None, form: str = "+z.2f") -> str:
     return f"{100 * share:.4g} %" if abs(share) >= VAST else f"{100 * share:{form}} %"
 
 
-def saved(reduction: float | None) -> str:
+def format_reduction(reduction: float | None) -> str:
     """A reduction as a change: 0.2 reads ``-20.0 %``."""
-    return ABSENT if reduction is None else percent(-reduction, "+z.1f")
+    return ABSENT if reduction is None else format_percent(-reduction, "+z.1f")
 
 
-def ratio(times: float | None) -> str:
+def format_ratio(times: float | None) -> str:
     """A ratio: ``1.053×``."""
     return ABSENT if times is None else f"{times:z.4g}×"
 
 
-def number(x: float | None, form: str = "z.4g") -> str:
+def format_digits(x: float | None, form: str = "z.4g") -> str:
     """A number that is neither share nor ratio, to four digits unless ``form`` says otherwise."""
     return ABSENT if x is None else f"{x:{form}}"
 
 
-def count(n: int | None) -> str:
+def format_count(n: int | None) -> str:
     """A count of units; None is a dash."""
     return f"{n:,}" if n else ABSENT
 
 
-def change(before: float | None, after: float | None, form: str = "z.4g") -> str:
+def format_change(before: float | None, after: float | None, form: str = "z.4g") -> str:
     """``2.056 → 2.058``; a dash if neither is known."""
-    return ABSENT if before is None and after is None else f"{number(before, form)} → {number(after, form)}"
+    return (
+        ABSENT if before is None and after is None else f"{format_digits(before, form)} → {format_digits(after, form)}"
+    )
 
 
-def needed(entry: Mapping[str, Any]) -> str:
+def format_requirement(entry: Mapping[str, Any]) -> str:
     """The threshold of a verdict, leg or claim of ``report.json``, and which way is better; "" without one.
 
-    >>> needed({"threshold": 0.01, "unit": "accuracy drop", "good": "lower"})
+    >>> format_requirement({"threshold": 0.01, "unit": "accuracy drop", "good": "lower"})
     'at most 1.00 %'
     """
     if entry["threshold"] is None:
         return ""
     bound = {"lower": "at most ", "higher": "at least "}.get(entry.get("good", ""), "")
-    return f"{bound}{value(entry['threshold'], entry['unit'])}"
+    return f"{bound}{format_value(entry['threshold'], entry['unit'])}"

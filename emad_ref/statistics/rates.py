@@ -23,7 +23,15 @@ from emad_ref.errors import BadArgument
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import STEEPEST_NATS, relative_rise
 from emad_ref.statistics.estimate import Distance, Estimate, identical_units, unseen_unit_pvalue
-from emad_ref.statistics.units import ByDocument, DocumentOf, Units, column_of, effective, pooled, require_paired
+from emad_ref.statistics.units import (
+    ByDocument,
+    DocumentMembership,
+    Units,
+    effective_sample_size,
+    float_column,
+    require_paired,
+    sum_dependent_units,
+)
 
 RESAMPLES = 9_999  # the smallest attainable p-value is 1 / (RESAMPLES + 1): one leg of 500 can be falsified after Holm
 FARTHER = 2.0  # distance of an unseen unit from the mean, in distances of the farthest observed unit
@@ -31,18 +39,18 @@ PICKS_AT_ONCE = 2**16  # of documents for bootstrap samples: a processor's cache
 FEWEST_DIFFERING = 10  # units, for a bootstrap of their differences to be meaningful
 
 
-def resamples_for(family: int, level: float = 0.05, least: int = RESAMPLES) -> int:
+def required_resamples(family: int, level: float = 0.05, least: int = RESAMPLES) -> int:
     """Number of bootstrap samples, so that the smallest p-value is half of Holm's, ``level / family``.
 
     It is at least ``least``.
 
     ``RESAMPLES``, the default of every estimate, suffice for a run that gates every row on two models. A caller that
-    judges more legs passes its own ``document_draws``.
+    judges more legs passes its own ``draw_document_counts``.
     """
     return max(least, math.ceil(2 * family / level))
 
 
-def document_draws(documents: int, resamples: int, rng: np.random.Generator) -> Floats:
+def draw_document_counts(documents: int, resamples: int, rng: np.random.Generator) -> Floats:
     """Counts of each document in each bootstrap sample: [resamples, documents].
 
     A sample has 2·√n documents fewer than there are, and at least half of them. n documents show less skew than their
@@ -149,7 +157,7 @@ ROUNDING = 1e-12  # relative: two sums that differ by less may differ only by th
 RUINED_NATS = 1.0
 
 
-def perplexity_rise(
+def estimate_perplexity_rise(
     nll_candidate: ByDocument,
     nll_reference: ByDocument,
     tokens: ByDocument,
@@ -177,7 +185,7 @@ def perplexity_rise(
         threshold: the rise to compare with, a fraction; 0.01 is 1 %.
         rng: source of the bootstrap samples; unused when ``draws`` is given.
         level: of the two-sided interval.
-        draws: [resamples, documents] from ``document_draws``, to share between calls.
+        draws: [resamples, documents] from ``draw_document_counts``, to share between calls.
         worst: nats per token that an unseen document may lose; None: neither p-value pays for unseen documents, because
             a separate promise bounds them.
 
@@ -185,7 +193,7 @@ def perplexity_rise(
         BadArgument: shapes differ, no document, a token count below 1, or a value that is not finite.
     """
     candidate, reference = (
-        column_of(name, column, ByDocument)
+        float_column(name, column, ByDocument)
         for name, column in (("nll_candidate", nll_candidate), ("nll_reference", nll_reference))
     )
     require_paired("nll_reference", nll_reference, nll_candidate, "both arms score the same documents")
@@ -194,7 +202,7 @@ def perplexity_rise(
     rise = candidate - reference
     rise[np.abs(rise) <= ROUNDING * np.abs(reference)] = 0.0  # the same decisions, summed in another order: a tie
     rate = mean_rate(
-        nll_candidate.like(rise),
+        nll_candidate.with_values(rise),
         tokens,
         threshold=math.log1p(threshold),
         rng=rng,
@@ -204,7 +212,7 @@ def perplexity_rise(
         worst=worst,
     )
     value, low, high = (relative_rise(bound) for bound in (rate.value, rate.low, rate.high))
-    weight = pooled(tokens)
+    weight = sum_dependent_units(tokens)
     largest = f"the largest has {100 * float(weight.max() / weight.sum()):.2g} % of the tokens"
     steep = f"it rises by {rate.value:.4g} nats per token, shown as the rise of {STEEPEST_NATS:g}"
     note = "; ".join(part for part in (steep if rate.value > STEEPEST_NATS else "", rate.note, largest) if part)
@@ -240,24 +248,24 @@ def mean_rate(
     Args:
         sums: [documents] x_i, summed over each document's tokens.
         tokens: [documents] n_i ≥ 1, of the same kind of unit.
-        threshold, rng, level, draws: as in ``perplexity_rise``.
+        threshold, rng, level, draws: as in ``estimate_perplexity_rise``.
         unit: of x per token.
         worst: what a document that no sample shows may add per token. p_below then pays for it, and p_above for gains
             twice as large as the largest observed one; None: neither pays.
 
     Raises:
-        BadArgument: as in ``perplexity_rise``.
+        BadArgument: as in ``estimate_perplexity_rise``.
     """
-    x, weight, noun = column_of("sums", sums, Units), column_of("tokens", tokens, type(sums)), sums.noun
+    x, weight, noun = float_column("sums", sums, Units), float_column("tokens", tokens, type(sums)), sums.noun
     require_paired("tokens", tokens, sums, f"one count for each of the {noun}")
     if weight.min() < 1:
         raise BadArgument("tokens", int(weight.min()), f"at least 1 for each of the {noun}", "leave empty ones out")
-    x, weight = (pooled(column) for column in (sums, tokens))
+    x, weight = (sum_dependent_units(column) for column in (sums, tokens))
     n = len(x)
     if n == 1:
         value = float(x.sum() / weight.sum())
         return Estimate(value, -math.inf, math.inf, 1, 1.0, 1.0, unit, f"one {noun[:-1]} has no spread", noun)
-    counted = effective(weight) if isinstance(sums, ByDocument) else n
+    counted = effective_sample_size(weight) if isinstance(sums, ByDocument) else n
     note = f"{n} unequal {noun} count as {counted}" if counted < n else ""
     common, apart = _common_rate(x, weight)
     differing = int(np.count_nonzero(apart))
@@ -270,7 +278,7 @@ def mean_rate(
         note = "; ".join(part for part in (estimate.method if differing else "", note) if part)
         return replace(estimate, distance=Distance(threshold - value, error, worst, least, 2 * counted > n), note=note)
     if draws is None:
-        draws = document_draws(n, RESAMPLES, rng)
+        draws = draw_document_counts(n, RESAMPLES, rng)
     if draws.ndim != 2 or draws.shape[1] != n:
         raise BadArgument("draws", draws.shape, f"shape [resamples, {n}]", "draw them for this number of documents")
     estimate = studentised_bootstrap(
@@ -288,7 +296,9 @@ def _common_rate(x: Floats, weight: Floats) -> tuple[float, Floats]:
     return common, apart
 
 
-def profile_steps(entropy_sums: Units, tokens: Units, *, threshold: float, rng: np.random.Generator) -> list[Estimate]:
+def estimate_entropy_changes(
+    entropy_sums: Units, tokens: Units, *, threshold: float, rng: np.random.Generator
+) -> list[Estimate]:
     """Change of mean entropy from each layer to the next, H_{ℓ+1} − H_ℓ, clustered by document (or item).
 
     Args:
@@ -304,22 +314,26 @@ def profile_steps(entropy_sums: Units, tokens: Units, *, threshold: float, rng: 
         BadArgument: fewer than two layers, and as in ``mean_rate``.
     """
     sums = _profile_sums(entropy_sums)
-    draws = document_draws(len(entropy_sums.independent), RESAMPLES, rng)
+    draws = draw_document_counts(len(entropy_sums.independent_values), RESAMPLES, rng)
     return [
-        mean_rate(entropy_sums.like(step), tokens, threshold=threshold, rng=rng, unit="nats per layer", draws=draws)
+        mean_rate(
+            entropy_sums.with_values(step), tokens, threshold=threshold, rng=rng, unit="nats per layer", draws=draws
+        )
         for step in np.diff(sums, axis=1).T
     ]
 
 
-def profile_slope(entropy_sums: Units, tokens: Units, *, threshold: float, rng: np.random.Generator) -> Estimate:
+def estimate_entropy_slope(
+    entropy_sums: Units, tokens: Units, *, threshold: float, rng: np.random.Generator
+) -> Estimate:
     """Least-squares slope of mean entropy over the layers 1…L, nats per layer, clustered by document.
 
     The slope is linear in the layer means, so each document's own weighted sum can be resampled.
-    Arguments and errors as in ``profile_steps``.
+    Arguments and errors as in ``estimate_entropy_changes``.
     """
     sums = _profile_sums(entropy_sums)
     layer = np.arange(sums.shape[1]) - (sums.shape[1] - 1) / 2
-    weighted = entropy_sums.like(sums @ (layer / (layer @ layer)))
+    weighted = entropy_sums.with_values(sums @ (layer / (layer @ layer)))
     return mean_rate(weighted, tokens, threshold=threshold, rng=rng, unit="nats per layer")
 
 
@@ -330,8 +344,8 @@ def _profile_sums(entropy_sums: Units) -> Floats:
     return sums
 
 
-def slope_within_documents(
-    x: Floats, y: Floats, document: DocumentOf, *, threshold: float, rng: np.random.Generator, unit: str
+def estimate_within_document_slope(
+    x: Floats, y: Floats, document: DocumentMembership, *, threshold: float, rng: np.random.Generator, unit: str
 ) -> Estimate:
     """Least-squares slope of ``y`` over ``x``, both [tokens], with a level for each document (fixed effects).
 
@@ -342,7 +356,7 @@ def slope_within_documents(
     Raises:
         BadArgument: no spread in ``x`` within any document, and as in ``mean_rate``.
     """
-    place = document.place
+    place = document.document_index
     tokens = np.bincount(place)
     away, beside = (column - (np.bincount(place, weights=column) / tokens)[place] for column in (x, y))
     weight, product = np.bincount(place, weights=away**2), np.bincount(place, weights=away * beside)
@@ -352,15 +366,17 @@ def slope_within_documents(
     scale = (
         2 / weight[informative].min()
     )  # ``mean_rate`` requires weights ≥ 1; the ratio does not change with their scale
-    parts = (ByDocument(column * scale, np.arange(len(informative))).among(informative) for column in (product, weight))
+    parts = (
+        ByDocument(column * scale, np.arange(len(informative))).select(informative) for column in (product, weight)
+    )
     return mean_rate(*parts, threshold=threshold, rng=rng, unit=unit)
 
 
 LARGEST_RHO = 1 - 1e-12  # end of Fisher's scale
 
 
-def rank_correlation(
-    a: Floats, b: Floats, document: DocumentOf, *, threshold: float, rng: np.random.Generator
+def estimate_rank_correlation(
+    a: Floats, b: Floats, document: DocumentMembership, *, threshold: float, rng: np.random.Generator
 ) -> Estimate:
     """Spearman's ρ of ``a`` and ``b`` [tokens], by the jackknife over ``document`` [tokens] on Fisher's scale.
 
@@ -374,7 +390,7 @@ def rank_correlation(
         BadArgument: fewer than three documents, a column without spread, or a threshold beyond ±1.
     """
     dense = [np.unique(column, return_inverse=True)[1] for column in (a, b)]
-    place = document.place
+    place = document.document_index
     documents = int(place.max()) + 1
     if documents < 3:
         raise BadArgument("document", documents, "at least three documents", "two have no spread to speak of")
@@ -392,7 +408,7 @@ def rank_correlation(
         np.arctanh(np.clip(without, -LARGEST_RHO, LARGEST_RHO)),
     )
     pseudo = ByDocument(documents * whole - (documents - 1) * parts, np.unique(document.number))
-    ones = pseudo.like(np.ones(documents))
+    ones = pseudo.with_values(np.ones(documents))
     estimate = mean_rate(pseudo, ones, threshold=math.atanh(threshold), rng=rng, unit="Spearman ρ")
     low, high = (math.tanh(bound) for bound in (estimate.low, estimate.high))
     return replace(
@@ -431,14 +447,14 @@ class FullDepthBaseline:
     full: DocumentCosts
     tokens: ByDocument
 
-    def rise(
+    def estimate_perplexity_rise(
         self, one: DocumentCosts, threshold: float, rng: np.random.Generator, draws: Floats | None = None
     ) -> Estimate:
-        """Relative rise of perplexity. Raises BadArgument as ``rates.perplexity_rise``."""
+        """Relative rise of perplexity. Raises BadArgument as ``rates.estimate_perplexity_rise``."""
         arms = one.nll_nats, self.full.nll_nats, self.tokens
-        return perplexity_rise(*arms, threshold=threshold, rng=rng, draws=draws)
+        return estimate_perplexity_rise(*arms, threshold=threshold, rng=rng, draws=draws)
 
-    def saving(
+    def estimate_saving(
         self,
         one: DocumentCosts,
         threshold: float,
@@ -454,5 +470,5 @@ class FullDepthBaseline:
             BadArgument: as ``rates.mean_rate``.
         """
         whole, other = self.full.work, (against or self.full).work
-        saved = whole.like(other.values - one.work.values)
+        saved = whole.with_values(other.values - one.work.values)
         return mean_rate(saved, whole, threshold=threshold, rng=rng, draws=draws, unit=unit)

@@ -1,11 +1,11 @@
 """Speedup: ratios of paired times with the noise of the machine, ratios of counted work, and the batch size of no gain.
 
 **Interruptions.** One pair in twenty with one arm ten times slower moves a ratio of totals by more than any claim's
-threshold. ``interruptions`` finds pairs whose log ratio lies far from the others'. The counts on either side tell the
-cause: the machine strikes either arm equally, a slow arm is slow on its own side only.
+threshold. ``find_interruptions`` finds pairs whose log ratio lies far from the others'. The counts on either side tell
+the cause: the machine strikes either arm equally, a slow arm is slow on its own side only.
 
 **Spells.** Paired times are not independent: other processes come and go, clock frequencies wander, and the arms may
-feel it unequally. ``steadiness`` measures this:
+feel it unequally. ``measure_steadiness`` measures this:
 
     lag_one   correlation of neighbouring pairs' log ratios (with Kendall's correction for its bias)
     drift     KPSS statistic of the log ratios: how far their partial sums stray from a straight line. Of 1 / 6 on
@@ -14,14 +14,15 @@ feel it unequally. ``steadiness`` measures this:
     shared    the same of the time that both arms take together: the machine's own speed. If that wanders, arms
               that feel it unequally are likely, and a ratio shows it later than the times do
 
-``inflation`` multiplies squared standard errors of the ratio. It is at least ``UNSEEN``: a random walk that moves the
-mean as much as independent noise does goes unnoticed in five runs of six. ``total_ratio`` also takes the least certain
-of pairs, blocks of time and processes. False verdicts at the threshold then stay below 6 % each way in all but a few of
-the shapes that ``tests/laws/timing_noise.py`` simulates; docs/methods.md has the table.
+``variance_inflation`` multiplies squared standard errors of the ratio. It is at least ``UNSEEN``: a random walk that
+moves the mean as much as independent noise does goes unnoticed in five runs of six. ``estimate_total_speedup`` also
+takes the least certain of pairs, blocks of time and processes. False verdicts at the threshold then stay below 6 % each
+way in all but a few of the shapes that ``tests/laws/timing_noise.py`` simulates; docs/methods.md has the table.
 
-**Batch sizes.** ``speedup_limit`` finds the batch size from which on a method is no faster:
+**Batch sizes.** ``find_speedup_limit`` finds the batch size from which on a method is no faster:
 
-    at b     each baseline's ratio of total times over the method, with its two-sided 95 % interval (``total_ratio``)
+    at b     each baseline's ratio of total times over the method, with its two-sided 95 % interval
+    (``estimate_total_speedup``)
     shown    the gain is shown at b if the interval against *every* baseline lies above 1
     at       the gain vanishes at the smallest b at which it is not shown
 
@@ -30,7 +31,7 @@ interval reaches lowest. If that interval lies above 1, all do: an intersection�
 of baselines.
 
 The number of batch sizes needs no correction. They are tested from the smallest on and the first failure ends the test:
-a fixed sequence, which keeps the probability of a false gain below ``at`` at 2.5 % (Maurer, Hothorn and Lehmacher
+a fixed sequence, which keeps the probability of a false gain below that size at 2.5 % (Maurer, Hothorn and Lehmacher
 1995). Batch sizes after the crossing are listed and decide nothing.
 
 An interval that holds 1 may do so because few pairs were timed. So the sentence has the interval and the number of
@@ -49,7 +50,7 @@ from scipy import special, stats
 from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats
 from emad_ref.statistics.estimate import Estimate, fieller, identical_units, positive_mean_pvalue
-from emad_ref.statistics.units import ByPair, column_of, require_paired
+from emad_ref.statistics.units import ByPair, float_column, require_paired
 
 UNSEEN = 2.0  # factor of the squared error in every run
 DRIFT, DRIFT_FROM = 15.0, 0.15  # growth of that factor with ``drift``, and where it starts
@@ -65,7 +66,7 @@ OWN = 0.1  # p-value of equal chances for either arm below which interruptions a
 
 
 @dataclass(frozen=True)
-class Steadiness:
+class MachineSteadiness:
     """Steadiness of the machine over ``pairs`` timed pairs: ``lag_one``, ``drift`` and ``shared`` as above."""
 
     pairs: int
@@ -74,25 +75,25 @@ class Steadiness:
     shared: float
 
     @property
-    def inflation(self) -> float:
+    def variance_inflation(self) -> float:
         """Factor of the squared standard error of a ratio, ≥ ``UNSEEN``."""
         wandering = np.clip((self.shared - SHARED_FROM) / (SHARED_FULL - SHARED_FROM), 0.0, 1.0)
         return UNSEEN + DRIFT * max(0.0, self.drift - DRIFT_FROM) + SHARED * float(wandering)
 
     @property
-    def independent(self) -> int:
+    def independent_pair_count(self) -> int:
         """About how many independent pairs would give the same error of the mean, by ``lag_one``."""
         share = (1 - self.lag_one) / (1 + self.lag_one)
         return max(1, min(self.pairs, round(self.pairs * share)))
 
     @property
-    def unsteady(self) -> str:
+    def unsteady_reason(self) -> str:
         """Why the machine counts as unsteady, in words; "" if it was steady."""
         reasons = []
         if self.lag_one * math.sqrt(self.pairs) > LAG:
             reasons.append(
                 f"pairs that follow one another are alike (correlation {self.lag_one:.2f}; {self.pairs} pairs are "
-                f"worth about {self.independent} independent ones)"
+                f"worth about {self.independent_pair_count} independent ones)"
             )
         if self.drift > STRAYS:
             reasons.append("the ratio of the arms drifts over the run")
@@ -101,10 +102,10 @@ class Steadiness:
         return f"unsteady machine: {', and '.join(reasons)}" if reasons else ""
 
 
-def steadiness(a: Floats, b: Floats) -> Steadiness:
+def measure_steadiness(a: Floats, b: Floats) -> MachineSteadiness:
     """Steadiness over pairs [n] in the order of timing, n ≥ 2; times > 0."""
     ratio, together = np.log(a / b), np.log(a) + np.log(b)
-    return Steadiness(len(a), _lag_one(ratio), _kpss(ratio), _kpss(together))
+    return MachineSteadiness(len(a), _lag_one(ratio), _kpss(ratio), _kpss(together))
 
 
 def _lag_one(values: Floats) -> float:
@@ -122,68 +123,68 @@ def _kpss(values: Floats) -> float:
 
 
 @dataclass(frozen=True)
-class Interruptions:
+class TimingInterruptions:
     """[pairs] in which ``a`` or ``b`` took far longer than the other pairs suggest."""
 
     a: Bools
     b: Bools
 
     @property
-    def either(self) -> Bools:
+    def is_interrupted(self) -> Bools:
         return np.asarray(self.a | self.b)
 
     @property
-    def counts(self) -> tuple[int, int]:
+    def interruptions_per_arm(self) -> tuple[int, int]:
         return int(self.a.sum()), int(self.b.sum())
 
     @property
-    def own(self) -> bool:
+    def is_arm_specific(self) -> bool:
         """Whether one arm was struck significantly more often than the other: then it is slow by its nature."""
-        struck = sum(self.counts)
-        return struck > 0 and float(stats.binomtest(self.counts[0], struck).pvalue) < OWN
+        struck = sum(self.interruptions_per_arm)
+        return struck > 0 and float(stats.binomtest(self.interruptions_per_arm[0], struck).pvalue) < OWN
 
     @property
-    def of_machine(self) -> tuple[bool, bool]:
+    def is_machine_caused(self) -> tuple[bool, bool]:
         """Whether the machine explains the interruptions of ``a`` and of ``b``.
 
         It does if one arm has no more than the other and one standard deviation.
         """
-        a, b = self.counts
+        a, b = self.interruptions_per_arm
         return 0 < a <= b + math.sqrt(b), 0 < b <= a + math.sqrt(a)
 
     @property
-    def counted(self) -> tuple[Bools, Bools, Bools]:
+    def counted_pairs(self) -> tuple[Bools, Bools, Bools]:
         """[pairs] that count for the ratio, for showing it above a threshold, and for showing it below.
 
         Slow pairs of ``a`` raise the ratio a / b, so dropping them makes it harder to show a high ratio. Slow pairs of
         ``b`` lower it, and are dropped there only if interruptions by the machine explain them.
         """
         every = np.ones(len(self.a), dtype=np.bool_)
-        if self.own or not self.either.any():
+        if self.is_arm_specific or not self.is_interrupted.any():
             return every, every, every
-        machine_a, machine_b = self.of_machine
-        rest = ~self.either
+        machine_a, machine_b = self.is_machine_caused
+        rest = ~self.is_interrupted
         if machine_a and machine_b:
             return rest, rest, rest
         return every, rest if machine_b else ~self.a, rest if machine_a else ~self.b
 
-    def note(self, ratio: float) -> str:
+    def describe_treatment(self, ratio: float) -> str:
         """How such pairs were treated, in words; "" if there are none.
 
         ``ratio``: of all pairs, the baseline ``a`` over the candidate ``b``.
         """
-        struck, (a, b) = int(self.either.sum()), self.counts
+        struck, (a, b) = int(self.is_interrupted.sum()), self.interruptions_per_arm
         if not struck:
             return ""
         text = f"{struck} of {len(self.a)} pairs lie far from the others ({a} by the baseline, {b} by the candidate)"
-        if self.own:
+        if self.is_arm_specific:
             return f"{text}: the {'baseline' if a > b else 'candidate'} is slow at times, and they count"
-        if all(self.of_machine):
+        if all(self.is_machine_caused):
             return f"{text} and are set aside as interrupted; {ratio:.4g}× with them"
         return f"{text}: interrupted, or an arm that is slow at times"
 
 
-def interruptions(a: Floats, b: Floats) -> Interruptions:
+def find_interruptions(a: Floats, b: Floats) -> TimingInterruptions:
     """Pairs [n] whose log ratio lies ``STRUCK_SPREADS`` robust standard deviations and a factor of 2 from the median.
 
     None if more than half of all ratios are equal, since there is no noise to compare with.
@@ -192,18 +193,20 @@ def interruptions(a: Floats, b: Floats) -> Interruptions:
     away = logs - np.median(logs)
     spread = float(np.median(np.abs(away))) / MAD
     least = max(STRUCK, STRUCK_SPREADS * spread) if spread > 0 else math.inf
-    return Interruptions(away > least, away < -least)
+    return TimingInterruptions(away > least, away < -least)
 
 
 BLOCKS = (32, 16, 8)  # blocks of time of a run, each of two pairs or more
 PLANNED_INFLATION = 3.0  # of squared errors, with BLOCKS[-1] blocks: the assumption for a steady machine
 
 
-def log_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, level: float = 0.95) -> Estimate:
+def estimate_speedup_per_request(
+    times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, level: float = 0.95
+) -> Estimate:
     """Speedup of b over a per request: exp of the mean of log(a_i / b_i), every request counted alike.
 
-    The error is that of ``total_ratio``: a t test on pairs and on blocks of time, the least certain of them, and an
-    allowance for an unsteady machine.
+    The error is that of ``estimate_total_speedup``: a t test on pairs and on blocks of time, the least certain of them,
+    and an allowance for an unsteady machine.
 
     Args:
         times_a: [pairs] seconds of the baseline, in the order in which they were taken.
@@ -212,50 +215,55 @@ def log_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, level
 
     Raises:
         BadArgument: shapes or processes differ, no pair, a time that is not positive and finite, a threshold ≤ 0; or
-            pairs of several processes, which only ``total_ratio`` supports.
+            pairs of several processes, which only ``estimate_total_speedup`` supports.
     """
     a, b = _paired_times(times_a, times_b, threshold)
-    if times_a.processes > 1:
-        raise BadArgument("times_a", f"{times_a.processes} processes", "pairs of one process", "take total_ratio")
+    if times_a.process_count > 1:
+        raise BadArgument(
+            "times_a", f"{times_a.process_count} processes", "pairs of one process", "take estimate_total_speedup"
+        )
     logs, n = np.log(a / b), len(a)
     ratio, unit = float(np.exp(logs.mean())), "× as fast"
     if n == 1:
         return _single_pair(ratio, unit)
     if np.ptp(logs) <= 8 * np.finfo(np.float64).eps * max(1.0, np.abs(logs).max()):
         return _identical_ratio(ratio, n, threshold, level, unit)
-    noise, away = steadiness(a, b), math.log(threshold)
+    noise, away = measure_steadiness(a, b), math.log(threshold)
     looks = [logs, *(_block_sums(logs, blocks) / _block_sums(np.ones(n), blocks) for blocks in _blocks(n))]
     reaches = [
         float(special.stdtrit(len(look) - 1, (1 + level) / 2))
         * look.std(ddof=1)
-        * math.sqrt(noise.inflation / len(look))
+        * math.sqrt(noise.variance_inflation / len(look))
         for look in looks
     ]
     low, high = (float(np.exp(logs.mean() + side * max(reaches))) for side in (-1, 1))
     above, below = (
-        max(positive_mean_pvalue(sign * (look - away), noise.inflation) for look in looks) for sign in (1, -1)
+        max(positive_mean_pvalue(sign * (look - away), noise.variance_inflation) for look in looks) for sign in (1, -1)
     )  # fmt: skip
     method = "paired t on log ratios, of pairs and of blocks of time"
-    return Estimate(ratio, low, high, n, above, below, unit, method, ByPair.noun, unsteady=noise.unsteady)
+    return Estimate(ratio, low, high, n, above, below, unit, method, ByPair.noun, unsteady=noise.unsteady_reason)
 
 
-def total_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, level: float = 0.95) -> Estimate:
+def estimate_total_speedup(
+    times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, level: float = 0.95
+) -> Estimate:
     """Speedup of b over a on the whole mix of requests: Σ a_i / Σ b_i, with Fieller's interval.
 
     The ratio exceeds θ exactly if the mean of a_i − θ b_i exceeds 0, which a paired t test decides. The interval holds
-    every θ that it does not reject (Fieller 1954). Long requests weigh more, unlike in ``log_ratio``, which counts
-    every request alike. Pairs are requests of different lengths: a_i and b_i share the length and their differences do
-    not, so the t test fits even if the times are far from normal.
+    every θ that it does not reject (Fieller 1954). Long requests weigh more, unlike in
+    ``estimate_speedup_per_request``, which counts every request alike. Pairs are requests of different lengths: a_i and
+    b_i share the length and their differences do not, so the t test fits even if the times are far from normal.
 
     Blocks of time are independent, pairs are not: neighbours share the state of the machine. The same test is made on
     the totals of 32, 16 and 8 blocks of consecutive pairs, with one degree of freedom less than blocks. Pairs of
     several processes are also tested by process. Bounds and p-values are those of the least certain test, and all allow
-    for what ``steadiness`` finds of the machine and for what it cannot find.
+    for what ``measure_steadiness`` finds of the machine and for what it cannot find.
 
     If one arm of a pair takes far longer than the others suggest, the pair was interrupted, or the arm is slow at
-    times. If both arms were struck about equally often, such pairs are set aside, and ``note`` has the ratio of all. If
-    one was struck significantly more often, the arm is slow and every pair counts. In between the times do not tell,
-    and each side of the verdict drops the pairs that favour it (``Interruptions.counted``).
+    times. If both arms were struck about equally often, such pairs are set aside, and ``describe_treatment`` has the
+    ratio of all. If one was struck significantly more often, the arm is slow and every pair counts. In between the
+    times do not tell, and each side of the verdict drops the pairs that favour it
+    (``TimingInterruptions.counted_pairs``).
 
     Args:
         times_a: [pairs] seconds of the baseline, in the order in which they were taken.
@@ -272,14 +280,14 @@ def total_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, lev
         return _single_pair(every, unit)
     if np.abs(a - every * b).max() <= 8 * np.finfo(np.float64).eps * a.max():
         return _identical_ratio(every, n, threshold, level, unit)
-    struck = interruptions(a, b)
-    counted, above_by, below_by = struck.counted
-    noise = steadiness(a[~struck.either], b[~struck.either])
-    low, high, above, below = _least_sure(times_a.among(above_by), times_b.among(above_by), noise, threshold, level)
+    struck = find_interruptions(a, b)
+    counted, above_by, below_by = struck.counted_pairs
+    noise = measure_steadiness(a[~struck.is_interrupted], b[~struck.is_interrupted])
+    low, high, above, below = _least_sure(times_a.select(above_by), times_b.select(above_by), noise, threshold, level)
     if below_by is not above_by:
-        _, high, _, below = _least_sure(times_a.among(below_by), times_b.among(below_by), noise, threshold, level)
+        _, high, _, below = _least_sure(times_a.select(below_by), times_b.select(below_by), noise, threshold, level)
     ratio = float(a[counted].sum() / b[counted].sum())
-    processes = f" and {times_a.processes} processes" if times_a.processes > 1 else ""
+    processes = f" and {times_a.process_count} processes" if times_a.process_count > 1 else ""
     return Estimate(
         ratio,
         low,
@@ -290,21 +298,21 @@ def total_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, lev
         unit,
         f"t on a − θ·b over pairs, blocks of time{processes}, the least sure of them (Fieller)",
         ByPair.noun,
-        unsteady=noise.unsteady,
-        note=struck.note(every),
+        unsteady=noise.unsteady_reason,
+        note=struck.describe_treatment(every),
     )
 
 
 def _least_sure(
-    times_a: ByPair, times_b: ByPair, noise: Steadiness, threshold: float, level: float
+    times_a: ByPair, times_b: ByPair, noise: MachineSteadiness, threshold: float, level: float
 ) -> tuple[float, float, float, float]:
     """(low, high, p_above, p_below), the worst of each over pairs, blocks of time and processes."""
     a, b = (np.asarray(column.values, dtype=np.float64) for column in (times_a, times_b))
     looks = [(a, b), *((_block_sums(a, blocks), _block_sums(b, blocks)) for blocks in _blocks(len(a)))]
-    if times_a.processes > 1:
-        looks.append((times_a.independent, times_b.independent))
+    if times_a.process_count > 1:
+        looks.append((times_a.independent_values, times_b.independent_values))
     lows, highs, above, below = zip(
-        *(_ratio_by_t(*look, noise.inflation, threshold, level) for look in looks), strict=True
+        *(_ratio_by_t(*look, noise.variance_inflation, threshold, level) for look in looks), strict=True
     )
     return min(lows), max(highs), max(above), max(below)
 
@@ -330,7 +338,7 @@ def _ratio_by_t(
     return low, high, above, below
 
 
-def work_ratio(work_a: ByPair, work_b: ByPair, *, threshold: float = 1.0, level: float = 0.95) -> Estimate:
+def estimate_work_ratio(work_a: ByPair, work_b: ByPair, *, threshold: float = 1.0, level: float = 0.95) -> Estimate:
     """Ratio of FLOPs, a over b, on the whole mix of requests: Σ a_i / Σ b_i, with Fieller's interval.
 
     Work is counted: it has no noise, and requests drawn at random are independent.
@@ -340,7 +348,7 @@ def work_ratio(work_a: ByPair, work_b: ByPair, *, threshold: float = 1.0, level:
         threshold: the ratio to compare with, > 0.
 
     Raises:
-        BadArgument: as ``total_ratio``.
+        BadArgument: as ``estimate_total_speedup``.
     """
     a, b = _paired_times(work_a, work_b, threshold)
     ratio, n, unit = float(a.sum() / b.sum()), len(a), "× fewer FLOPs"
@@ -352,26 +360,28 @@ def work_ratio(work_a: ByPair, work_b: ByPair, *, threshold: float = 1.0, level:
     return Estimate(ratio, low, high, n, above, below, unit, "paired t on a − θ·b (Fieller)", ByPair.noun)
 
 
-def ratio_within(
+def estimate_ratio_with_error(
     a: ByPair, b: ByPair, off_a: ByPair, off_b: ByPair, *, threshold: float = 1.0, level: float = 0.95
 ) -> Estimate:
-    """``total_ratio`` with an instrument's error, which may go the same way in every pair.
+    """``estimate_total_speedup`` with an instrument's error, which may go the same way in every pair.
 
     Each bound and p-value is that of its worst case: all of a too high and all of b too low, or the other way round.
     ``off_a``, ``off_b`` [pairs]: relative error, 0 ≤ share < 1.
 
     Raises:
-        BadArgument: as ``total_ratio``; shares outside 0–1.
+        BadArgument: as ``estimate_total_speedup``; shares outside 0–1.
     """
-    shares = {"off_a": column_of("off_a", off_a, ByPair), "off_b": column_of("off_b", off_b, ByPair)}
+    shares = {"off_a": float_column("off_a", off_a, ByPair), "off_b": float_column("off_b", off_b, ByPair)}
     for name, share in shares.items():
         if not ((share >= 0) & (share < 1)).all():
             raise BadArgument(name, float(share.max()), "shares in 0–1, below 1", "lengthen the windows")
-    exact = total_ratio(a, b, threshold=threshold, level=level)
+    exact = estimate_total_speedup(a, b, threshold=threshold, level=level)
 
     def off(sign: int) -> Estimate:
         numerator, denominator = a.values * (1 + sign * off_a.values), b.values * (1 - sign * off_b.values)
-        return total_ratio(a.like(numerator), b.like(denominator), threshold=threshold, level=level)
+        return estimate_total_speedup(
+            a.with_values(numerator), b.with_values(denominator), threshold=threshold, level=level
+        )
 
     least, most = off(-1), off(+1)
     method = f"{exact.method}, instrument at its worst"
@@ -381,10 +391,10 @@ def ratio_within(
 def _paired_times(times_a: ByPair, times_b: ByPair, threshold: float) -> tuple[Floats, Floats]:
     for name, times in (("times_a", times_a), ("times_b", times_b)):
         _require_times(name, times)
-    a, b = column_of("times_a", times_a, ByPair), column_of("times_b", times_b, ByPair)
+    a, b = float_column("times_a", times_a, ByPair), float_column("times_b", times_b, ByPair)
     require_paired("times_b", times_b, times_a, "times come in pairs")
-    if times_a.processes != times_b.processes:
-        raise BadArgument("times_b.processes", times_b.processes, str(times_a.processes), "times come in pairs")
+    if times_a.process_count != times_b.process_count:
+        raise BadArgument("times_b.processes", times_b.process_count, str(times_a.process_count), "times come in pairs")
     if not (math.isfinite(threshold) and threshold > 0):
         raise BadArgument("threshold", threshold, "a positive ratio")
     return a, b
@@ -393,7 +403,7 @@ def _paired_times(times_a: ByPair, times_b: ByPair, threshold: float) -> tuple[F
 def _require_times(name: str, times: ByPair) -> None:
     """Raise BadArgument if an entry is not a time, and name it."""
     if not isinstance(times, ByPair) or np.ndim(times.values) != 1:
-        return  # ``column_of`` raises
+        return  # ``float_column`` raises
     values = np.asarray(times.values, dtype=np.float64)
     wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
     if len(wrong):
@@ -424,12 +434,12 @@ class BatchSpeedup:
     ratio: Estimate
 
     @property
-    def shown(self) -> bool:
+    def is_shown(self) -> bool:
         """Whether the speedup is shown against every baseline."""
         return self.ratio.low > 1
 
     @property
-    def text(self) -> str:
+    def description(self) -> str:
         """``0.97× [0.93, 1.01] against generate, 12 pairs``."""
         ratio = self.ratio
         interval = f"[{ratio.low:.2f}, {ratio.high:.2f}]"
@@ -443,29 +453,33 @@ class SpeedupLimit:
     sweep: tuple[BatchSpeedup, ...]
 
     @property
-    def at(self) -> BatchSpeedup | None:
+    def first_batch_without_gain(self) -> BatchSpeedup | None:
         """The smallest batch size at which the gain is not shown; None: it is shown at all of them."""
-        return next((each for each in self.sweep if not each.shown), None)
+        return next((each for each in self.sweep if not each.is_shown), None)
 
     @property
-    def again(self) -> tuple[int, ...]:
+    def larger_batches_with_gain(self) -> tuple[int, ...]:
         """Batch sizes beyond the crossing whose interval lies above 1."""
-        at = self.at
-        return () if at is None else tuple(each.rows for each in self.sweep if each.rows > at.rows and each.shown)
+        at = self.first_batch_without_gain
+        return () if at is None else tuple(each.rows for each in self.sweep if each.rows > at.rows and each.is_shown)
 
     @property
-    def text(self) -> str:
+    def description(self) -> str:
         """One sentence: where and at which ratio the gain vanishes; that there was none; or that it never vanished."""
-        at, largest = self.at, self.sweep[-1]
+        at, largest = self.first_batch_without_gain, self.sweep[-1]
         if at is None:
-            return f"still faster at batch {largest.rows}: {largest.text}"
+            return f"still faster at batch {largest.rows}: {largest.description}"
         first = at is self.sweep[0]
         head = f"no gain at batch {at.rows} already" if first else f"gain vanishes at batch {at.rows}"
-        beyond = f" (shown at batch {', '.join(map(str, self.again))} all the same)" if self.again else ""
-        return f"{head}: {at.text}{beyond}"
+        beyond = (
+            f" (shown at batch {', '.join(map(str, self.larger_batches_with_gain))} all the same)"
+            if self.larger_batches_with_gain
+            else ""
+        )
+        return f"{head}: {at.description}{beyond}"
 
 
-def speedup_limit(ratios: Mapping[int, Mapping[str, Estimate]]) -> SpeedupLimit:
+def find_speedup_limit(ratios: Mapping[int, Mapping[str, Estimate]]) -> SpeedupLimit:
     """Find the end of the gain. ``ratios``: batch size → baseline → speedup over it (> 1: faster).
 
     Raises:

@@ -1,8 +1,8 @@
 """Units of resampling, as types: one entry per document, per item or per timed pair; mixing them is a type error.
 
 Windows cut from one document are not independent, nor are questions about one paragraph, nor tokens of either. A column
-of windows becomes a column of documents through ``ByDocument.summed`` and in no other way. A column of items says which
-of them belong together: questions about one paragraph, repeats of one item.
+of windows becomes a column of documents through ``ByDocument.from_windows`` and in no other way. A column of items says
+which of them belong together: questions about one paragraph, repeats of one item.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ class Units:
     def __len__(self) -> int:
         return len(self.values)
 
-    def like(self, values: NDArray[Any]) -> Self:
+    def with_values(self, values: NDArray[Any]) -> Self:
         """Other ``values`` of the same units, in the same order."""
         if len(values) != len(self.values):
             raise BadArgument("values", len(values), f"{len(self.values)} entries", f"one for each of the {self.noun}")
         return replace(self, values=values)
 
-    def among(self, mask: Bools) -> Self:
+    def select(self, mask: Bools) -> Self:
         """The units for which ``mask`` [units] is true."""
         return replace(self, values=self.values[mask])
 
     @property
-    def names(self) -> Ints | None:
+    def ids(self) -> Ints | None:
         """[units] ids of the units, if they have some: two columns are paired by them."""
         return None
 
     @property
-    def independent(self) -> NDArray[Any]:
+    def independent_values(self) -> NDArray[Any]:
         """[n, …] ``values``, summed over dependent units: what is resampled, and what n counts."""
         return self.values
 
@@ -59,7 +59,7 @@ class ByDocument(Units):
     """One entry per document: its windows are summed.
 
     ``number`` int64 [documents]: id of each document, all different. Windows know their document, and become documents
-    only through ``summed``; uncut documents are ``ByDocument.distinct``.
+    only through ``from_windows``; uncut documents are ``ByDocument.from_whole_documents``.
 
     Raises:
         BadArgument: two entries of one document; another count of numbers than of entries.
@@ -79,30 +79,30 @@ class ByDocument(Units):
             raise BadArgument("number", f"{entries} entries", expected, "sum windows first: ByDocument.summed")
 
     @classmethod
-    def distinct(cls, values: NDArray[Any]) -> ByDocument:
+    def from_whole_documents(cls, values: NDArray[Any]) -> ByDocument:
         """Whole documents, none of which is part of another."""
         return cls(values, np.arange(np.shape(values)[0] if np.ndim(values) else 0, dtype=np.int64))
 
     @classmethod
-    def summed(cls, values: NDArray[Any], document: DocumentOf) -> ByDocument:
+    def from_windows(cls, values: NDArray[Any], document: DocumentMembership) -> ByDocument:
         """Sums of ``values`` [n, …] within each document, in the order of their numbers.
 
-        >>> windows = DocumentOf(np.array([0, 0, 4]))
-        >>> found = ByDocument.summed(np.array([2.0, 3.0, 4.0]), windows)
+        >>> windows = DocumentMembership(np.array([0, 0, 4]))
+        >>> found = ByDocument.from_windows(np.array([2.0, 3.0, 4.0]), windows)
         >>> found.values, found.number
         (array([5., 4.]), array([0, 4]))
 
         Raises:
             BadArgument: another number of entries than ``document`` has.
         """
-        return cls(document.sums(np.asarray(values)), np.unique(document.number))
+        return cls(document.sum_by_document(np.asarray(values)), np.unique(document.number))
 
-    def among(self, mask: Bools) -> Self:
+    def select(self, mask: Bools) -> Self:
         """The documents for which ``mask`` [documents] is true, with their numbers."""
         return replace(self, values=self.values[mask], number=self.number[mask])
 
     @property
-    def names(self) -> Ints | None:
+    def ids(self) -> Ints | None:
         return self.number
 
 
@@ -111,7 +111,7 @@ class ByItem(Units):
     """One entry per item of a task: a question, a source to summarise.
 
     ``cluster`` int64 [items]: items of one number depend on each other (questions about one paragraph, repeats of one
-    item) and count as one independent item. Items known to be independent are ``ByItem.distinct``.
+    item) and count as one independent item. Items known to be independent are ``ByItem.from_independent_items``.
 
     Raises:
         BadArgument: another number of clusters than of items, or clusters that are no whole numbers.
@@ -125,36 +125,42 @@ class ByItem(Units):
         cluster = np.asarray(self.cluster)
         if cluster.shape != (len(self.values),) or not np.issubdtype(cluster.dtype, np.integer):
             form, expected = f"{cluster.dtype}{list(cluster.shape)}", f"int64 [{len(self.values)}]"
-            raise BadArgument("cluster", form, expected, "one number per item; ByItem.distinct where all differ")
+            raise BadArgument(
+                "cluster", form, expected, "one number per item; ByItem.from_independent_items where all differ"
+            )
 
     @classmethod
-    def distinct(cls, values: NDArray[Any]) -> ByItem:
+    def from_independent_items(cls, values: NDArray[Any]) -> ByItem:
         """Items of which none depends on another.
 
-        >>> len(ByItem.distinct(np.array([True, False])).independent)
+        >>> len(ByItem.from_independent_items(np.array([True, False])).independent_values)
         2
         """
         return cls(values, np.arange(np.shape(values)[0] if np.ndim(values) else 0, dtype=np.int64))
 
-    def among(self, mask: Bools) -> Self:
+    def select(self, mask: Bools) -> Self:
         """The items for which ``mask`` [items] is true, in their clusters."""
         return replace(self, values=self.values[mask], cluster=self.cluster[mask])
 
     @property
-    def independent(self) -> NDArray[Any]:
+    def independent_values(self) -> NDArray[Any]:
         """[clusters, …] sums of ``values`` within each cluster; the values themselves if all items are distinct.
 
-        >>> ByItem(np.array([1.0, 2.0, 4.0]), np.array([7, 7, 9])).independent
+        >>> ByItem(np.array([1.0, 2.0, 4.0]), np.array([7, 7, 9])).independent_values
         array([3., 4.])
         """
-        return self.values if self.all_distinct else DocumentOf(self.cluster).sums(self.values)
+        return (
+            self.values
+            if self.has_only_independent_items
+            else DocumentMembership(self.cluster).sum_by_document(self.values)
+        )
 
     @property
-    def names(self) -> Ints | None:
+    def ids(self) -> Ints | None:
         return self.cluster
 
     @property
-    def all_distinct(self) -> bool:
+    def has_only_independent_items(self) -> bool:
         """Whether every item is a cluster of its own."""
         return len(np.unique(self.cluster)) == len(self.cluster)
 
@@ -183,25 +189,27 @@ class ByPair(Units):
             form, expected = f"{process.dtype}{list(process.shape)}", f"int64 [{len(self.values)}]"
             raise BadArgument("process", form, expected, "one number per pair; None where all ran in one process")
 
-    def among(self, mask: Bools) -> Self:
+    def select(self, mask: Bools) -> Self:
         """The pairs for which ``mask`` [pairs] is true, in their processes."""
         return replace(self, values=self.values[mask], process=None if self.process is None else self.process[mask])
 
     @property
-    def independent(self) -> NDArray[Any]:
+    def independent_values(self) -> NDArray[Any]:
         """[processes, …] sums of ``values`` within each process; the values themselves if all ran in one.
 
-        >>> ByPair(np.array([1.0, 2.0, 4.0]), np.array([0, 0, 1])).independent
+        >>> ByPair(np.array([1.0, 2.0, 4.0]), np.array([0, 0, 1])).independent_values
         array([3., 4.])
         """
-        return self.values if self.processes == 1 else DocumentOf(self._numbered).sums(self.values)
+        return (
+            self.values if self.process_count == 1 else DocumentMembership(self._numbered).sum_by_document(self.values)
+        )
 
     @property
-    def names(self) -> Ints | None:
+    def ids(self) -> Ints | None:
         return self.process
 
     @property
-    def processes(self) -> int:
+    def process_count(self) -> int:
         """Number of processes in which the pairs were timed."""
         return len(np.unique(self._numbered))
 
@@ -211,7 +219,7 @@ class ByPair(Units):
 
 
 @dataclass(frozen=True, eq=False)
-class DocumentOf:
+class DocumentMembership:
     """``number`` int64 [n]: the document of each token or window."""
 
     number: Ints
@@ -220,12 +228,12 @@ class DocumentOf:
         return len(self.number)
 
     @property
-    def place(self) -> NDArray[np.intp]:
+    def document_index(self) -> NDArray[np.intp]:
         """[n] index of each entry's document among those present, from 0."""
         place: NDArray[np.intp] = np.unique(self.number, return_inverse=True)[1]
         return place
 
-    def sums(self, values: NDArray[Any]) -> NDArray[Any]:
+    def sum_by_document(self, values: NDArray[Any]) -> NDArray[Any]:
         """[documents, …] sums of ``values`` [n, …] within each document."""
         if len(values) != len(self.number):
             raise BadArgument("values", len(values), f"{len(self.number)} entries", "one per token or window")
@@ -238,10 +246,10 @@ class DocumentOf:
         return np.add.reduceat(values, first, axis=0)
 
 
-def effective(weight: NDArray[Any]) -> int:
+def effective_sample_size(weight: NDArray[Any]) -> int:
     """Effective number of units, (Σ w)² / Σ w², rounded down: equal units whose mean varies as much (Kish 1965).
 
-    >>> effective(np.array([1.0, 1.0, 1.0])), effective(np.array([6.0, 1.0, 1.0, 1.0, 1.0]))
+    >>> effective_sample_size(np.array([1.0, 1.0, 1.0])), effective_sample_size(np.array([6.0, 1.0, 1.0, 1.0, 1.0]))
     (3, 2)
     """
     w = np.asarray(weight, dtype=np.float64)
@@ -249,12 +257,12 @@ def effective(weight: NDArray[Any]) -> int:
     return max(1, math.floor(float(w.sum() ** 2 / (w @ w)) * (1 + 1e-9)))
 
 
-def counted(n: int, noun: str) -> str:
+def format_unit_count(n: int, noun: str) -> str:
     """``n`` of a plural ``noun``: ``30 documents``, ``1 document``."""
     return f"{n} {noun.removesuffix('s') if n == 1 else noun}"
 
 
-def column_of(name: str, column: Units, kind: type[Units]) -> Floats:
+def float_column(name: str, column: Units, kind: type[Units]) -> Floats:
     """[n] values of ``column`` as float64.
 
     Raises:
@@ -277,11 +285,11 @@ def require_paired(name: str, column: Units, other: Units, remedy: str) -> None:
     """Raise BadArgument unless both columns have the same units: as many, with the same numbers or clusters."""
     if np.shape(column.values) != np.shape(other.values):
         raise BadArgument(name, np.shape(column.values), f"shape {np.shape(other.values)}", remedy)
-    mine, theirs = column.names, other.names
+    mine, theirs = column.ids, other.ids
     if mine is not None and theirs is not None and not np.array_equal(mine, theirs):
         raise BadArgument(f"{name}.names", mine[:5], f"the {column.noun} of the other side, {theirs[:5]}", remedy)
 
 
-def pooled(column: Units) -> Floats:
+def sum_dependent_units(column: Units) -> Floats:
     """[n] sums over dependent units."""
-    return np.asarray(column.independent, dtype=np.float64)
+    return np.asarray(column.independent_values, dtype=np.float64)

@@ -151,8 +151,8 @@ class Verdict(NotebookFacts):
     def _notebook_facts(self) -> dict[str, str]:
         if self.estimate is None:
             return {"verdict": self.verdict, "reason": self.reason}
-        found = number_format.quantity(self.estimate, self.unit, self.interval)
-        needs = number_format.needed({"threshold": self.threshold, "unit": self.unit, "good": self.good})
+        found = number_format.format_quantity(self.estimate, self.unit, self.interval)
+        needs = number_format.format_requirement({"threshold": self.threshold, "unit": self.unit, "good": self.good})
         return {"verdict": self.verdict, "found": f"found {found}"} | ({"needed": f"needs {needs}"} if needs else {})
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.point import BinSpec
-from emad_ref.statistics.speedup import log_ratio
+from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByPair
 from pytest_emad.suite_support import CLOCK, record_samples
 
@@ -71,7 +71,7 @@ def test_probes_are_calibrated_at_about_the_speed_of_a_plain_forward(benchmark, 
         batch_statistics(stepper, [TokenSequence(row) for row in rows[pair]], BinSpec(), None, probes)
 
     seconds = time_pairs({"plain": plain, "calibrated": calibrated}, pairs, np.random.default_rng(1)).process_seconds
-    ratio = log_ratio(ByPair(seconds["plain"]), ByPair(seconds["calibrated"]), threshold=LEAST[name])
+    ratio = estimate_speedup_per_request(ByPair(seconds["plain"]), ByPair(seconds["calibrated"]), threshold=LEAST[name])
     benchmark.extra_info |= {"forward / calibration of probes": ratio.value}
     record_samples(benchmark, seconds["calibrated"], f"{name}, probes")
     print(
@@ -107,7 +107,9 @@ def test_calibration_costs_little_beyond_its_forward_and_heads(benchmark, name):
     arms = {"plain": plain, "with heads": with_heads, "calibrated": calibrated}
     seconds = time_pairs(arms, pairs, np.random.default_rng(1)).process_seconds
     mine = ByPair(seconds["calibrated"])
-    forward, heads = (log_ratio(ByPair(seconds[arm]), mine, threshold=least) for arm in ("plain", "with heads"))
+    forward, heads = (
+        estimate_speedup_per_request(ByPair(seconds[arm]), mine, threshold=least) for arm in ("plain", "with heads")
+    )
     assert total[0].tokens.sum() == (pairs + 1) * windows * (length - 1)
     benchmark.extra_info |= {"forward / calibration": forward.value, "(forward + heads) / calibration": heads.value}
     record_samples(benchmark, seconds["calibrated"], name)

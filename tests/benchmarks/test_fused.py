@@ -18,7 +18,7 @@ from emad_ref.models.loading import load
 from emad_ref.models.weight_layout import lay_out_weights
 from emad_ref.point import full_depth, truncated
 from emad_ref.protocol import Prompt
-from emad_ref.statistics.speedup import log_ratio
+from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByPair
 
 pytestmark = pytest.mark.slow
@@ -73,8 +73,8 @@ def test_a_chunk_takes_little_more_than_one_token(first):
             arms[name, n] = run
     seconds = time_pairs(arms, PAIRS, rng, warm_up=5).seconds
     for n, most in MOST.items():
-        ratio = log_ratio(ByPair(seconds["fast", n]), ByPair(seconds["fast", 1]), threshold=most)
-        modules = log_ratio(ByPair(seconds["walked", n]), ByPair(seconds["fast", n]), threshold=1.0)
+        ratio = estimate_speedup_per_request(ByPair(seconds["fast", n]), ByPair(seconds["fast", 1]), threshold=most)
+        modules = estimate_speedup_per_request(ByPair(seconds["walked", n]), ByPair(seconds["fast", n]), threshold=1.0)
         print(f"layers {first + 1}…: {n} tokens take {ratio.value:.2f} of one; the modules {modules.value:.2f} of that")
         assert ratio.value <= most
         assert modules.value >= 1.0
@@ -111,13 +111,13 @@ def test_full_depth_is_faster_than_generate_and_never_slower_than_the_modules(na
     arms = {key: arm(decoder) for key, decoder in decoders.items()} | {"generate": generate}
     seconds = time_pairs(arms, pairs, rng, warm_up=2).seconds
     for rival, wanted in (("generate", least), ("modules", 1.0)):
-        ratio = log_ratio(ByPair(seconds[rival]), ByPair(seconds["full"]), threshold=wanted)
+        ratio = estimate_speedup_per_request(ByPair(seconds[rival]), ByPair(seconds["full"]), threshold=wanted)
         print(f"{name}: {rival} / full depth = {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]")
         assert ratio.value >= wanted
     block = (seconds["full"] - seconds["one"]) / (layers - 1)
     for depth in shares(layers):
         line = seconds["one"] + (depth - 1) * block
-        ratio = log_ratio(ByPair(seconds[depth]), ByPair(line), threshold=1.1)
+        ratio = estimate_speedup_per_request(ByPair(seconds[depth]), ByPair(line), threshold=1.1)
         print(f"{name}: depth {depth} of {layers} = {ratio.value:.2f} of its share")
         assert ratio.value <= 1.1
 

@@ -19,7 +19,7 @@ from emad_ref.benchmark.clock import time_pairs
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.point import Estimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.statistics.speedup import log_ratio
+from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByPair
 
 K, RANK = 64, 64
@@ -71,7 +71,9 @@ def timed(stepper, points, pairs, new):
     arms = {name: arm(WalkedDecoder(stepper, point)) for name, point in points.items()}
     seconds = time_pairs(arms, pairs, np.random.default_rng(2)).seconds
     ratios = {
-        name: log_ratio(ByPair(seconds[name]), ByPair(seconds["no probes"])) for name in points if name != "no probes"
+        name: estimate_speedup_per_request(ByPair(seconds[name]), ByPair(seconds["no probes"]))
+        for name in points
+        if name != "no probes"
     }
     for name, ratio in ratios.items():
         print(f"{name:24s} {ratio.value:.3f} × a step without probes [{ratio.low:.3f}, {ratio.high:.3f}]")

@@ -24,7 +24,7 @@ from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.replay import replay_all
-from emad_ref.statistics.speedup import log_ratio
+from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByPair
 from emad_ref.sweep.losses import loss_table
 from pytest_emad.suite_support import CLOCK, record_samples
@@ -117,7 +117,7 @@ def void(_):
 
 def test_full_depth_is_no_slower_than_generate(benchmark, loaded, samples):
     least = SHAPES[loaded.name][-1]
-    ratio = log_ratio(ByPair(samples["generate"]), ByPair(samples["full"]), threshold=least)
+    ratio = estimate_speedup_per_request(ByPair(samples["generate"]), ByPair(samples["full"]), threshold=least)
     benchmark.extra_info["generate / full depth"] = ratio.value
     record_samples(benchmark, samples["full"], loaded.name)
     print(f"{loaded.name}: generate / full depth = {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]")
@@ -130,7 +130,7 @@ def test_a_share_of_the_layers_takes_that_share_of_the_blocks_time(benchmark, lo
     layers, (weights, samples) = loaded.stepper.layers, shared
     per_block = (samples["full"] - samples["one"]) / (layers - 1)
     line = samples["one"] + (layers * SHARES[share] // 4 - 1) * per_block
-    ratio = log_ratio(ByPair(samples[share]), ByPair(line), threshold=MOST_OVER)
+    ratio = estimate_speedup_per_request(ByPair(samples[share]), ByPair(line), threshold=MOST_OVER)
     benchmark.extra_info[f"{share} of the layers / (embedding + head + that share of the blocks)"] = ratio.value
     record_samples(benchmark, samples[share], loaded.name)
     told = f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"

@@ -27,7 +27,7 @@ from emad_ref.calibration.calibration_run import (
 from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.models.loading import load
 from emad_ref.models.model_spec import ModelSpec, load_cached
-from emad_ref.statistics.speedup import log_ratio
+from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByPair
 from emad_ref.workers.dispatch import open_workers
 from pytest_emad.suite_support import CLOCK, record_samples
@@ -114,8 +114,8 @@ def test_two_workers_get_done_what_two_processes_do(benchmark, loaded, plan, row
             taken = time_pairs(arms, TURNS, np.random.default_rng(1)).seconds
     assert profiles["one"] == profiles["two"]
     seconds = {arm: ByPair(found) for arm, found in taken.items()}
-    gain = log_ratio(seconds["one worker"], seconds["two workers"], threshold=LEAST_GAIN)
-    most = log_ratio(seconds["one process"], seconds["two processes"])
+    gain = estimate_speedup_per_request(seconds["one worker"], seconds["two workers"], threshold=LEAST_GAIN)
+    most = estimate_speedup_per_request(seconds["one process"], seconds["two processes"])
     benchmark.extra_info |= {"gain of two workers": gain.value, "gain of two processes": most.value}
     record_samples(benchmark, taken["two workers"], "two workers")
     for arm, found in taken.items():

@@ -13,7 +13,9 @@ def right(rng: np.random.Generator, items: int, accuracy: float, lost: float, ga
     a share ``gained`` of what it does not."""
     reference = rng.random(items) < accuracy
     change = rng.random(items)
-    return ByItem.distinct(reference), ByItem.distinct(np.where(reference, change >= lost, change < gained))
+    return ByItem.from_independent_items(reference), ByItem.from_independent_items(
+        np.where(reference, change >= lost, change < gained)
+    )
 
 
 def seconds(rng: np.random.Generator, ratios: dict[str, float], pairs: int = 40) -> dict[str, ByPair]:

@@ -79,4 +79,8 @@ def documents(
         each = each * tokens / _mean_by_length(lengths, rises)
     full = FULL_NATS * tokens
     lost = full + tokens * each * math.log1p(rise)
-    return ByDocument.distinct(lost), ByDocument.distinct(full), ByDocument.distinct(tokens)
+    return (
+        ByDocument.from_whole_documents(lost),
+        ByDocument.from_whole_documents(full),
+        ByDocument.from_whole_documents(tokens),
+    )

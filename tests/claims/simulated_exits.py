@@ -88,7 +88,7 @@ def alike(rng: np.random.Generator, where: str, cell: Cell = PLAIN, sizes: str =
 
 def exited(score: ByItem, blocks: np.ndarray, tokens: np.ndarray) -> ExitScores:
     """Items whose tokens leave after ``blocks`` [items] on average."""
-    return ExitScores(score, score.like(blocks * tokens), score.like(tokens))
+    return ExitScores(score, score.with_values(blocks * tokens), score.with_values(tokens))
 
 
 def near(truths: dict[str, float], within: float) -> Callable[[Verdict], None]:

@@ -17,7 +17,9 @@ def judged(steps: list[float], n: int = 40) -> Verdict:
     means = 5 + np.concatenate([[0], np.cumsum(steps)])
     sums = tokens[:, None] * (means + 0.02 * source.standard_normal((n, len(means))))
     asked = ClaimContext(load_register()["EMAD-E1"], "m", np.random.default_rng(5))
-    return decide_entropy_profile((ByDocument.distinct(sums), ByDocument.distinct(tokens)), asked)
+    return decide_entropy_profile(
+        (ByDocument.from_whole_documents(sums), ByDocument.from_whole_documents(tokens)), asked
+    )
 
 
 @pytest.mark.parametrize(

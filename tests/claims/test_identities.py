@@ -31,7 +31,7 @@ from emad_ref.mutants.catalogue import CATALOGUE
 from emad_ref.mutants.mutant import DECLARED_NOISE
 from emad_ref.point import full_depth
 from emad_ref.protocol import Unsupported
-from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.statistics.verdicts import Leg, load_register
 from emad_ref.sweep.losses import loss_table
 from tests.decoders.foreign import ForeignDecoder
@@ -146,10 +146,10 @@ def int8_context() -> ClaimContext:
     return ClaimContext(REGISTER["EMAD-E12"], "m", np.random.default_rng(5))
 
 
-def perplexity_leg(document: DocumentOf, rates: np.ndarray, tokens: np.ndarray) -> Leg:
+def perplexity_leg(document: DocumentMembership, rates: np.ndarray, tokens: np.ndarray) -> Leg:
     """Of windows whose NLL rises by ``rates`` nats per token, cut from the documents of these numbers."""
     columns = (rates * tokens, np.zeros(len(rates)), tokens)
-    sums = tuple(ByDocument.summed(column, document) for column in columns)
+    sums = tuple(ByDocument.from_windows(column, document) for column in columns)
     return decide_quantisation(QuantisationEvidence((np.zeros(INT8_FED), 1e-4), "p", 0.5, sums), int8_context()).legs[
         -1
     ]
@@ -160,8 +160,8 @@ def test_windows_of_one_document_are_not_resampled_on_their_own():
     source = np.random.default_rng(1)
     of_each = source.normal(0.0, 0.06, 200)
     rates, tokens = np.repeat(of_each - of_each.mean() + 0.004, 4), np.full(800, 100)
-    of_documents = perplexity_leg(DocumentOf(np.repeat(np.arange(200), 4)), rates, tokens)
-    as_if_independent = perplexity_leg(DocumentOf(np.arange(800)), rates, tokens)
+    of_documents = perplexity_leg(DocumentMembership(np.repeat(np.arange(200), 4)), rates, tokens)
+    as_if_independent = perplexity_leg(DocumentMembership(np.arange(800)), rates, tokens)
     assert (of_documents.n, as_if_independent.n) == (200, 800)
     assert of_documents.estimate == pytest.approx(as_if_independent.estimate)
     assert (of_documents.outcome, as_if_independent.outcome) == ("inconclusive", "survived")

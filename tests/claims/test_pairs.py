@@ -164,7 +164,7 @@ def test_one_result_without_a_rule_keeps_the_other_from_surviving() -> None:
     ],
 )
 def test_no_value_is_compared_with_itself_and_all_at_one_saving(claim, constants, compared) -> None:
-    score, savings = ByItem.distinct(np.array([1.0, 0.5, 0.0])), []
+    score, savings = ByItem.from_independent_items(np.array([1.0, 0.5, 0.0])), []
 
     def routed(task, saving, varied):
         savings.append((saving, varied))

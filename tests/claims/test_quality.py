@@ -17,7 +17,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.measurements.operating_points import PointMeasurements
 from emad_ref.point import full_depth
 from emad_ref.statistics.accuracy import TaskAccuracy
-from emad_ref.statistics.number_format import quantity
+from emad_ref.statistics.number_format import format_quantity
 from emad_ref.statistics.units import ByDocument, ByItem
 from emad_ref.statistics.verdicts import Verdict, load_register
 
@@ -31,13 +31,19 @@ def corpus(rise: float, n: int = 200, spread: float = 0.002, seed: int = 1):
     tokens = source.integers(100, 300, n)
     reference = 2.0 * tokens
     candidate = reference + tokens * (math.log1p(rise) + spread * source.standard_normal(n))
-    return ByDocument.distinct(candidate), ByDocument.distinct(reference), ByDocument.distinct(tokens)
+    return (
+        ByDocument.from_whole_documents(candidate),
+        ByDocument.from_whole_documents(reference),
+        ByDocument.from_whole_documents(tokens),
+    )
 
 
 def task(lost: int, n: int = 1000):
     reference, candidate = np.ones(n, bool), np.ones(n, bool)
     candidate[:lost] = False
-    return TaskAccuracy(ByItem.distinct(reference), ByItem.distinct(candidate), guess=0.0, saving=0.3)
+    return TaskAccuracy(
+        ByItem.from_independent_items(reference), ByItem.from_independent_items(candidate), guess=0.0, saving=0.3
+    )
 
 
 def point(rise=0.001, lost=(0, 0, 0), saves=0.3, name="p", n=500, spread=0.002, items=1000) -> PointMeasurements:
@@ -158,10 +164,12 @@ def test_one_document_with_most_of_the_tokens_is_told_and_decides_nothing():
     """Of 500 documents one has 60 % of the tokens: the effective number is that of two or three."""
     tokens = np.full(500, 100)
     tokens[7] = 1.5 * 100 * 499
-    full = ByDocument.distinct(2.0 * tokens)
-    lost = ByDocument.distinct(2.1 * tokens)
+    full = ByDocument.from_whole_documents(2.0 * tokens)
+    lost = ByDocument.from_whole_documents(2.1 * tokens)
     for arms in ((full, full), (lost, full)):
-        verdict = f1(PointMeasurements("p", 0.5, {"world": (*arms, ByDocument.distinct(tokens))}, point().tasks))
+        verdict = f1(
+            PointMeasurements("p", 0.5, {"world": (*arms, ByDocument.from_whole_documents(tokens))}, point().tasks)
+        )
         assert (verdict.verdict, verdict.n) == ("inconclusive", 2)
         said = (
             "2 documents, at least 30 are needed; 500 unequal documents count as 2; the largest has 60 % of the tokens"
@@ -174,10 +182,10 @@ def test_one_document_with_most_of_the_tokens_is_told_and_decides_nothing():
 
 def of_documents(each: np.ndarray) -> str:
     """The reason of the perplexity leg where documents of 100 tokens rise by ``each`` nats per token."""
-    tokens = ByDocument.distinct(np.full(len(each), 100))
-    full = ByDocument.distinct(200.0 + np.zeros(len(each)))
+    tokens = ByDocument.from_whole_documents(np.full(len(each), 100))
+    full = ByDocument.from_whole_documents(200.0 + np.zeros(len(each)))
     (leg, *_) = f1(
-        PointMeasurements("p", 0.5, {"world": (full.like(200 + 100 * each), full, tokens)}, point().tasks)
+        PointMeasurements("p", 0.5, {"world": (full.with_values(200 + 100 * each), full, tokens)}, point().tasks)
     ).legs
     return f"{leg.outcome}: {leg.reason}"
 
@@ -208,20 +216,23 @@ def test_a_rise_on_the_threshold_is_told_so_and_asks_for_nothing():
 def test_a_rise_of_hundreds_of_nats_is_falsified_with_a_finite_number(nats):
     verdict = f1(PointMeasurements("p", 0.5, {"world": corpus(math.expm1(1.0), spread=0.1)}, point().tasks))
     assert verdict.verdict == "falsified"
-    tokens = ByDocument.distinct(np.full(400, 100))
-    full = ByDocument.distinct(np.full(400, 200.0))
-    steep = full.like(200 + 100 * (nats + noise(400)))
+    tokens = ByDocument.from_whole_documents(np.full(400, 100))
+    full = ByDocument.from_whole_documents(np.full(400, 200.0))
+    steep = full.with_values(200 + 100 * (nats + noise(400)))
     leg = f1(PointMeasurements("p", 0.5, {"world": (steep, full, tokens)}, point().tasks)).legs[0]
     assert leg.outcome == "falsified"
     assert math.log1p(leg.estimate) == pytest.approx(min(nats, 700))
     assert ("800 nats per token" in leg.reason) == (nats == 800)
-    assert quantity(leg.estimate, leg.unit).count("0") < 10  # it fits into a line
+    assert format_quantity(leg.estimate, leg.unit).count("0") < 10  # it fits into a line
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_names_the_document(wrong):
-    full, tokens = ByDocument.distinct(np.full(40, 200.0)), ByDocument.distinct(np.full(40, 100))
-    broken = full.like(np.where(np.arange(40) == 17, wrong, 200.0))
+    full, tokens = (
+        ByDocument.from_whole_documents(np.full(40, 200.0)),
+        ByDocument.from_whole_documents(np.full(40, 100)),
+    )
+    broken = full.with_values(np.where(np.arange(40) == 17, wrong, 200.0))
     with pytest.raises(BadArgument, match=r"nll_candidate\[17\]=(nan|inf), but expected a finite number; look at doc"):
         f1(PointMeasurements("p", 0.5, {"world": (broken, full, tokens)}, point().tasks))
 
@@ -251,7 +262,9 @@ def test_with_fewer_than_two_tasks_it_cannot_survive_on_perplexity_alone(lost):
 
 def test_tasks_that_full_depth_does_not_solve_prove_nothing():
     good = point()
-    wrong, coin = (ByItem.distinct(values) for values in (np.zeros(1000, dtype=bool), np.arange(1000) % 2 == 0))
+    wrong, coin = (
+        ByItem.from_independent_items(values) for values in (np.zeros(1000, dtype=bool), np.arange(1000) % 2 == 0)
+    )
     poor = replace(good, tasks=good.tasks | dict.fromkeys(list(good.tasks)[1:], TaskAccuracy(wrong, wrong, 0.0, 0.3)))
     verdict = f1(poor)
     assert verdict.verdict == "inconclusive"
@@ -315,8 +328,8 @@ def test_without_a_corpus_it_cannot_survive():
 
 
 def test_lossless_exits_survive_and_say_what_they_do_not_exclude():
-    tokens = ByDocument.distinct(np.full(400, 100))
-    nll = ByDocument.distinct(2.0 * tokens.values)
+    tokens = ByDocument.from_whole_documents(np.full(400, 100))
+    nll = ByDocument.from_whole_documents(2.0 * tokens.values)
     verdict = f1(PointMeasurements("p", 0.5, {"world": (nll, nll, tokens)}, point().tasks))
     assert verdict.verdict == "survived"
     assert verdict.legs[0].interval is None

@@ -18,7 +18,7 @@ from emad_ref.measurements.traces import EntropyEstimates
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.protocol import Unsupported
-from emad_ref.statistics.units import ByPair, DocumentOf
+from emad_ref.statistics.units import ByPair, DocumentMembership
 from emad_ref.statistics.verdicts import load_register
 from tests.claims.simulation import asked
 from tests.small import LAYERS, small_model
@@ -56,10 +56,10 @@ def test_windows_of_one_document_are_no_documents_of_their_own() -> None:
     readings = {"topk": full + rng.standard_normal(full.shape)}
     window = np.repeat(np.arange(40), 10)
     as_windows = entropy_premises.decide_estimator_ranking(
-        EstimatorRankingEvidence([2], full, readings, DocumentOf(window)), asked("EMAD-E4", rng)
+        EstimatorRankingEvidence([2], full, readings, DocumentMembership(window)), asked("EMAD-E4", rng)
     )
     as_documents = entropy_premises.decide_estimator_ranking(
-        EstimatorRankingEvidence([2], full, readings, DocumentOf(window // 2)), asked("EMAD-E4", rng)
+        EstimatorRankingEvidence([2], full, readings, DocumentMembership(window // 2)), asked("EMAD-E4", rng)
     )
     assert (as_windows.verdict, as_windows.n) == ("falsified", 40)
     assert (as_documents.verdict, as_documents.n) == ("inconclusive", 20)

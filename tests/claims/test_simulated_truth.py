@@ -63,9 +63,9 @@ def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn(documents: int, resamples: int, rng: np.random.Generator) -> Floats:
         return document_draws(documents, min(resamples, SAMPLES), rng)
 
-    document_draws = rates.document_draws
+    document_draws = rates.draw_document_counts
     for module in (rates, fronts, learned_exits, quality):
-        monkeypatch.setattr(module, "document_draws", drawn)
+        monkeypatch.setattr(module, "draw_document_counts", drawn)
 
 
 @pytest.mark.usefixtures("few_samples")

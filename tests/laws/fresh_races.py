@@ -15,7 +15,7 @@ from tabulate import tabulate
 from emad_ref.claims.speedup import SpeedupEvidence, TimedBatch, decide_speedup
 from emad_ref.measurements.study import BUDGETS, Budget
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.speedup import total_ratio
+from emad_ref.statistics.speedup import estimate_total_speedup
 from emad_ref.statistics.units import ByPair
 from tests.claims.simulation import asked
 
@@ -60,7 +60,7 @@ def against_itself(budget: Budget) -> list[Estimate]:
     found = []
     for draw in range(DRAWS):
         timed = raced(budget, np.random.default_rng([draw, budget.rank]))
-        found.append(total_ratio(timed.baselines["generate"], timed.adaptive))
+        found.append(estimate_total_speedup(timed.baselines["generate"], timed.adaptive))
     return found
 
 

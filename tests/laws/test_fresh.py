@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from emad_ref.measurements.study import BUDGETS
-from emad_ref.statistics.speedup import total_ratio, work_ratio
+from emad_ref.statistics.speedup import estimate_total_speedup, estimate_work_ratio
 from emad_ref.statistics.units import ByPair
 from tests.laws.fresh_races import ALIKE, UNALIKE, against_itself, verdicts
 
@@ -40,9 +40,9 @@ def test_pairs_of_one_process_taken_as_independent_would_not_cover():
         layout = (0.03 * rng.standard_normal(20))[process]
         a, b = np.exp(layout + 0.05 * rng.standard_normal(200)), np.ones(200)
         for name, of_process, ratio_of in (
-            ("processes", process, total_ratio),
-            ("blocks", None, total_ratio),
-            ("pairs", None, work_ratio),
+            ("processes", process, estimate_total_speedup),
+            ("blocks", None, estimate_total_speedup),
+            ("pairs", None, estimate_work_ratio),
         ):
             each = ratio_of(ByPair(a, of_process), ByPair(b, of_process))
             inside[name] += each.low <= math.exp((0.03**2 + 0.05**2) / 2) <= each.high

@@ -84,7 +84,7 @@ def verdict(planted: str) -> str:
     point = replace(truncated(full.layers, 1) if planted == "fast" else full, name=NAME)
     made.latency._shape = BUDGET.prompt_tokens, BUDGET.new_tokens
     (timed,) = made.latency.timed(point).values()
-    assert timed.by_pair()["full"].processes == BUDGET.processes
+    assert timed.by_pair()["full"].process_count == BUDGET.processes
     found = SpeedupEvidence({1: timed_batch(timed, made.latency.checked(timed, point))})
     return decide_speedup(found, asked("EMAD-F2", np.random.default_rng(0))).verdict
 

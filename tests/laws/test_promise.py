@@ -24,7 +24,7 @@ from emad_ref.record import Floats
 from emad_ref.screening import drift as drift
 from emad_ref.screening.drift import DocumentFeatures, replayed_features
 from emad_ref.screening.guarantee import ERROR, EXCESS, excess_loss, require_order
-from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.sweep.losses import point_columns
 from emad_ref.sweep.risk import betting_p_values
 from emad_ref.tuning import windows_of
@@ -46,7 +46,9 @@ class Read:
     points: list[OperatingPoint]
 
     def signs(self, chosen: int) -> DocumentFeatures:
-        return replayed_features(self.trace, self.points[chosen], DocumentOf(np.arange(self.trace.sequences)), "a text")
+        return replayed_features(
+            self.trace, self.points[chosen], DocumentMembership(np.arange(self.trace.sequences)), "a text"
+        )
 
 
 def points_of(model: LoadedModel, corpus: str) -> list[OperatingPoint]:
@@ -77,7 +79,7 @@ def read(model: LoadedModel, points: list[OperatingPoint], corpus: str, document
     assert len({window.document for window in windows}) == len(windows), "one window a document"
     trace = take_trace(model.stepper, windows, estimators={points[0].estimator: PROBES}, lens=points[0].lens)
     found = point_columns(trace, model.geometry, [full_depth(12), *points])
-    each = ByDocument.distinct
+    each = ByDocument.from_whole_documents
     losses = excess_loss(each(found.nll_nats[:, 1:]), each(found.nll_nats[:, 0]), each(trace.lengths))
     return Read(losses.values, found.depth[:, 1:] / trace.lengths[:, None], trace, points)
 
@@ -126,7 +128,7 @@ def test_fresh_documents_risk_no_more_than_was_promised(corpus, record_property,
 
 
 def _some(signs: DocumentFeatures, documents: np.ndarray) -> DocumentFeatures:
-    return DocumentFeatures(signs.names, ByDocument.distinct(signs.values.values[documents]), signs.text)
+    return DocumentFeatures(signs.names, ByDocument.from_whole_documents(signs.values.values[documents]), signs.text)
 
 
 @pytest.mark.slow

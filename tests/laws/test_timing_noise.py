@@ -10,7 +10,12 @@ from scipy.stats import binom
 
 from emad_ref.claims.speedup import SpeedupEvidence, TimedBatch, decide_speedup
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.speedup import log_ratio, steadiness, total_ratio, work_ratio
+from emad_ref.statistics.speedup import (
+    estimate_speedup_per_request,
+    estimate_total_speedup,
+    estimate_work_ratio,
+    measure_steadiness,
+)
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Leg
 from tests.claims.simulation import asked
@@ -58,7 +63,7 @@ def test_twice_the_threshold_s_gain_is_shown_where_noise_is_ordinary(pairs, leas
 def test_a_paired_t_test_of_the_same_draws_errs_far_more_often():
     """What blocks and the allowance are for."""
     for shape in (autoregressive(0.8), shared_drift(0.03)):
-        found = [work_ratio(a, b) for a, b in seconds(shape, 120, 100)]
+        found = [estimate_work_ratio(a, b) for a, b in seconds(shape, 120, 100)]
         assert np.mean([min(each.p_above, each.p_below) <= LEVEL for each in found]) > 0.3
 
 
@@ -89,7 +94,7 @@ def test_a_gain_far_beyond_the_spells_is_shown_all_the_same():
 
 def test_a_steady_machine_is_seldom_called_unsteady():
     """5 % by each of three looks."""
-    named = [bool(total_ratio(*race).unsteady) for race in seconds(independent, 60, 200)]
+    named = [bool(estimate_total_speedup(*race).unsteady) for race in seconds(independent, 60, 200)]
     assert np.mean(named) <= 0.15
 
 
@@ -108,14 +113,14 @@ def test_too_few_pairs_name_how_many_are_needed():
 
 def test_what_is_measured_of_correlated_pairs_is_their_correlation():
     a, b = (column.values for column in seconds(autoregressive(0.5), 2000, 1)[0])
-    found = steadiness(a, b)
+    found = measure_steadiness(a, b)
     assert found.lag_one == pytest.approx(0.5, abs=0.06)
-    assert found.independent == pytest.approx(2000 / 3, rel=0.2)
-    assert found.inflation >= steadiness(a[:2], b[:2]).inflation - 2
+    assert found.independent_pair_count == pytest.approx(2000 / 3, rel=0.2)
+    assert found.variance_inflation >= measure_steadiness(a[:2], b[:2]).variance_inflation - 2
 
 
 def test_one_ratio_per_pair_pays_for_correlation_as_totals_do():
-    found = [log_ratio(a, b) for a, b in seconds(autoregressive(0.8), 60, 100)]
+    found = [estimate_speedup_per_request(a, b) for a, b in seconds(autoregressive(0.8), 60, 100)]
     assert sum(each.p_above <= LEVEL for each in found) <= 12
     assert sum(each.p_below <= LEVEL for each in found) <= 12
     assert any(each.unsteady for each in found)
@@ -125,7 +130,7 @@ def test_one_ratio_per_pair_pays_for_correlation_as_totals_do():
 
 
 def test_interruptions_that_strike_either_arm_are_set_aside_and_told():
-    found = [total_ratio(a, b, threshold=1.1) for a, b in seconds(interrupted(0.05), 120, 100, ratio=1.2)]
+    found = [estimate_total_speedup(a, b, threshold=1.1) for a, b in seconds(interrupted(0.05), 120, 100, ratio=1.2)]
     assert sum(each.p_above <= LEVEL for each in found) >= 60, "by a paired t test 13"
     aside = [each for each in found if "set aside as interrupted" in each.note]
     assert len(aside) >= 40
@@ -136,7 +141,7 @@ def test_interruptions_that_strike_either_arm_are_set_aside_and_told():
 
 def test_an_arm_that_is_slow_at_times_is_not_flattered():
     """1.5 × as fast on nineteen requests of twenty and ten times slower on the other: 1.03 × in total."""
-    found = [total_ratio(a, b, threshold=1.1) for a, b in seconds(slow_at_times(0.05, 1.5), 120, 100)]
+    found = [estimate_total_speedup(a, b, threshold=1.1) for a, b in seconds(slow_at_times(0.05, 1.5), 120, 100)]
     assert sum(each.p_above <= LEVEL for each in found) <= 6
     counted = [each for each in found if "the candidate is slow at times, and they count" in each.note]
     assert len(counted) >= 60
@@ -150,7 +155,9 @@ def mirrored(found: Estimate, back: Estimate) -> bool:
 def test_exchanging_arms_exchanges_the_verdict():
     for shape in (interrupted(0.1), slow_at_times(0.05, 1.5), shared_drift(0.03)):
         for a, b in seconds(shape, 60, 10):
-            assert mirrored(total_ratio(a, b, threshold=1.1), total_ratio(b, a, threshold=1 / 1.1))
+            assert mirrored(
+                estimate_total_speedup(a, b, threshold=1.1), estimate_total_speedup(b, a, threshold=1 / 1.1)
+            )
 
 
 # ------------------------------------------------------------ recorded
@@ -163,7 +170,9 @@ def test_recorded_races_of_an_arm_beside_itself_decide_nothing(pairs):
     with np.load(TRACES) as traces:
         for first, second in traces.values():
             for start in range(0, len(first) - pairs + 1, pairs):
-                found.append(total_ratio(*(ByPair(arm[start : start + pairs] / 1e6) for arm in (first, second))))
+                found.append(
+                    estimate_total_speedup(*(ByPair(arm[start : start + pairs] / 1e6) for arm in (first, second)))
+                )
     assert len(found) * pairs >= 9000
     for side in ("p_above", "p_below"):
         assert sum(getattr(each, side) <= LEVEL for each in found) <= MOST * len(found)

@@ -18,7 +18,7 @@ from scipy.signal import lfilter
 from tabulate import tabulate
 
 from emad_ref.record import Floats, Ints
-from emad_ref.statistics.speedup import total_ratio, work_ratio
+from emad_ref.statistics.speedup import estimate_total_speedup, estimate_work_ratio
 from emad_ref.statistics.units import ByPair
 
 NOISE = 0.05  # standard deviation of a request's log time by itself
@@ -176,7 +176,10 @@ def rates(
     shape: Shape, pairs: int, draws: int, *, ratio: float = 1.0, threshold: float = 1.0, told: bool = False
 ) -> tuple[float, float, float]:
     """Shares of draws shown above ``threshold``, shown below it, and whose interval holds ``ratio``."""
-    found = [total_ratio(a, b, threshold=threshold) for a, b in seconds(shape, pairs, draws, ratio=ratio, told=told)]
+    found = [
+        estimate_total_speedup(a, b, threshold=threshold)
+        for a, b in seconds(shape, pairs, draws, ratio=ratio, told=told)
+    ]
     return (
         float(np.mean([each.p_above <= LEVEL for each in found])),
         float(np.mean([each.p_below <= LEVEL for each in found])),
@@ -186,7 +189,7 @@ def rates(
 
 def _plain(shape: Shape, pairs: int, draws: int) -> str:
     """The same by a paired t test that takes pairs to be independent."""
-    found = [work_ratio(a, b) for a, b in seconds(shape, pairs, draws)]
+    found = [estimate_work_ratio(a, b) for a, b in seconds(shape, pairs, draws)]
     either = (np.mean([each.p_above <= LEVEL for each in found]), np.mean([each.p_below <= LEVEL for each in found]))
     return " / ".join(f"{100 * share:.0f}" for share in either)
 
@@ -211,7 +214,7 @@ def _power(draws: int) -> list[dict[str, float]]:
                 name: round(100 * rates(shape, pairs, draws, ratio=speedup, threshold=1.1)[0])
                 for name, shape in (("independent", independent), ("interrupted", interrupted(0.05)))
             }
-            t = [work_ratio(a, b, threshold=1.1) for a, b in seconds(independent, pairs, draws, ratio=speedup)]
+            t = [estimate_work_ratio(a, b, threshold=1.1) for a, b in seconds(independent, pairs, draws, ratio=speedup)]
             plain = round(100 * float(np.mean([each.p_above <= LEVEL for each in t])))
             rows.append({"pairs": pairs, "truly": speedup, **shown, "paired t, independent": plain})
     return rows

@@ -102,14 +102,14 @@ def test_a_time_that_is_none_is_refused(own):
 
 def test_the_smallest_decidable_speedup_is_decided_about_as_often_as_promised():
     """30 pairs, spread 5 %, power 80 %: 400 simulated runs, 4 standard errors of a share (8 points)."""
-    from emad_ref.statistics.speedup import BLOCKS, PLANNED_INFLATION, log_ratio
+    from emad_ref.statistics.speedup import BLOCKS, PLANNED_INFLATION, estimate_speedup_per_request
     from emad_ref.statistics.units import ByPair
 
     planned = {"units": BLOCKS[-1], "inflation": PLANNED_INFLATION}
     truth, source = smallest_decidable_speedup(0.05, 30, threshold=1.10, **planned), np.random.default_rng(0)
     assert truth > 1.10
     shown = [
-        log_ratio(
+        estimate_speedup_per_request(
             ByPair(truth * np.exp(0.05 * source.standard_normal(30))), ByPair(np.ones(30)), threshold=1.10
         ).p_above
         <= 0.05

@@ -58,7 +58,7 @@ class Text:
         rate, spent = self.level[:, None] + lost, 1 - savings * self.willingness[:, None]
         full = 1000.0 * self.tokens * (1 + 0.001 * self.tokens)
         columns = rate * self.tokens[:, None], full[:, None] * spent, self.tokens
-        return FamilySplit(*map(ByDocument.distinct, columns))
+        return FamilySplit(*map(ByDocument.from_whole_documents, columns))
 
 
 def family(name: str, texts: tuple[Text, Text], curve: Curve, savings: Floats = SAVINGS) -> PointFamily:
@@ -93,7 +93,8 @@ def halved(side: PointFamily) -> PointFamily:
     def half(split: FamilySplit) -> FamilySplit:
         odd = (np.arange(len(split.tokens)) % 2 == 1)[:, None]
         loss, flops = (
-            column.like(np.where(odd, column.values, column.values[:, :1])) for column in (split.loss, split.flops)
+            column.with_values(np.where(odd, column.values, column.values[:, :1]))
+            for column in (split.loss, split.flops)
         )
         return FamilySplit(loss, flops, split.tokens)
 

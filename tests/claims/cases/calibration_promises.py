@@ -107,10 +107,10 @@ def promised(
     """An exit of this mean loss; ``sets`` of which shares are ``broken`` or chose ``full`` depth."""
 
     def found(rng: np.random.Generator) -> GuaranteeEvidence:
-        fresh = None if mean is None else ByDocument.distinct(exit_losses(rng, mean, count))
+        fresh = None if mean is None else ByDocument.from_whole_documents(exit_losses(rng, mean, count))
         luck = rng.random(sets)
         chosen = np.where(luck < broken, len(grid) - 1, np.where(luck > 1 - full, -1, 1))
-        pool = ByDocument.distinct(np.stack([exit_losses(rng, each, EXIT_POOL) for each in grid], axis=1))
+        pool = ByDocument.from_whole_documents(np.stack([exit_losses(rng, each, EXIT_POOL) for each in grid], axis=1))
         draws = (chosen, pool) if sets else None
         return GuaranteeEvidence(
             fresh, EXIT_RISK, ERROR, 300, power, draws, "" if mean is not None else "nothing was certified"
@@ -124,7 +124,7 @@ def costly(share: float, count: int, rest: float = 0.0) -> Callable[[np.random.G
 
     def found(rng: np.random.Generator) -> GuaranteeEvidence:
         lost = np.where(rng.random(count) < share, 0.2, rest)
-        return GuaranteeEvidence(ByDocument.distinct(lost), 0.01, ERROR, 300, 0.9, cap=0.2)
+        return GuaranteeEvidence(ByDocument.from_whole_documents(lost), 0.01, ERROR, 300, 0.9, cap=0.2)
 
     return found
 

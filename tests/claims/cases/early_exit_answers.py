@@ -148,7 +148,7 @@ def copies(sooner: float, gained: float):
 
     def draw(rng: np.random.Generator) -> StateCopies:
         copied = contest(rng, "task, j=2", sooner=sooner, gained=gained)
-        same = copied.ours.score.like(np.arange(ITEMS) % 5 != 0)
+        same = copied.ours.score.with_values(np.arange(ITEMS) % 5 != 0)
         return RuleComparisons((copied,), LAYERS), [same]
 
     return draw

@@ -49,8 +49,8 @@ def answers(
         divergence, losses = spread_around(kl), own + np.log1p(rise) + 0.004 * rng.standard_normal(n)
         losses += 0.5 * (rng.uniform(size=n) < ruined)
         columns = (divergence, spread_around(error), losses, own, rng.binomial(TOKENS, 0.999, n) / TOKENS)
-        sums = [ByDocument.distinct(TOKENS * column) for column in columns]
-        positions = ByDocument.distinct(np.full(n, TOKENS))
+        sums = [ByDocument.from_whole_documents(TOKENS * column) for column in columns]
+        positions = ByDocument.from_whole_documents(np.full(n, TOKENS))
         return DistributionEvidence(*sums, positions, dtype, TWINS, NOISE)
 
     return found
@@ -117,13 +117,17 @@ def timed(
         own = TOKENS * rng.gamma(4.0, 0.2, n)
         losses = own + TOKENS * (np.log1p(rise) + 0.004 * rng.standard_normal(n))
         blocks = np.full(40, 12.0 * TOKENS)
-        skipped = None if saved is None else ByDocument.distinct(blocks * (saved + 0.05 * rng.standard_normal(40)))
+        skipped = (
+            None
+            if saved is None
+            else ByDocument.from_whole_documents(blocks * (saved + 0.05 * rng.standard_normal(40)))
+        )
         return OwnRuleEvidence(
             states,
             *(ByPair(times) for times in (full, rule)),
-            *(ByDocument.distinct(column) for column in (losses, own, np.full(n, TOKENS))),
+            *(ByDocument.from_whole_documents(column) for column in (losses, own, np.full(n, TOKENS))),
             skipped,
-            None if saved is None else ByDocument.distinct(blocks),
+            None if saved is None else ByDocument.from_whole_documents(blocks),
             explained,
             None if generate_s is None else ByPair(generate_s * np.exp(0.05 * rng.standard_normal(60))),
         )
@@ -193,14 +197,14 @@ def sampled(n: int = 208, icc: float = 0.0, *, head: float = 1.0, tail: float = 
             shares = {
                 t: np.full(n, share) if icc == 0 else rng.beta(share * k, (1 - share) * k, n) for t in TEMPERATURES
             }
-            return {t: ByDocument.distinct(rng.binomial(DRAWN, each)) for t, each in shares.items()}
+            return {t: ByDocument.from_whole_documents(rng.binomial(DRAWN, each)) for t, each in shares.items()}
 
         def repeated() -> ByDocument:
             chance = 0.5 * rng.beta(1.0, 2.0, n)  # that two draws of a prompt are equal
             equal = (rng.uniform(size=(2, n)) < chance + copied * (1 - chance)).mean(axis=0)
-            return ByDocument.distinct((equal - chance) / (1 - chance))
+            return ByDocument.from_whole_documents((equal - chance) / (1 - chance))
 
-        tokens = ByDocument.distinct(np.full(n, DRAWN))
+        tokens = ByDocument.from_whole_documents(np.full(n, DRAWN))
         repeats = {name: repeated() for name in ("seeds", "rows of a request")}
         return SamplingEvidence(counts(HEAD * head), counts(TAIL * tail), tokens, repeats)
 
@@ -240,8 +244,8 @@ def accepting(n: int = 200, icc: float = 0.0, *, shift: float = 0.0, positions: 
         for at in range(positions):
             before = 1.0 if not at else RECORD[at - 1] + shift
             left = rng.binomial(left, np.clip((RECORD[at] + shift) / before + (levels if not at else 0.0), 0, 1))
-            accepted.append(ByDocument.distinct(left))
-        return AcceptanceEvidence(ByDocument.distinct(drafts), accepted)
+            accepted.append(ByDocument.from_whole_documents(left))
+        return AcceptanceEvidence(ByDocument.from_whole_documents(drafts), accepted)
 
     return found
 

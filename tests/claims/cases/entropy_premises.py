@@ -14,7 +14,7 @@ from emad_ref.claims.entropy_premises import (
     ProbeShares,
 )
 from emad_ref.measurements.pareto import MarginGain
-from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.statistics.verdicts import Leg, Verdict, load_register
 from tests.claims.simulation import Case, celled, clustered
 
@@ -32,9 +32,9 @@ def profile(steps: list[float], documents: int = 60, icc: float = 0.3, spread: f
     def found(rng: np.random.Generator) -> EntropySums:
         tokens = rng.integers(50, 200, documents * WINDOWS)
         columns = [clustered(rng, documents, WINDOWS, icc) for _ in range(len(steps) + 1)]
-        document = DocumentOf(columns[0][1])
+        document = DocumentMembership(columns[0][1])
         means = 3.0 + np.cumsum([0.0, *steps]) + spread * np.stack([column for column, _ in columns], axis=1)
-        return ByDocument.summed(means * tokens[:, None], document), ByDocument.summed(tokens, document)
+        return ByDocument.from_windows(means * tokens[:, None], document), ByDocument.from_windows(tokens, document)
 
     return found
 
@@ -114,7 +114,7 @@ def ranked_alike(rho: Mapping[str, float], documents: int = 40, icc: float = 0.2
     def found(rng: np.random.Generator) -> EstimatorRankingEvidence:
         full = columns(rng, documents, icc)
         readings = {name: with_correlation(full, value, columns(rng, documents, icc)) for name, value in rho.items()}
-        document = DocumentOf(np.repeat(np.arange(documents), TOKENS))
+        document = DocumentMembership(np.repeat(np.arange(documents), TOKENS))
         return EstimatorRankingEvidence(PROBES, full, readings, document, listed={"linear"})
 
     return found
@@ -204,7 +204,7 @@ def along(
         entropy += 0.2 * rng.standard_normal(len(document))
         too_late = is_hard & (rng.random(len(document)) < shares(rng, late, icc, documents)[document])
         depth = 4.0 + DEEPER * doublings + rng.standard_normal(len(document))
-        return ContextDepthEvidence(doublings, entropy, depth, too_late, DocumentOf(document), blocks_saved)
+        return ContextDepthEvidence(doublings, entropy, depth, too_late, DocumentMembership(document), blocks_saved)
 
     return found
 
@@ -290,7 +290,7 @@ def sloped(slope: float, gain: MarginGain = GAINED):
     def found(rng: np.random.Generator) -> tuple[EntropySums, MarginGain]:
         tokens = rng.integers(50, 200, DOCUMENTS)
         means = 3.0 + slope * np.arange(LAYERS) + 0.05 * rng.standard_normal((DOCUMENTS, LAYERS))
-        return (ByDocument.distinct(means * tokens[:, None]), ByDocument.distinct(tokens)), gain
+        return (ByDocument.from_whole_documents(means * tokens[:, None]), ByDocument.from_whole_documents(tokens)), gain
 
     return found
 

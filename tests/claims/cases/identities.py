@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from emad_ref.claims.identities import BlockCounts, LogitDifferences, QuantisationEvidence
-from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims.simulation import Case, celled, clustered
 
@@ -105,7 +105,7 @@ def copied(rise: float = 0.002, saves: float = 0.3, moved: float = 1e-5, documen
         deviation, cluster = clustered(rng, documents, WINDOWS, icc)
         full = tokens * rng.uniform(1.0, 3.0, len(tokens))
         lost = full + tokens * (math.log1p(rise) + SPREAD_NATS * deviation)
-        sums = tuple(ByDocument.summed(column, DocumentOf(cluster)) for column in (lost, full, tokens))
+        sums = tuple(ByDocument.from_windows(column, DocumentMembership(cluster)) for column in (lost, full, tokens))
         return QuantisationEvidence((differences, INT8_TOLERANCE), "emad m=0.00", saves, sums)
 
     return found

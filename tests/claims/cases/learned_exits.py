@@ -29,15 +29,15 @@ class Text:
         self._rng = rng
         self._tokens = rng.integers(100, 300, count)
         self._nll = self._tokens * rng.uniform(1.0, 3.0, count)
-        full = DocumentCosts("full depth", *map(ByDocument.distinct, (self._nll, EACH * self._tokens)))
-        self.measured = FullDepthBaseline(full, ByDocument.distinct(self._tokens))
+        full = DocumentCosts("full depth", *map(ByDocument.from_whole_documents, (self._nll, EACH * self._tokens)))
+        self.measured = FullDepthBaseline(full, ByDocument.from_whole_documents(self._tokens))
 
     def spent(self, name: str, saves: float, rises: float) -> DocumentCosts:
         """One that saves this share and whose perplexity rises by so much, on average."""
         lost = math.log1p(rises) + LOSES * self._rng.standard_normal(len(self._tokens))
         share = saves + SAVES * self._rng.standard_normal(len(self._tokens))
         nll, work = self._nll + self._tokens * lost, EACH * self._tokens * (1 - share)
-        return DocumentCosts(name, ByDocument.distinct(nll), ByDocument.distinct(work))
+        return DocumentCosts(name, ByDocument.from_whole_documents(nll), ByDocument.from_whole_documents(work))
 
 
 # ---------------------------------------------------------------- EMAD-X1
@@ -76,8 +76,8 @@ def shaped(rises: str) -> Callable[[int, float], Callable[[np.random.Generator],
     def made(n: int, icc: float) -> Callable[[np.random.Generator], CriterionEvidence]:
         def found(rng: np.random.Generator) -> CriterionEvidence:
             lost, full, tokens = shapes.documents(rng, 0.01, n, rises, "one window")
-            whole = tokens.like(1000.0 * tokens.values)
-            less = tokens.like(whole.values * (0.7 + 0.02 * rng.standard_normal(n)))
+            whole = tokens.with_values(1000.0 * tokens.values)
+            less = tokens.with_values(whole.values * (0.7 + 0.02 * rng.standard_normal(n)))
             measured = FullDepthBaseline(DocumentCosts("full depth", full, whole), tokens)
             return CriterionEvidence(measured, DocumentCosts("chosen", lost, less), [], 0.45, "")
 

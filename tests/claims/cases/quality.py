@@ -29,7 +29,11 @@ def documents(rng: np.random.Generator, rise: float, count: int, spread: float =
     full = tokens * rng.uniform(1.0, 3.0, count)
     each = math.log1p(rise) + spread * rng.standard_normal(count)
     # a rate that depends on the length would move Σ x / Σ n away from the mean rate: the truth is the latter
-    return ByDocument.distinct(full + tokens * each), ByDocument.distinct(full), ByDocument.distinct(tokens)
+    return (
+        ByDocument.from_whole_documents(full + tokens * each),
+        ByDocument.from_whole_documents(full),
+        ByDocument.from_whole_documents(tokens),
+    )
 
 
 def items(
@@ -313,7 +317,9 @@ def lost(
         tokens = rng.integers(100, 300, count)
         full = np.log(perplexity) + 0.2 * rng.standard_normal(count)
         nats = full + np.log1p(rise) + spread * rng.standard_normal(count)
-        nll, reference, read = (ByDocument.distinct(column) for column in (nats * tokens, full * tokens, tokens))
+        nll, reference, read = (
+            ByDocument.from_whole_documents(column) for column in (nats * tokens, full * tokens, tokens)
+        )
         tasks = {task: items(rng, drop, answered, 0.8, **options) for task, drop in drops.items()}
         tasks |= {task: items(rng, drop, answered, 0.8, saving=0.004) for task, drop in (idle or {}).items()}
         measured = float(np.exp((full * tokens).sum() / tokens.sum()))

@@ -177,7 +177,9 @@ def emad(
         tasks = {
             "task": TaskAccuracy(*right(rng, items, 1.0, drop, 0.0), GUESS, saving),
             "other": TaskAccuracy(*right(rng, items, 1.0, 0.0, 0.0), GUESS, saving),
-            "guessed": TaskAccuracy(*(ByItem.distinct(rng.random(items) < GUESS) for _ in range(2)), GUESS, EMAD_SAVED),
+            "guessed": TaskAccuracy(
+                *(ByItem.from_independent_items(rng.random(items) < GUESS) for _ in range(2)), GUESS, EMAD_SAVED
+            ),
         }
         return SpeculationEvidence(made, 8, "emad", 4 if "self-speculative" in arms else None, tasks, unusable)
 

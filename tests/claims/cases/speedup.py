@@ -259,7 +259,7 @@ def copies(rng: np.random.Generator, documents: int = 30) -> NllPair:
     tokens = rng.integers(20, 30, documents)
     exact = tokens * (2.0 + 0.3 * rng.standard_normal(documents))
     copied = exact + tokens * (COPIED_NATS + 0.02 * rng.standard_normal(documents))
-    return tuple(ByDocument.distinct(column) for column in (copied, exact, tokens))
+    return tuple(ByDocument.from_whole_documents(column) for column in (copied, exact, tokens))
 
 
 def lists_copying_and_no_more(verdict: Verdict) -> None:

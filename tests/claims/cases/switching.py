@@ -85,7 +85,7 @@ def always_large(items: int, icc: float):
     def found(rng: np.random.Generator) -> SwitchingScoreEvidence:
         hard, cluster = clustered(rng, items, 3 if icc else 1, icc)
         alone = ByItem(norm.cdf(hard) < ACCURACY, cluster)
-        own = alone.like(alone.values.astype(float))
+        own = alone.with_values(alone.values.astype(float))
         judged = RoutedTask("rules", own, alone, 0.0, (0.0, 0.0)), alone
         return SwitchingScoreEvidence({("task", result): judged for result in KEPT})
 
@@ -106,7 +106,7 @@ def one_task_is_alike(rng: np.random.Generator) -> SwitchingScoreEvidence:
 
 
 def nobody_is_right(rng: np.random.Generator) -> SwitchingScoreEvidence:
-    none = ByItem.distinct(np.zeros(120, dtype=bool))
+    none = ByItem.from_independent_items(np.zeros(120, dtype=bool))
     return SwitchingScoreEvidence({("task", "llama"): (RoutedTask("rules", none, none, 0.41, SAVED), none)})
 
 
@@ -160,8 +160,8 @@ def loses(symbol: str, losses: Mapping[int, float], items: int = 200):
         for value, loss in losses.items():
             change = rng.random(items) < abs(loss) / (CONSTANT_ACCURACY if loss > 0 else 1 - CONSTANT_ACCURACY)
             score = own & ~change if loss > 0 else own | change
-            varied[value] = ByItem.distinct(score.astype(float)), 1 / value
-        reference = ByItem.distinct(own.astype(float)), 0.25
+            varied[value] = ByItem.from_independent_items(score.astype(float)), 1 / value
+        reference = ByItem.from_independent_items(own.astype(float)), 0.25
         return ConstantEvidence("task", symbol, SAVING, REFERENCE, reference, varied)
 
     return found
@@ -227,9 +227,9 @@ def tokens(decisive: float, small: float, wrong: float, calm_wrong: float, items
         high_small, calm = rng.binomial(high, small), rng.binomial(length - high, small)
         return DecisiveTokenEvidence(
             "task, rule",
-            *map(ByItem.distinct, (high, high_small, rng.binomial(high_small, wrong * difficulty))),
-            ByItem.distinct(calm),
-            ByItem.distinct(rng.binomial(calm, calm_wrong * difficulty)),
+            *map(ByItem.from_independent_items, (high, high_small, rng.binomial(high_small, wrong * difficulty))),
+            ByItem.from_independent_items(calm),
+            ByItem.from_independent_items(rng.binomial(calm, calm_wrong * difficulty)),
         )
 
     return found
@@ -276,7 +276,7 @@ WAYS = ("rules", "speculative, k = 2")
 def gating(lost: float, gained: float):
     def found(rng: np.random.Generator) -> GatedSpeculationEvidence:
         switched, gated = (
-            column.like(column.values.astype(float)) for column in right(rng, 200, GATED_ACCURACY, lost, gained)
+            column.with_values(column.values.astype(float)) for column in right(rng, 200, GATED_ACCURACY, lost, gained)
         )
         return GatedSpeculationEvidence("task", 0.25, switched, gated, WAYS)
 

@@ -511,7 +511,11 @@ def test_a_profile_of_its_probes_alone_is_that_of_all_layers_there(tmp_path):
     held = whole.statistics
     columns = [0, 2]
     fewer = EntropyStatistics(
-        held.tokens, held.sums[:, columns], held.squares[:, columns], held.histogram[:, columns], held.sequences
+        held.tokens,
+        held.sums[:, columns],
+        held.squares[:, columns],
+        held.histogram[:, columns],
+        held.sequences,
     )
     owner = {name: OWNER[name] for name in ("model", "fingerprint", "dtype")}
     profile = profile_from(

@@ -235,8 +235,8 @@ def test_intervals_resample_documents_and_all_rows_on_the_same_draws(
         asked.append((len(mine), len(full), int(np.sum(tokens.values)), id(options["draws"])))
         return rise(mine, full, tokens, **options)
 
-    rise = ablations.perplexity_rise
-    monkeypatch.setattr(ablations, "perplexity_rise", seen)
+    rise = ablations.estimate_perplexity_rise
+    monkeypatch.setattr(ablations, "estimate_perplexity_rise", seen)
     table = AblationRows(run, np.random.default_rng(0))
     first, again = table.at([run.traces.profile.point(0.0)] * 2, {})
     assert run.traces.evaluation.sequences > DOCUMENTS, "no document has two windows: nothing was tested"
@@ -564,7 +564,12 @@ def test_the_curve_of_margins_names_the_tasks_that_count(run: ModelMeasurements)
 
     def at(task: str, point: OperatingPoint) -> TaskAccuracy:
         right, saving = held[task]
-        return TaskAccuracy(ByItem.distinct(right), ByItem.distinct(right), 0.0, 0.0 if point == full else saving)
+        return TaskAccuracy(
+            ByItem.from_independent_items(right),
+            ByItem.from_independent_items(right),
+            0.0,
+            0.0 if point == full else saving,
+        )
 
     evidence = SimpleNamespace(subject=run.subject, scored=SimpleNamespace(replayed=list(held), at=at))
     shares = {"solved %": 0.9, "idle %": 0.8}

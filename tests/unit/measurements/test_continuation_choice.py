@@ -126,7 +126,7 @@ def test_it_counts_like_every_task(run: ModelMeasurements) -> None:
     assert run.scored.tasks == run.scored.replayed == [CONTINUATION_CHOICE]
     assert run.scored.guess(CONTINUATION_CHOICE) == 0.25
     at = run.scored.at(CONTINUATION_CHOICE, FIRST)
-    assert at.full.all_distinct, "the unit is the document"
+    assert at.full.has_only_independent_items, "the unit is the document"
     assert len(at.full) == COUNTS["evaluate"]
     assert at.solved
     assert 0.4 < at.saving < 0.9

@@ -255,7 +255,11 @@ def test_flops_that_were_not_counted_are_none_and_unsolved_tasks_are_noted(tuned
     for task in exits.tasks:
         for point in [exits.full, *(exits.point(rule, minimum) for minimum in exits.minima for rule in RULES)]:
             done = tuned.exits.under(task, point)
-            wrong = replace(done.exited, score=ByItem.distinct(np.zeros(TABLE_ITEMS))) if task == "qa" else done.exited
+            wrong = (
+                replace(done.exited, score=ByItem.from_independent_items(np.zeros(TABLE_ITEMS)))
+                if task == "qa"
+                else done.exited
+            )
             exits._answered[task, point] = replace(done, counted=None, exited=wrong)
     shown = rule_table(exits)
     assert {row["together MFLOPs"] for row in shown.tables[0].rows} == {None}
@@ -486,10 +490,10 @@ def test_questions_about_one_paragraph_share_a_cluster_and_items_of_the_world_do
     assert 2 <= len(set(texts)) <= 3
     assert len(set(items.cluster.tolist())) == len(set(texts))
     assert all(texts[i] == texts[list(items.cluster).index(number)] for i, number in enumerate(items.cluster))
-    assert len(items.column(items.cluster).independent) == len(set(texts))
+    assert len(items.column(items.cluster).independent_values) == len(set(texts))
     assert items.column(items.cluster).cluster is items.cluster
     for task in WORLD_TASKS:
-        assert made(bundled=True).exits.task_items.items(task).column([0.0] * ITEMS["smoke"]).all_distinct
+        assert made(bundled=True).exits.task_items.items(task).column([0.0] * ITEMS["smoke"]).has_only_independent_items
 
 
 def test_what_calibrates_is_about_other_texts_each_about_its_own(made, data: Path) -> None:

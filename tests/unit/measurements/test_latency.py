@@ -35,7 +35,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.generation import LOOKUP, count_traced_graphs
 from emad_ref.models.loading import load
 from emad_ref.record import Record
-from emad_ref.statistics.speedup import total_ratio
+from emad_ref.statistics.speedup import estimate_total_speedup
 from emad_ref.statistics.units import ByPair
 from tests.claims.simulation import asked
 from tests.small import LAYERS, small_model
@@ -91,7 +91,7 @@ def test_timings_become_pairs_for_intervals():
     taken = {"full": np.array([2.0, 4.0, 3.0]), "adaptive": np.array([1.0, 2.0, 1.0])}
     arms = TimingResult(PairedTimings(taken, taken, ("full", "adaptive", "full")), [], {}, ()).by_pair()
     assert list(arms) == ["full", "adaptive"]
-    ratio = total_ratio(arms["full"], arms["adaptive"])
+    ratio = estimate_total_speedup(arms["full"], arms["adaptive"])
     assert (ratio.n, ratio.noun) == (3, "pairs")
     assert ratio.value == pytest.approx(9 / 4)
 
@@ -113,7 +113,7 @@ def test_speedups_that_the_preflight_names_are_decided_about_as_often_as_it_prom
     for _ in range(400):
         for side, truth in (("above", above), ("below", below)):
             made = drawn(truth, rng)
-            ratio = total_ratio(ByPair(made["full"]), ByPair(made["adaptive"]), threshold=1.1)
+            ratio = estimate_total_speedup(ByPair(made["full"]), ByPair(made["adaptive"]), threshold=1.1)
             shown[side] += ratio.p_above <= 0.05 if side == "above" else ratio.p_below <= 0.05 / legs
     assert all(0.72 < found / 400 < 0.88 for found in shown.values()), shown
 
@@ -442,7 +442,7 @@ def test_a_sweep_is_timed_once_from_few_pairs_looked_at_and_named(monkeypatch):
     assert (legs["batch 8, against generate"].outcome, legs["batch 8, against generate"].n) == ("measured", FEW_PAIRS)
     assert legs["batch 8: timed requests"].n > 0
     exhibits = speedup.speedup_exhibits(found, evidence, point, question)
-    said = speedup.speedup_limit_of(found.every).text
+    said = speedup.speedup_limit_of(found.every).description
     assert legs[speedup.ENDS].reason == said
     assert verdict.reason.endswith(said)
     assert any(note.endswith(said) for note in exhibits.notes)

@@ -117,7 +117,7 @@ class Told:
         self.items = [SimpleNamespace(example=replace(example, answer=str(n))) for n in range(400)]
 
     def right(self, point):
-        return ByItem.distinct(self.rights[not point.probes])
+        return ByItem.from_independent_items(self.rights[not point.probes])
 
     def saving(self, point):
         return self.shares[not point.probes]
@@ -157,7 +157,7 @@ def test_repeats_of_a_world_item_share_a_cluster(stepper, monkeypatch) -> None:
     monkeypatch.setattr(task_scores.world, "examples", lambda *asked: made)
     monkeypatch.setattr(task_scores.world, "TASKS", {"recall": None})
     held = run.scored.at("recall", run.replay_validity.shallow_point)
-    assert len(held.full.independent) == len(held.adaptive.independent) == 3
+    assert len(held.full.independent_values) == len(held.adaptive.independent_values) == 3
     assert held.saving > 0.05
 
 

@@ -170,7 +170,7 @@ def test_random_weights_leave_nothing_to_judge(models) -> None:
 
 def compared(pair, small, large, guess=0.0, items=60) -> PairComparison:
     """Both models alone: [items] right by either, in the order of the items."""
-    rights = [ByItem.distinct(np.arange(items) < right) for right in (small, large)]
+    rights = [ByItem.from_independent_items(np.arange(items) < right) for right in (small, large)]
     gap = accuracy_drop(rights[1], rights[0], threshold=0.1)
     return PairComparison(*(ItemAnswers(right, np.ones(items), np.ones(items), None) for right in rights), guess, gap)
 
@@ -224,7 +224,7 @@ def test_share_and_saving_are_inverse(pair) -> None:
 
 
 def done(large_share, score, items=20) -> ItemAnswers:
-    right = ByItem.distinct(np.arange(items) < round(score * items))
+    right = ByItem.from_independent_items(np.arange(items) < round(score * items))
     emitted = np.full(items, 100)
     return ItemAnswers(right, emitted, np.full(items, round(100 * large_share)), None)
 

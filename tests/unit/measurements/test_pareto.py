@@ -32,7 +32,7 @@ from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import full_depth
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.rates import profile_slope
+from emad_ref.statistics.rates import estimate_entropy_slope
 from emad_ref.sweep import losses
 from emad_ref.sweep.front import lower_hulls
 from emad_ref.sweep.grids import EMAD_FAMILY, SETTINGS_PER_FAMILY, NetSaving
@@ -428,7 +428,7 @@ def test_the_gain_is_what_the_cheapest_margin_within_bounds_on_validation_saves_
 def test_a_dot_has_the_slope_of_the_profile_by_document() -> None:
     evidence = small_evidence()
     found, traces = profile_flatness(evidence.traces, evidence.rivals, np.random.default_rng(3)), evidence.traces
-    expected = profile_slope(*traces.entropy_sums, threshold=0.0, rng=np.random.default_rng(3))
+    expected = estimate_entropy_slope(*traces.entropy_sums, threshold=0.0, rng=np.random.default_rng(3))
     assert found.slope == expected
     assert (found.model, found.corpus) == ("small", "self")
     gained = margin_gain(evidence.rivals)

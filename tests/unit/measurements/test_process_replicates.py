@@ -97,7 +97,7 @@ def test_every_pair_is_timed_once_in_one_of_the_processes(divided):
         assert {len(column) for column in found.seconds.values()} == {PAIRS}
         assert all((column > 0).all() for column in found.seconds.values())
         assert found.process.tolist() == [0, 0, 0, 1, 1, 2, 2]
-        assert found.by_pair()["full"].processes == PROCESSES
+        assert found.by_pair()["full"].process_count == PROCESSES
         assert [len(prompts) for prompts in found.prompts] == [rows] * PAIRS
         assert {len(done) for done in found.outputs.values()} == {PAIRS}
         assert len(found.timings.first) == PAIRS

@@ -26,7 +26,7 @@ from emad_ref.measurements.verification import (
 from emad_ref.models.geometry import geometry_named
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.protocol import Unsupported
-from emad_ref.statistics.speedup import total_ratio
+from emad_ref.statistics.speedup import estimate_total_speedup
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Verdict
 from tests.decoders.cached import CachedDecoder
@@ -197,7 +197,7 @@ def test_depths_that_cannot_be_forced_are_a_claim(nano, elsewhere):
 
 def speedup(quarter: float, spread: float = 0.03, seed: int = 0):
     full, less = np.exp(spread * np.random.default_rng(seed).standard_normal((2, PAIRS)))
-    return total_ratio(ByPair(full), ByPair(quarter * less))
+    return estimate_total_speedup(ByPair(full), ByPair(quarter * less))
 
 
 @pytest.mark.parametrize("share", [0.25, 0.6])

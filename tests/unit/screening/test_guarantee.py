@@ -24,11 +24,11 @@ from emad_ref.screening.guarantee import (
     excess_loss,
     require_order,
 )
-from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.sweep.risk import betting_p_values
 
 NAMES = ("strict", "middle", "loose")
-whole = ByDocument.distinct
+whole = ByDocument.from_whole_documents
 
 
 def drawn(rng: np.random.Generator, documents: int, means: tuple[float, ...], spread: float = 0.003) -> ByDocument:
@@ -52,9 +52,10 @@ def test_excess_is_what_a_token_costs_more_and_gains_are_nothing() -> None:
 
 def test_windows_become_documents_before_they_are_divided() -> None:
     """Of two windows, one lost 2 nats and the other gained 1: the document lost 1 over all its tokens."""
-    of = DocumentOf(np.array([7, 7, 9]))
+    of = DocumentMembership(np.array([7, 7, 9]))
     point, full, tokens = (
-        ByDocument.summed(np.array(values), of) for values in ([[12.0], [9.0], [5.0]], [10.0, 10.0, 5.0], [50, 50, 10])
+        ByDocument.from_windows(np.array(values), of)
+        for values in ([[12.0], [9.0], [5.0]], [10.0, 10.0, 5.0], [50, 50, 10])
     )
     assert excess_loss(point, full, tokens).values.tolist() == [[0.01], [0.0]]
 

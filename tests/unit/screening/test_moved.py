@@ -32,7 +32,7 @@ def documents(rng: np.random.Generator, count: int, harder: float = 0.0, name: s
     signal = np.stack([hardness + noise[:, 3], 0.5 * hardness + noise[:, 4]], axis=1)
     signal[rng.random(count) < 0.1, 1] = math.nan
     values = np.column_stack([early, late, 1 - early - late, signal])
-    return DocumentFeatures(NAMES, ByDocument.distinct(values), name)
+    return DocumentFeatures(NAMES, ByDocument.from_whole_documents(values), name)
 
 
 @pytest.mark.usefixtures("fewer")
@@ -59,7 +59,7 @@ def test_a_change_of_spread_alone_is_found() -> None:
     """As many harder documents as easier ones: no mean moves."""
     rng = np.random.default_rng(1)
     split = documents(rng, 40, harder=2.5).values.values, documents(rng, 40, harder=-2.5).values.values
-    both = DocumentFeatures(NAMES, ByDocument.distinct(np.concatenate(split)), "two kinds")
+    both = DocumentFeatures(NAMES, ByDocument.from_whole_documents(np.concatenate(split)), "two kinds")
     assert detect_drift(documents(rng, 60), both).state == "moved"
 
 
@@ -70,7 +70,7 @@ def test_of_one_sign_it_is_scipys_energy_distance_over_every_permutation(old: in
         rng = np.random.default_rng(seed)
         samples = rng.gamma(2.0, 1.0, old), rng.gamma(2.0, 1.5, new)
         expected = stats.permutation_test(samples, stats.energy_distance, n_resamples=999, alternative="greater").pvalue
-        signs = [DocumentFeatures(("a",), ByDocument.distinct(sample[:, None]), "t") for sample in samples]
+        signs = [DocumentFeatures(("a",), ByDocument.from_whole_documents(sample[:, None]), "t") for sample in samples]
         assert detect_drift(*signs).p == pytest.approx(expected, rel=1e-9)
         assert round(126 * expected) == pytest.approx(126 * expected)
 
@@ -80,7 +80,7 @@ def test_what_could_have_been_seen_is_seen() -> None:
     rng = np.random.default_rng(2)
     reference = documents(rng, 400)
     said = detect_drift(
-        DocumentFeatures(NAMES, ByDocument.distinct(reference.values.values[:100]), "x"), documents(rng, 25)
+        DocumentFeatures(NAMES, ByDocument.from_whole_documents(reference.values.values[:100]), "x"), documents(rng, 25)
     ).smallest
     assert said is not None
     assert 0.3 < said < 1.5
@@ -93,7 +93,9 @@ def test_what_could_have_been_seen_is_seen() -> None:
     seen = 0
     for draw in range(40):
         drawn = np.random.default_rng(draw).permutation(len(values))
-        old, new = (ByDocument.distinct(part) for part in (values[drawn[:100]], values[drawn[100:125]] + step))
+        old, new = (
+            ByDocument.from_whole_documents(part) for part in (values[drawn[:100]], values[drawn[100:125]] + step)
+        )
         seen += detect_drift(DocumentFeatures(NAMES, old, "old"), DocumentFeatures(NAMES, new, "new")).state == "moved"
     assert seen >= 0.7 * 40  # 80 % or more; 40 draws
 
@@ -131,7 +133,7 @@ def test_a_moved_text_is_named_with_what_moved_most() -> None:
 def test_signs_that_one_side_lacks_are_left_out() -> None:
     rng = np.random.default_rng(6)
     fresh = documents(rng, 30, harder=3.0)
-    depths = DocumentFeatures(NAMES[:3], fresh.values.like(fresh.values.values[:, :3]), "a record")
+    depths = DocumentFeatures(NAMES[:3], fresh.values.with_values(fresh.values.values[:, :3]), "a record")
     found = detect_drift(documents(rng, 60), depths)
     assert found.state == "moved"
     assert {shift.name for shift in found.shifts} == set(NAMES[:3])
@@ -139,7 +141,7 @@ def test_signs_that_one_side_lacks_are_left_out() -> None:
 
 @pytest.mark.usefixtures("fewer")
 def test_signs_that_never_vary_say_nothing_and_break_nothing() -> None:
-    still = DocumentFeatures(("a", "b"), ByDocument.distinct(np.tile([1.0, math.nan], (20, 1))), "still")
+    still = DocumentFeatures(("a", "b"), ByDocument.from_whole_documents(np.tile([1.0, math.nan], (20, 1))), "still")
     found = detect_drift(still, still)
     assert (found.state, found.p) == ("too little text", 1.0)
     rng = np.random.default_rng(8)
@@ -147,7 +149,10 @@ def test_signs_that_never_vary_say_nothing_and_break_nothing() -> None:
     values[:, 2] = 0.0
     assert (
         detect_drift(
-            *[DocumentFeatures(NAMES, ByDocument.distinct(part), "t") for part in (values[:20], values[20:])]
+            *[
+                DocumentFeatures(NAMES, ByDocument.from_whole_documents(part), "t")
+                for part in (values[:20], values[20:])
+            ]
         ).state
         != "moved"
     )
@@ -156,7 +161,9 @@ def test_signs_that_never_vary_say_nothing_and_break_nothing() -> None:
 @pytest.mark.usefixtures("fewer")
 def test_a_sign_that_never_varied_and_now_does_is_seen() -> None:
     old, new = np.zeros((40, 1)), np.ones((20, 1))
-    found = detect_drift(*[DocumentFeatures(("exits after 2",), ByDocument.distinct(each), "t") for each in (old, new)])
+    found = detect_drift(
+        *[DocumentFeatures(("exits after 2",), ByDocument.from_whole_documents(each), "t") for each in (old, new)]
+    )
     assert found.state == "moved"
     assert math.isinf(found.shifts[0].deviations)
 
@@ -172,8 +179,11 @@ def test_the_same_seed_says_the_same() -> None:
     [
         ({"error": 0.0}, "error"),
         ({"reference": documents(np.random.default_rng(0), 3)}, "reference"),
-        ({"fresh": DocumentFeatures(NAMES, ByDocument.distinct(np.zeros((0, 5))), "none")}, "fresh"),
-        ({"fresh": DocumentFeatures(("another",), ByDocument.distinct(np.zeros((5, 1))), "t")}, "fresh.names"),
+        ({"fresh": DocumentFeatures(NAMES, ByDocument.from_whole_documents(np.zeros((0, 5))), "none")}, "fresh"),
+        (
+            {"fresh": DocumentFeatures(("another",), ByDocument.from_whole_documents(np.zeros((5, 1))), "t")},
+            "fresh.names",
+        ),
     ],
 )
 def test_misuse_is_refused_by_name(change, named) -> None:

@@ -16,13 +16,15 @@ from emad_ref.screening.ranking import (
     rank_families,
     table_rows,
 )
-from emad_ref.statistics.units import DocumentOf
+from emad_ref.statistics.units import DocumentMembership
 from emad_ref.sweep.losses import PointColumns
 from emad_ref.sweep.oracle_savings import SavingsCurve
 
 LEVELS = (0.01, 0.05)
 NOTHING: Trace = None  # type: ignore[assignment]  # a ranking reads columns, and documents
-READ = ReadoutSplit(NOTHING, DocumentOf(np.array([0, 0, 1, 2])))  # four windows of ten tokens, of three documents
+READ = ReadoutSplit(
+    NOTHING, DocumentMembership(np.array([0, 0, 1, 2]))
+)  # four windows of ten tokens, of three documents
 
 
 def points(name: str, rises: list[float], net: list[float], blocks: list[float]) -> SavingsCurve:

@@ -41,7 +41,7 @@ from emad_ref.screening.settings import RISE_LEVELS, ScreeningSettings, default_
 from emad_ref.screening.timing import UnitCosts, duration_text, measure_unit_costs, predict_seconds
 from emad_ref.screening.traces import TooLittleText, held_out_tokens, layers_to_read, read_splits, shortage
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.units import DocumentOf
+from emad_ref.statistics.units import DocumentMembership
 from emad_ref.sweep.grids import ThresholdSweep
 from emad_ref.sweep.losses import point_columns
 from tests.small import small_config
@@ -273,7 +273,7 @@ def test_what_is_chosen_by_its_bound_is_confirmed_on_other_text():
     for _ in range(300):
         tokens, excess = losses(rng, 200, 0.005, 0.02)
         full = tokens * 1.5
-        level = RiseBounds(full, tokens, DocumentOf(np.arange(200)), 200).bound(full + excess)
+        level = RiseBounds(full, tokens, DocumentMembership(np.arange(200)), 200).bound(full + excess)
         tokens, excess = losses(rng, 200, 0.005, 0.02)
         mean = excess.sum() / tokens.sum()
         away = excess - mean * tokens
@@ -287,7 +287,7 @@ def test_what_is_shown_to_lose_more_does_lose_more():
     rng, below = np.random.default_rng(2), 0
     for _ in range(300):
         tokens, excess = losses(rng, 200, 0.005, 0.02)
-        known, nats = RiseBounds(tokens * 1.5, tokens, DocumentOf(np.arange(200)), 200), tokens * 1.5 + excess
+        known, nats = RiseBounds(tokens * 1.5, tokens, DocumentMembership(np.arange(200)), 200), tokens * 1.5 + excess
         assert known.least(nats) < np.expm1(excess.sum() / tokens.sum()) < known.bound(nats)
         below += known.least(nats) <= np.expm1(0.005)
     assert 0.91 <= below / 300 <= 0.99
@@ -296,9 +296,9 @@ def test_what_is_shown_to_lose_more_does_lose_more():
 def test_the_bound_is_of_documents_not_of_their_windows():
     tokens, excess = losses(np.random.default_rng(1), 40, 0.005, 0.02)
     full = 1.5 * tokens
-    apart = RiseBounds(full, tokens, DocumentOf(np.arange(40)), 40).bound(full + excess)
+    apart = RiseBounds(full, tokens, DocumentMembership(np.arange(40)), 40).bound(full + excess)
     twice = [np.repeat(each, 2) for each in (full, tokens, full + excess)]
-    cut = RiseBounds(twice[0], twice[1], DocumentOf(np.repeat(np.arange(40), 2)), 40).bound(twice[2])
+    cut = RiseBounds(twice[0], twice[1], DocumentMembership(np.repeat(np.arange(40), 2)), 40).bound(twice[2])
     assert cut == pytest.approx(apart)
 
 

@@ -25,7 +25,7 @@ from emad_ref.screening.drift import (
     read_features,
     record_features,
 )
-from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.statistics.units import ByDocument, DocumentMembership
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -36,7 +36,7 @@ PLAIN = OperatingPoint("entropy", "fixed_entropy", 6, 6, PROBES, ((1.0, 1.0),), 
 def test_shares_and_means_are_those_of_each_document() -> None:
     depth = np.array([2, 4, 6, 6, 2, 2])
     signal = np.array([[0.5, 9.0], [2.0, 1.0], [3.0, 2.0], [4.0, 3.0], [0.1, np.nan], [0.3, np.nan]])
-    found = document_features(depth, signal, DocumentOf(np.array([3, 3, 3, 3, 8, 8])), PLAIN, "a text")
+    found = document_features(depth, signal, DocumentMembership(np.array([3, 3, 3, 3, 8, 8])), PLAIN, "a text")
     assert found.names == ("exits after 2", "exits after 4", "exits after 6", "signal at 2", "signal at 4")
     assert found.values.values[0].tolist() == [0.25, 0.25, 0.5, 2.375, 2.0]  # what stands behind an exit is not read
     assert found.values.values[1, :4].tolist() == [1.0, 0.0, 0.0, 0.2]
@@ -45,7 +45,7 @@ def test_shares_and_means_are_those_of_each_document() -> None:
 
 
 def test_without_signals_shares_are_left() -> None:
-    found = document_features(np.array([2, 6]), None, DocumentOf(np.array([0, 0])), PLAIN, "a record")
+    found = document_features(np.array([2, 6]), None, DocumentMembership(np.array([0, 0])), PLAIN, "a record")
     assert found.names == ("exits after 2", "exits after 4", "exits after 6")
 
 
@@ -57,7 +57,7 @@ def test_exits_lie_between_probes_where_points_interpolate() -> None:
 
 def test_they_are_stored_and_read_back() -> None:
     values = np.array([[0.25, 1e-5 / 3], [1.0, math.nan]])
-    signs = DocumentFeatures(("a", "b"), ByDocument.distinct(values), "a text")
+    signs = DocumentFeatures(("a", "b"), ByDocument.from_whole_documents(values), "a text")
     again = DocumentFeatures.from_json(json.loads(json.dumps(signs.to_json(), allow_nan=False)))
     assert (again.names, again.text, len(again)) == (signs.names, signs.text, 2)
     assert again.values.values == pytest.approx(values, rel=1e-6, nan_ok=True)
@@ -86,7 +86,7 @@ def test_what_are_no_signs_is_refused(change) -> None:
 )
 def test_columns_that_do_not_belong_together_are_refused(depth, signal, named) -> None:
     with pytest.raises(BadArgument, match=f"^{named}="):
-        document_features(depth, signal, DocumentOf(np.zeros(2, dtype=np.int64)), PLAIN, "a text")
+        document_features(depth, signal, DocumentMembership(np.zeros(2, dtype=np.int64)), PLAIN, "a text")
 
 
 # ---------------------------------------------------------------- read from text

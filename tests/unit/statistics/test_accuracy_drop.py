@@ -19,7 +19,7 @@ def answers(lost: int, gained: int, n: int) -> tuple[ByItem, ByItem]:
     reference, candidate = np.ones(n, bool), np.ones(n, bool)
     candidate[:lost] = False
     reference[lost : lost + gained] = False
-    return ByItem.distinct(reference), ByItem.distinct(candidate)
+    return ByItem.from_independent_items(reference), ByItem.from_independent_items(candidate)
 
 
 def tango(lost: int, gained: int, n: int, drop: float) -> float:
@@ -161,7 +161,7 @@ def test_swapping_accuracy_arms_flips_the_sign(lost, gained):
 )
 def test_answers_that_are_not_paired_booleans_are_refused(arms, named):
     with pytest.raises(BadArgument, match=f"^{named}="):
-        accuracy_drop(*(ByItem.distinct(np.asarray(arm)) for arm in arms), threshold=0.01)
+        accuracy_drop(*(ByItem.from_independent_items(np.asarray(arm)) for arm in arms), threshold=0.01)
 
 
 def test_few_clusters_that_differ_do_not_pass_for_independent_items():
@@ -169,10 +169,10 @@ def test_few_clusters_that_differ_do_not_pass_for_independent_items():
     cluster, kept = np.repeat(np.arange(100), 4), np.ones(400, dtype=bool)
     kept[7] = False
     reference = ByItem(np.ones(400, dtype=bool), cluster)
-    drop = accuracy_drop(reference, reference.like(kept), threshold=0.01)
+    drop = accuracy_drop(reference, reference.with_values(kept), threshold=0.01)
     assert drop.p_below > stats.binom.cdf(0, 100, 0.01) - 1e-6
-    alone = ByItem.distinct(reference.values)
-    assert accuracy_drop(alone, alone.like(kept), threshold=0.01).p_below == pytest.approx(
+    alone = ByItem.from_independent_items(reference.values)
+    assert accuracy_drop(alone, alone.with_values(kept), threshold=0.01).p_below == pytest.approx(
         stats.binom.cdf(1, 400, 0.01)
     )
 
@@ -181,7 +181,7 @@ def test_paragraphs_lost_as_a_whole_are_counted_as_whole_paragraphs():
     """Four of 800, each of four questions, are never less than four of 800 items."""
     cluster = np.repeat(np.arange(800), 4)
     reference = ByItem(np.ones(3200, dtype=bool), cluster)
-    drop = accuracy_drop(reference, reference.like(cluster >= 4), threshold=0.01)
+    drop = accuracy_drop(reference, reference.with_values(cluster >= 4), threshold=0.01)
     assert drop.p_below == pytest.approx(stats.binom.cdf(4, 800, 0.01), rel=0.02)
     assert drop.p_above >= stats.binom.sf(3, 800, 0.01) - 0.01
 
@@ -191,7 +191,7 @@ def test_one_or_two_paragraphs_bound_nothing(lost):
     cluster, kept = np.array([0, 0, 1, 1]), np.arange(4) >= lost
     for group in (cluster, np.zeros(4, dtype=np.int64)):
         reference = ByItem(np.ones(4, dtype=bool), group)
-        drop = accuracy_drop(reference, reference.like(kept), threshold=0.01)
+        drop = accuracy_drop(reference, reference.with_values(kept), threshold=0.01)
         assert drop.low < 0.01 < drop.high
         assert min(drop.p_above, drop.p_below) > 0.005
 

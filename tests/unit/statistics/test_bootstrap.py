@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emad_ref.statistics import rates
-from emad_ref.statistics.rates import document_draws, resamples_for
+from emad_ref.statistics.rates import draw_document_counts, required_resamples
 
 
 def rng() -> np.random.Generator:
@@ -15,13 +15,13 @@ def rng() -> np.random.Generator:
 
 def test_resamples_reach_the_smallest_level_of_any_family():
     for family in (1, 60, 250, 3000):
-        assert 1 / (resamples_for(family) + 1) < 0.05 / family
-    assert resamples_for(1) == 9_999
+        assert 1 / (required_resamples(family) + 1) < 0.05 / family
+    assert required_resamples(1) == 9_999
 
 
 @pytest.mark.parametrize(("n", "drawn"), [(2, 2), (5, 2), (30, 20), (200, 172)])
 def test_draws_are_somewhat_smaller_than_the_sample_they_come_from(n, drawn):
-    draws = document_draws(n, 400, rng())
+    draws = draw_document_counts(n, 400, rng())
     assert draws.shape == (400, n)
     assert (draws.sum(1) == drawn).all()
     assert draws.mean(0) == pytest.approx(np.full(n, drawn / n), abs=0.25)
@@ -34,5 +34,5 @@ def test_draws_are_the_same_however_many_are_made_at_once(monkeypatch):
     for picks in (1, 100, 10**9):
         monkeypatch.setattr(rates, "PICKS_AT_ONCE", picks)
         source = rng()
-        made.append((document_draws(30, 11, source).tolist(), source.bit_generator.state))
+        made.append((draw_document_counts(30, 11, source).tolist(), source.bit_generator.state))
     assert made[0] == made[1] == made[2]

@@ -39,7 +39,11 @@ def test_points_of_the_same_decisions_tie_in_whatever_order_and_number_they_stan
 
     def reordered(split: FamilySplit) -> FamilySplit:
         return replace(
-            split, **{name: ByDocument.distinct(getattr(split, name).values[:, order]) for name in ("loss", "flops")}
+            split,
+            **{
+                name: ByDocument.from_whole_documents(getattr(split, name).values[:, order])
+                for name in ("loss", "flops")
+            },
         )
 
     names = tuple(ours.names[number] for number in order)
@@ -66,7 +70,7 @@ def test_where_a_side_falls_short_on_evaluation_both_save_what_it_reaches() -> N
     ours = family("emad", both, convex)
     short = family("rival", both, convex, np.array([0.0, 0.1, 0.305]))
     spent = short.evaluation.flops.values
-    stingy = ByDocument.distinct(spent[:, :1] - 0.9 * (spent[:, :1] - spent))
+    stingy = ByDocument.from_whole_documents(spent[:, :1] - 0.9 * (spent[:, :1] - spent))
     short = replace(short, evaluation=replace(short.evaluation, flops=stingy))
     *_, met = compared(ours, short)
     assert met.level == 0.30
@@ -96,17 +100,17 @@ def test_a_front_that_bends_is_never_worse_than_itself_on_every_second_document(
 def test_what_other_text_would_choose_is_part_of_the_interval(noise: float, apart: float, wide: bool) -> None:
     """Two points, ±0.2 nats on evaluation and sharply so: where validation cannot tell them apart, either is it."""
     rng, tokens = np.random.default_rng(0), np.full(60, 100)
-    flops = ByDocument.distinct(np.tile([1.0, 0.6, 0.6], (60, 1)))
+    flops = ByDocument.from_whole_documents(np.tile([1.0, 0.6, 0.6], (60, 1)))
 
     def split(apart: float, noise: float) -> FamilySplit:
         lost = np.array([0.0, 1.0 - apart, 1.0 + apart]) + noise * rng.standard_normal((60, 3))
-        return FamilySplit(ByDocument.distinct(lost * 100), flops, ByDocument.distinct(tokens))
+        return FamilySplit(ByDocument.from_whole_documents(lost * 100), flops, ByDocument.from_whole_documents(tokens))
 
     def one_nat(split: FamilySplit) -> FamilySplit:
         return replace(
             split,
-            loss=ByDocument.distinct(np.tile([0.0, 100.0], (60, 1))),
-            flops=ByDocument.distinct(flops.values[:, :2]),
+            loss=ByDocument.from_whole_documents(np.tile([0.0, 100.0], (60, 1))),
+            flops=ByDocument.from_whole_documents(flops.values[:, :2]),
         )
 
     two = PointFamily(("full depth", "a", "b"), split(apart, noise), split(0.2, 0.01))

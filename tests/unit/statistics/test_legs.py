@@ -241,7 +241,7 @@ def test_an_estimate_that_reports_keeps_its_interval_and_has_no_threshold():
 
 
 def test_an_interval_without_bounds_is_no_interval():
-    column, tokens = ByDocument.distinct(np.array([1.0])), ByDocument.distinct(np.array([2]))
+    column, tokens = ByDocument.from_whole_documents(np.array([1.0])), ByDocument.from_whole_documents(np.array([2]))
     single = mean_rate(column, tokens, threshold=0.0, rng=np.random.default_rng(0), unit="nats")
     assert math.isinf(single.high)
     assert estimate_leg("a", single).interval is None

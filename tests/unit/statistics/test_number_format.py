@@ -41,9 +41,9 @@ def test_a_rise_a_saving_and_a_ratio_have_one_form_in_points_and_claims():
 
 
 def test_zero_has_no_sign():
-    assert number_format.percent(-1e-9) == "+0.00 %"
-    assert number_format.saved(0.0) == "+0.0 %"
-    assert number_format.value(-0.0, "nats") == "0"
+    assert number_format.format_percent(-1e-9) == "+0.00 %"
+    assert number_format.format_reduction(0.0) == "+0.0 %"
+    assert number_format.format_value(-0.0, "nats") == "0"
 
 
 @pytest.mark.parametrize(("bad", "good"), [("above", "lower"), ("below", "higher")])
@@ -59,4 +59,4 @@ def test_good_is_the_side_on_which_a_claim_does_not_fail(bad, good):
 def test_of_a_difference_less_is_better():
     verdict = judge_exact(REGISTER["EMAD-E5"], "m", {"blocks": np.zeros(3)}, 0.0)
     assert verdict.good == "lower"
-    assert number_format.needed(verdict.to_json()) == "at most 0"
+    assert number_format.format_requirement(verdict.to_json()) == "at most 0"

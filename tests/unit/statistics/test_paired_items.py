@@ -15,7 +15,11 @@ def test_no_differing_item_is_not_certainty() -> None:
     """Of 100 items that agree, 3 % of all items may yet differ (the rule of three)."""
     same = np.full(100, 0.5)
     found = score_difference(
-        ByItem.distinct(same), ByItem.distinct(same), threshold=0.0, rng=np.random.default_rng(0), unit="score"
+        ByItem.from_independent_items(same),
+        ByItem.from_independent_items(same),
+        threshold=0.0,
+        rng=np.random.default_rng(0),
+        unit="score",
     )
     assert found.value == 0
     assert 0.03 < found.high < 0.06
@@ -28,7 +32,11 @@ def test_one_differing_item_decides_nothing(sign: int) -> None:
     a, b = np.full(100, 0.5), np.full(100, 0.5)
     a[3] += 0.4 * sign
     found = score_difference(
-        ByItem.distinct(a), ByItem.distinct(b), threshold=0.0, rng=np.random.default_rng(0), unit="score"
+        ByItem.from_independent_items(a),
+        ByItem.from_independent_items(b),
+        threshold=0.0,
+        rng=np.random.default_rng(0),
+        unit="score",
     )
     assert found.value == pytest.approx(0.004 * sign)
     assert -0.08 < found.low < -0.03
@@ -40,7 +48,11 @@ def test_many_differing_items_decide() -> None:
     rng = np.random.default_rng(0)
     b = rng.uniform(0, 0.5, 100)
     found = score_difference(
-        ByItem.distinct(b + rng.uniform(0, 0.2, 100)), ByItem.distinct(b), threshold=0.02, rng=rng, unit="score"
+        ByItem.from_independent_items(b + rng.uniform(0, 0.2, 100)),
+        ByItem.from_independent_items(b),
+        threshold=0.02,
+        rng=rng,
+        unit="score",
     )
     assert found.low < found.value < found.high < 0.15
     assert found.p_above < 0.001
@@ -50,7 +62,9 @@ def test_earlier_is_in_blocks_and_positive_for_the_earlier_side() -> None:
     rng = np.random.default_rng(0)
     depths = rng.integers(3, 7, size=100).astype(float)
     late = depths + rng.integers(0, 3, 100)
-    found = exit_difference(ByItem.distinct(depths), ByItem.distinct(late), layers=8, threshold=0.0, rng=rng)
+    found = exit_difference(
+        ByItem.from_independent_items(depths), ByItem.from_independent_items(late), layers=8, threshold=0.0, rng=rng
+    )
     assert found.value == pytest.approx((late - depths).mean())
     assert found.low < found.value < found.high
     assert found.p_above < 0.01
@@ -61,7 +75,11 @@ def test_few_differing_items_are_counted_and_more_are_resampled(differing: int, 
     a, b = np.full(100, 0.5), np.full(100, 0.5)
     a[:differing] += np.linspace(0.1, 0.4, differing)
     found = score_difference(
-        ByItem.distinct(a), ByItem.distinct(b), threshold=0.0, rng=np.random.default_rng(0), unit="score"
+        ByItem.from_independent_items(a),
+        ByItem.from_independent_items(b),
+        threshold=0.0,
+        rng=np.random.default_rng(0),
+        unit="score",
     )
     assert ("exact bounds" in found.method) is counts
     assert ("bootstrap" in found.method) is not counts
@@ -71,12 +89,12 @@ def test_few_differing_items_are_counted_and_more_are_resampled(differing: int, 
 def test_both_sides_answer_the_same_items() -> None:
     with pytest.raises(BadArgument, match="the same items"):
         score_difference(
-            ByItem.distinct(np.zeros(3)),
-            ByItem.distinct(np.zeros(4)),
+            ByItem.from_independent_items(np.zeros(3)),
+            ByItem.from_independent_items(np.zeros(4)),
             threshold=0.0,
             rng=np.random.default_rng(0),
             unit="score",
         )
-    documents = ByDocument.distinct(np.zeros(3))
+    documents = ByDocument.from_whole_documents(np.zeros(3))
     with pytest.raises(BadArgument, match="ByItem"):
         score_difference(documents, documents, threshold=0.0, rng=np.random.default_rng(0), unit="score")

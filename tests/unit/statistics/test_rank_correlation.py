@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.rates import rank_correlation
-from emad_ref.statistics.units import DocumentOf
+from emad_ref.statistics.rates import estimate_rank_correlation
+from emad_ref.statistics.units import DocumentMembership
 
 
 def rng() -> np.random.Generator:
@@ -25,7 +25,7 @@ def ranked(n: int, noise: float, seed: int = 1) -> tuple[np.ndarray, np.ndarray,
 
 
 def correlation(a, b, document, threshold=0.95):
-    return rank_correlation(a, b, DocumentOf(document), threshold=threshold, rng=rng())
+    return estimate_rank_correlation(a, b, DocumentMembership(document), threshold=threshold, rng=rng())
 
 
 def test_rank_correlation_is_spearmans_ties_included():

@@ -15,14 +15,14 @@ from emad_ref.statistics.estimate import needed_n, unseen_unit_pvalue
 from emad_ref.statistics.legs import decide_legs, leg_test
 from emad_ref.statistics.rates import (
     FEWEST_DIFFERING,
-    document_draws,
+    draw_document_counts,
+    estimate_entropy_changes,
+    estimate_entropy_slope,
+    estimate_perplexity_rise,
+    estimate_within_document_slope,
     mean_rate,
-    perplexity_rise,
-    profile_slope,
-    profile_steps,
-    slope_within_documents,
 )
-from emad_ref.statistics.units import ByDocument, ByItem, ByPair, DocumentOf, effective
+from emad_ref.statistics.units import ByDocument, ByItem, ByPair, DocumentMembership, effective_sample_size
 
 
 def rng() -> np.random.Generator:
@@ -35,16 +35,20 @@ def documents(n: int, rate: float, spread: float, seed: int = 1) -> tuple[ByDocu
     tokens = source.integers(50, 300, n)
     reference = tokens * source.uniform(1.0, 3.0, n)
     candidate = reference + tokens * (rate + spread * source.standard_normal(n))
-    return ByDocument.distinct(candidate), ByDocument.distinct(reference), ByDocument.distinct(tokens)
+    return (
+        ByDocument.from_whole_documents(candidate),
+        ByDocument.from_whole_documents(reference),
+        ByDocument.from_whole_documents(tokens),
+    )
 
 
 def difference(candidate: ByDocument, reference: ByDocument) -> ByDocument:
-    return candidate.like(candidate.values - reference.values)
+    return candidate.with_values(candidate.values - reference.values)
 
 
 def each(*values: float) -> ByDocument:
     """One value for each document."""
-    return ByDocument.distinct(np.array(values))
+    return ByDocument.from_whole_documents(np.array(values))
 
 
 # --- perplexity ---------------------------------------------------------------------------------------------------
@@ -52,12 +56,12 @@ def each(*values: float) -> ByDocument:
 
 def test_the_value_is_the_ratio_of_perplexities():
     candidate, reference, tokens = documents(40, 0.02, 0.01)
-    rise = perplexity_rise(candidate, reference, tokens, threshold=0.01, rng=rng())
+    rise = estimate_perplexity_rise(candidate, reference, tokens, threshold=0.01, rng=rng())
     total = tokens.values.sum()
     expected = math.exp(candidate.values.sum() / total) / math.exp(reference.values.sum() / total) - 1
     assert rise.value == pytest.approx(expected, rel=1e-12)
     assert rise.low < rise.value < rise.high
-    assert (rise.n, rise.noun) == (effective(tokens.values), "documents")
+    assert (rise.n, rise.noun) == (effective_sample_size(tokens.values), "documents")
     share = 100 * tokens.values.max() / total
     assert rise.note == f"40 unequal documents count as {rise.n}; the largest has {share:.2g} % of the tokens"
 
@@ -94,8 +98,11 @@ def test_one_sided_bounds_err_as_often_as_they_say(kind, n):
     for seed in range(300):
         source = np.random.default_rng([seed, n])
         tokens = source.integers(100, 400, n)
-        draws = document_draws(n, 399, source)
-        columns = ByDocument.distinct(tokens * (RATES[kind](source, n) - 1)), ByDocument.distinct(tokens)
+        draws = draw_document_counts(n, 399, source)
+        columns = (
+            ByDocument.from_whole_documents(tokens * (RATES[kind](source, n) - 1)),
+            ByDocument.from_whole_documents(tokens),
+        )
         estimate = mean_rate(*columns, threshold=0.0, rng=source, unit="nats", draws=draws)
         above, below = above + (estimate.p_above <= 0.05), below + (estimate.p_below <= 0.05)
     assert max(above, below) / 300 < 0.09
@@ -105,8 +112,8 @@ def test_one_sided_bounds_err_as_often_as_they_say(kind, n):
 def test_nothing_is_surer_than_students_t(seed):
     """With equal tokens the mean rate is a mean: its interval holds Student's, its p-values are no smaller."""
     values = np.random.default_rng(seed).standard_normal(25)
-    draws = document_draws(25, 199, np.random.default_rng(seed))
-    columns = ByDocument.distinct(values), ByDocument.distinct(np.ones(25))
+    draws = draw_document_counts(25, 199, np.random.default_rng(seed))
+    columns = ByDocument.from_whole_documents(values), ByDocument.from_whole_documents(np.ones(25))
     found = mean_rate(*columns, threshold=0.1, rng=rng(), unit="nats", draws=draws)
     student = stats.ttest_1samp(values, 0.1, alternative="greater")
     low, high = stats.ttest_1samp(values, 0.1).confidence_interval(0.95)
@@ -126,7 +133,11 @@ def test_few_documents_that_differ_do_not_falsify_a_tie(n):
         differ = source.choice(n, size=source.integers(2, 9), replace=False)
         sums[differ] = source.normal(0, 30, len(differ))
         rate = mean_rate(
-            ByDocument.distinct(sums), ByDocument.distinct(np.full(n, 100)), threshold=0.0, rng=source, unit="nats"
+            ByDocument.from_whole_documents(sums),
+            ByDocument.from_whole_documents(np.full(n, 100)),
+            threshold=0.0,
+            rng=source,
+            unit="nats",
         )
         decided += min(rate.p_above, rate.p_below) <= 0.05
         assert rate.low < 0 < rate.high
@@ -145,7 +156,7 @@ def test_p_values_and_bounds_tell_the_same_story(seed, threshold):
         rng=rng(),
         unit="nats",
         level=0.90,
-        draws=document_draws(12, 999, rng()),
+        draws=draw_document_counts(12, 999, rng()),
     )
     assert (estimate.p_above <= 0.05) == (estimate.low > threshold)
     assert (estimate.p_below <= 0.05) == (estimate.high < threshold)
@@ -154,7 +165,7 @@ def test_p_values_and_bounds_tell_the_same_story(seed, threshold):
 @given(seed=st.integers(0, 10_000))
 def test_swapping_the_arms_flips_the_sign(seed):
     candidate, reference, tokens = documents(15, 0.03, 0.05, seed)
-    draws = document_draws(15, 499, rng())
+    draws = draw_document_counts(15, 499, rng())
     there, back = (
         mean_rate(difference(*arms), tokens, threshold=0.0, rng=rng(), unit="nats", draws=draws)
         for arms in ((candidate, reference), (reference, candidate))
@@ -184,7 +195,7 @@ def test_documents_that_do_not_differ_exclude_a_share_of_others_and_no_size(n):
 def test_of_a_perplexity_without_any_rise_ruined_documents_are_to_be_excluded(n):
     """Ruined by a nat per token, a share of ln 1.01 of all documents raises perplexity by 1 %: 300 exclude it."""
     reference, tokens = each(*[150.0] * n), each(*[100] * n)
-    rise = perplexity_rise(reference, reference, tokens, threshold=0.01, rng=rng())
+    rise = estimate_perplexity_rise(reference, reference, tokens, threshold=0.01, rng=rng())
     assert (rise.value, rise.low, rise.high, rise.p_above) == (0.0, -1.0, math.inf, 1.0)
     assert rise.p_below == pytest.approx((1 - math.log(1.01)) ** n)
     assert (rise.p_below <= 0.05) == (n >= 300)
@@ -194,9 +205,9 @@ def test_of_a_perplexity_without_any_rise_ruined_documents_are_to_be_excluded(n)
 def test_sums_added_up_in_another_order_tie():
     """A mixture of two decoders that decide the same is one of them, whatever its weights."""
     _, reference, tokens = documents(60, 0.0, 0.0)
-    mixed = reference.like(0.3 * reference.values + 0.7 * reference.values)
+    mixed = reference.with_values(0.3 * reference.values + 0.7 * reference.values)
     assert (mixed.values != reference.values).any()
-    tie = perplexity_rise(mixed, reference, tokens, threshold=0.0, rng=rng())
+    tie = estimate_perplexity_rise(mixed, reference, tokens, threshold=0.0, rng=rng())
     assert (tie.p_above, tie.p_below) == (1.0, 1.0)
     assert tie.method.startswith("tied: ")
 
@@ -208,20 +219,20 @@ def test_the_same_rise_in_every_document_on_the_threshold_shows_nothing():
 
 
 def test_one_document_has_no_spread():
-    rise = perplexity_rise(each(11.0), each(10.0), each(5), threshold=0.01, rng=rng())
+    rise = estimate_perplexity_rise(each(11.0), each(10.0), each(5), threshold=0.01, rng=rng())
     assert (rise.low, rise.high, rise.p_above, rise.p_below) == (-1.0, math.inf, 1.0, 1.0)
 
 
 def test_a_few_documents_that_differ_are_counted_and_bounded():
     """One of thirty: up to 17 % may yet differ, and if as far as that one, the mean moves by 17 % of its rate."""
-    tokens = ByDocument.distinct(np.full(30, 100))
+    tokens = ByDocument.from_whole_documents(np.full(30, 100))
     sums = np.zeros(30)
     sums[4] = 1.0
-    rate = mean_rate(ByDocument.distinct(sums), tokens, threshold=0.01, rng=rng(), unit="nats")
+    rate = mean_rate(ByDocument.from_whole_documents(sums), tokens, threshold=0.01, rng=rng(), unit="nats")
     share = stats.binomtest(1, 30).proportion_ci(0.95).high
     assert (rate.low, rate.high) == pytest.approx((-0.01 * share, 0.01 * share))
     assert rate.p_below == pytest.approx(stats.binom.cdf(1, 30, 0.1))
-    near = mean_rate(ByDocument.distinct(sums), tokens, threshold=0.0005, rng=rng(), unit="nats")
+    near = mean_rate(ByDocument.from_whole_documents(sums), tokens, threshold=0.0005, rng=rng(), unit="nats")
     assert near.p_below == pytest.approx(stats.binom.cdf(1, 30, 0.05))
     assert near.p_above == 1.0
 
@@ -231,7 +242,11 @@ def test_as_many_as_mean_something_are_resampled(differing, resampled):
     sums = np.zeros(40)
     sums[:differing] = np.arange(1.0, differing + 1)
     rate = mean_rate(
-        ByDocument.distinct(sums), ByDocument.distinct(np.full(40, 10)), threshold=0.0, rng=rng(), unit="nats"
+        ByDocument.from_whole_documents(sums),
+        ByDocument.from_whole_documents(np.full(40, 10)),
+        threshold=0.0,
+        rng=rng(),
+        unit="nats",
     )
     assert ("bootstrap" in rate.method) is resampled
     assert (f"{differing} of 40 documents differ" in rate.method) is not resampled
@@ -253,11 +268,11 @@ def test_as_many_as_mean_something_are_resampled(differing, resampled):
 def test_bad_measurements_are_refused_by_name(change, named):
     good = {"nll_candidate": each(1.0, 2.0), "nll_reference": each(1.0, 1.5), "tokens": each(1, 2)}
     with pytest.raises(BadArgument, match=rf"^{named}(\[1\])?="):
-        perplexity_rise(**(good | {"threshold": 0.01, "rng": rng()} | change))
+        estimate_perplexity_rise(**(good | {"threshold": 0.01, "rng": rng()} | change))
 
 
 @pytest.mark.parametrize(
-    "column", [np.array([1.0, 2.0]), ByItem.distinct(np.array([1.0, 2.0])), ByPair(np.array([1.0, 2.0]))]
+    "column", [np.array([1.0, 2.0]), ByItem.from_independent_items(np.array([1.0, 2.0])), ByPair(np.array([1.0, 2.0]))]
 )
 def test_a_perplexity_rise_is_of_documents_and_of_nothing_else(column):
     """A type checker refuses these; who runs without one is told by name."""
@@ -265,16 +280,16 @@ def test_a_perplexity_rise_is_of_documents_and_of_nothing_else(column):
     for name in ("nll_candidate", "nll_reference", "tokens"):
         columns = {"nll_candidate": good, "nll_reference": good, "tokens": good} | {name: column}
         with pytest.raises(BadArgument, match=f"^{name}=.*ByDocument"):
-            perplexity_rise(**columns, threshold=0.01, rng=rng())
+            estimate_perplexity_rise(**columns, threshold=0.01, rng=rng())
 
 
 def test_a_rate_is_of_one_kind_of_unit():
-    items, weights = ByItem.distinct(np.array([1.0, 3.0, 2.5])), np.array([1, 2, 2])
-    rate = mean_rate(items, ByItem.distinct(weights), threshold=0.0, rng=rng(), unit="blocks")
+    items, weights = ByItem.from_independent_items(np.array([1.0, 3.0, 2.5])), np.array([1, 2, 2])
+    rate = mean_rate(items, ByItem.from_independent_items(weights), threshold=0.0, rng=rng(), unit="blocks")
     assert (rate.noun, rate.n) == ("items", 3)
     assert "of items" in rate.method
     with pytest.raises(BadArgument, match=r"^tokens='ByDocument'"):
-        mean_rate(items, ByDocument.distinct(weights), threshold=0.0, rng=rng(), unit="blocks")
+        mean_rate(items, ByDocument.from_whole_documents(weights), threshold=0.0, rng=rng(), unit="blocks")
 
 
 # --- profile ------------------------------------------------------------------------------------------------------
@@ -282,18 +297,23 @@ def test_a_rate_is_of_one_kind_of_unit():
 
 def test_steps_and_slope_of_a_profile_without_noise_are_exact():
     tokens, mean = np.array([20, 20, 20]), np.array([4.0, 3.0, 3.5])
-    columns = ByDocument.distinct(tokens[:, None] * mean), ByDocument.distinct(tokens)
-    steps = profile_steps(*columns, threshold=0.0, rng=rng())
+    columns = ByDocument.from_whole_documents(tokens[:, None] * mean), ByDocument.from_whole_documents(tokens)
+    steps = estimate_entropy_changes(*columns, threshold=0.0, rng=rng())
     assert [step.value for step in steps] == pytest.approx([-1.0, 0.5])
     assert [step.p_above for step in steps] == pytest.approx([1.0, 0.9**3])
     assert [step.p_below for step in steps] == pytest.approx([0.9**3, 1.0])
-    slope = profile_slope(*columns, threshold=0.0, rng=rng())
+    slope = estimate_entropy_slope(*columns, threshold=0.0, rng=rng())
     assert slope.value == pytest.approx(np.polyfit([1, 2, 3], mean, 1)[0])
 
 
 def test_a_profile_of_one_layer_is_refused():
     with pytest.raises(BadArgument, match="entropy_sums"):
-        profile_steps(ByDocument.distinct(np.ones((3, 1))), ByDocument.distinct(np.ones(3)), threshold=0.0, rng=rng())
+        estimate_entropy_changes(
+            ByDocument.from_whole_documents(np.ones((3, 1))),
+            ByDocument.from_whole_documents(np.ones(3)),
+            threshold=0.0,
+            rng=rng(),
+        )
 
 
 # --- slope over positions ----------------------------------------------------------------------------------------
@@ -310,7 +330,9 @@ def by_position(n: int, slope: float, spread: float, seed: int = 1) -> tuple[np.
 
 
 def slope_of(x, y, document, threshold=0.0):
-    return slope_within_documents(x, y, DocumentOf(document), threshold=threshold, rng=rng(), unit="nats per doubling")
+    return estimate_within_document_slope(
+        x, y, DocumentMembership(document), threshold=threshold, rng=rng(), unit="nats per doubling"
+    )
 
 
 def test_the_slope_is_that_of_least_squares_with_a_level_of_each_document():
@@ -380,12 +402,14 @@ def test_within_documents_of_one_token_there_is_no_slope():
 
 def test_four_times_the_documents_halve_the_distance_needed():
     candidate, reference, tokens = documents(30, 0.0, 0.05, seed=2)
-    few = perplexity_rise(candidate, reference, tokens, threshold=0.03, rng=rng())
+    few = estimate_perplexity_rise(candidate, reference, tokens, threshold=0.03, rng=rng())
     number = needed_n(few, 1e-4)
     assert few.p_below > 1e-4
     assert number > 30
-    repeated = (ByDocument.distinct(np.tile(x.values, -(-number // 30))) for x in (candidate, reference, tokens))
-    more = perplexity_rise(*repeated, threshold=0.03, rng=rng())
+    repeated = (
+        ByDocument.from_whole_documents(np.tile(x.values, -(-number // 30))) for x in (candidate, reference, tokens)
+    )
+    more = estimate_perplexity_rise(*repeated, threshold=0.03, rng=rng())
     assert more.p_below <= 3e-4  # asked for: 1e-4; the bootstrap's smallest is as large
 
 
@@ -411,10 +435,12 @@ def test_a_long_tail_that_the_sample_may_lack_costs_its_side(side):
     """An unseen document may lie twice as far out as the farthest seen, either way."""
     each = side * np.exp(1.6 * np.random.default_rng(0).standard_normal(200))
     nats = 0.004 * (each - each.mean()) / each.std() + math.log(1.01) - side * 0.0007
-    tokens = ByDocument.distinct(np.full(200, 100))
-    full = tokens.like(200.0 + 0 * nats)
+    tokens = ByDocument.from_whole_documents(np.full(200, 100))
+    full = tokens.with_values(200.0 + 0 * nats)
     paid, bare = (
-        perplexity_rise(full.like(200 + 100 * nats), full, tokens, threshold=0.01, rng=rng(), worst=worst)
+        estimate_perplexity_rise(
+            full.with_values(200 + 100 * nats), full, tokens, threshold=0.01, rng=rng(), worst=worst
+        )
         for worst in (0.0, None)
     )
     p = [(one.p_below, one.p_above)[:: int(side)][0] for one in (paid, bare)]
@@ -427,9 +453,9 @@ def test_the_number_needed_is_the_fewest_that_the_price_leaves_undecided(n):
 
     def of(count):
         each = 0.002 + 0.004 * stats.norm.ppf((np.arange(count) + 0.5) / count)
-        tokens = ByDocument.distinct(np.full(count, 100))
-        full = tokens.like(200.0 + 0 * each)
-        return perplexity_rise(full.like(200 + 100 * each), full, tokens, threshold=0.01, rng=rng())
+        tokens = ByDocument.from_whole_documents(np.full(count, 100))
+        full = tokens.with_values(200.0 + 0 * each)
+        return estimate_perplexity_rise(full.with_values(200 + 100 * each), full, tokens, threshold=0.01, rng=rng())
 
     number = needed_n(of(n), 0.05)
     if n >= 400:
@@ -443,9 +469,9 @@ def test_a_skewed_rise_that_a_normal_one_would_decide_asks_for_more():
     """Documents that rise by 3 % but for a long tail of gains: two standard errors above, and not sure."""
     tail = np.exp(1.2 * stats.norm.ppf((np.arange(100) + 0.5) / 100))
     each = 0.015 * (2 - tail / tail.mean())
-    tokens = ByDocument.distinct(np.full(100, 100))
-    full = tokens.like(200.0 + 0 * each)
-    rise = perplexity_rise(full.like(200 + 100 * each), full, tokens, threshold=0.01, rng=rng())
+    tokens = ByDocument.from_whole_documents(np.full(100, 100))
+    full = tokens.with_values(200.0 + 0 * each)
+    rise = estimate_perplexity_rise(full.with_values(200 + 100 * each), full, tokens, threshold=0.01, rng=rng())
     (leg,) = decide_legs([leg_test("x", rise, "above", 0.01, {"documents": 30})])
     assert leg.outcome == "inconclusive"
     assert 100 < leg.enough < 250
@@ -454,10 +480,10 @@ def test_a_skewed_rise_that_a_normal_one_would_decide_asks_for_more():
 
 def test_the_number_needed_of_unequal_documents_says_that_it_counts_equal_ones():
     weight = np.tile([400, 20, 20, 20], 30)
-    tokens = ByDocument.distinct(weight)
-    full = tokens.like(2.0 * weight)
+    tokens = ByDocument.from_whole_documents(weight)
+    full = tokens.with_values(2.0 * weight)
     each = np.linspace(-0.01, 0.013, 120)
-    rise = perplexity_rise(full.like(weight * (2 + each)), full, tokens, threshold=0.01, rng=rng())
+    rise = estimate_perplexity_rise(full.with_values(weight * (2 + each)), full, tokens, threshold=0.01, rng=rng())
     (leg,) = decide_legs([leg_test("x", rise, "above", 0.01, {"documents": 30})])
     assert leg.n < 60
     assert "120 unequal documents count as" in leg.reason

@@ -14,19 +14,19 @@ from tests.claims.simulation import clustered
 
 def test_retained_score_is_a_ratio_of_two_uncertain_scores() -> None:
     reference = np.arange(200) % 2 == 0
-    candidate = ByItem.distinct(reference & (np.arange(200) % 8 != 0))  # keeps 3 of 4
-    found = retained_share(candidate, ByItem.distinct(reference), 0.9)
+    candidate = ByItem.from_independent_items(reference & (np.arange(200) % 8 != 0))  # keeps 3 of 4
+    found = retained_share(candidate, ByItem.from_independent_items(reference), 0.9)
     assert found.value == 0.75
     assert found.low < 0.7 < 0.8 < found.high < 0.9
     assert found.p_below < 0.05 < found.p_above
     assert (found.n, found.noun) == (200, "items")
-    kept = retained_share(candidate, ByItem.distinct(reference), 0.6)
+    kept = retained_share(candidate, ByItem.from_independent_items(reference), 0.6)
     assert kept.p_above < 0.05 < kept.p_below
 
 
 def test_the_same_answers_keep_all_of_the_score_but_not_surely() -> None:
     """Of 100 right answers, none of 200 items lost: 3 in 200 may yet be, which is 3 % of the score."""
-    reference = ByItem.distinct(np.arange(200) % 2 == 0)
+    reference = ByItem.from_independent_items(np.arange(200) % 2 == 0)
     found = retained_share(reference, reference, 0.97)
     assert found.value == 1.0
     assert found.low == pytest.approx(1 - 2 * (1 - 0.025 ** (1 / 200)), abs=1e-5)
@@ -55,7 +55,7 @@ def test_a_share_kept_errs_as_often_as_it_says(items: int, icc: float) -> None:
 def test_repeats_of_an_item_narrow_nothing() -> None:
     source = np.random.default_rng(0)
     right, kept = source.random(100) < 0.7, source.random(100) < 0.6
-    once = retained_share(ByItem.distinct(kept), ByItem.distinct(right), 0.9)
+    once = retained_share(ByItem.from_independent_items(kept), ByItem.from_independent_items(right), 0.9)
     cluster = np.repeat(np.arange(100), 4)
     repeated = retained_share(ByItem(np.repeat(kept, 4), cluster), ByItem(np.repeat(right, 4), cluster), 0.9)
     assert (repeated.n, repeated.value) == (100, once.value)
@@ -66,10 +66,22 @@ def test_repeats_of_an_item_narrow_nothing() -> None:
 @pytest.mark.parametrize(
     ("candidate", "reference", "named"),
     [
-        (ByItem.distinct(np.ones(3, dtype=bool)), ByItem.distinct(np.zeros(3, dtype=bool)), "no item right"),
-        (ByItem.distinct(np.ones(3, dtype=bool)), ByItem.distinct(np.ones(4, dtype=bool)), r"shape \(3,\)"),
-        (ByItem.distinct(np.ones(1, dtype=bool)), ByItem.distinct(np.ones(4, dtype=bool)), r"shape \(1,\)"),
-        (ByItem.distinct(np.ones(3, dtype=bool)), ByPair(np.ones(3, dtype=bool)), "ByItem"),
+        (
+            ByItem.from_independent_items(np.ones(3, dtype=bool)),
+            ByItem.from_independent_items(np.zeros(3, dtype=bool)),
+            "no item right",
+        ),
+        (
+            ByItem.from_independent_items(np.ones(3, dtype=bool)),
+            ByItem.from_independent_items(np.ones(4, dtype=bool)),
+            r"shape \(3,\)",
+        ),
+        (
+            ByItem.from_independent_items(np.ones(1, dtype=bool)),
+            ByItem.from_independent_items(np.ones(4, dtype=bool)),
+            r"shape \(1,\)",
+        ),
+        (ByItem.from_independent_items(np.ones(3, dtype=bool)), ByPair(np.ones(3, dtype=bool)), "ByItem"),
     ],
 )
 def test_a_share_of_no_score_or_of_other_items_is_no_number(candidate, reference, named) -> None:
@@ -79,6 +91,6 @@ def test_a_share_of_no_score_or_of_other_items_is_no_number(candidate, reference
 
 @pytest.mark.parametrize("kept", [0.0, 2.0, -1.0])
 def test_no_share_can_be_kept_but_one_of_the_score(kept: float) -> None:
-    right = ByItem.distinct(np.ones(3, dtype=bool))
+    right = ByItem.from_independent_items(np.ones(3, dtype=bool))
     with pytest.raises(BadArgument, match=r"^target_share="):
         retained_share(right, right, kept)

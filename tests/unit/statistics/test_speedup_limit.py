@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.speedup import speedup_limit, total_ratio
+from emad_ref.statistics.speedup import estimate_total_speedup, find_speedup_limit
 from emad_ref.statistics.units import ByPair
 
 BATCHES, PAIRS = (1, 2, 4, 8, 16), 12
@@ -35,33 +35,35 @@ def swept(*values: float, **more: float) -> dict[int, dict[str, Estimate]]:
     ],
 )  # fmt: skip
 def test_the_smallest_batch_whose_interval_does_not_clear_one_is_named(values, at, said):
-    found = speedup_limit(swept(*values))
-    assert (None if found.at is None else found.at.rows) == at
-    assert found.text == said
+    found = find_speedup_limit(swept(*values))
+    assert (None if found.first_batch_without_gain is None else found.first_batch_without_gain.rows) == at
+    assert found.description == said
 
 
 def test_an_interval_that_ends_at_one_shows_no_gain():
-    assert speedup_limit({1: {"generate": ratio(1.5, reach=0.5)}}).at is not None
+    assert find_speedup_limit({1: {"generate": ratio(1.5, reach=0.5)}}).first_batch_without_gain is not None
 
 
 def test_batches_are_gone_through_from_the_smallest_on_however_they_come():
     shuffled = {rows: {"generate": ratio(value)} for rows, value in ((16, 0.5), (1, 1.5), (4, 0.9))}
-    found = speedup_limit(shuffled)
+    found = find_speedup_limit(shuffled)
     assert [each.rows for each in found.sweep] == [1, 4, 16]
-    assert found.at is found.sweep[1]
+    assert found.first_batch_without_gain is found.sweep[1]
 
 
 def test_every_baseline_has_to_be_beaten_and_the_least_sure_is_named():
     """The slower one by its mean may be the less sure: noise of its own."""
-    found = speedup_limit({1: {"full depth": ratio(1.2), "generate": ratio(1.25, reach=0.3), "compiled": ratio(1.4)}})
-    assert found.at is not None
-    assert found.at.against == "generate"
-    assert found.at.text == "1.25× [0.95, 1.55] against generate, 12 pairs"
+    found = find_speedup_limit(
+        {1: {"full depth": ratio(1.2), "generate": ratio(1.25, reach=0.3), "compiled": ratio(1.4)}}
+    )
+    assert found.first_batch_without_gain is not None
+    assert found.first_batch_without_gain.against == "generate"
+    assert found.first_batch_without_gain.description == "1.25× [0.95, 1.55] against generate, 12 pairs"
 
 
 def test_one_pair_shows_no_gain():
-    alone = total_ratio(ByPair(np.array([9.0])), ByPair(np.array([1.0])))
-    assert speedup_limit({1: {"generate": alone}}).text == (
+    alone = estimate_total_speedup(ByPair(np.array([9.0])), ByPair(np.array([1.0])))
+    assert find_speedup_limit({1: {"generate": alone}}).description == (
         "no gain at batch 1 already: 9.00× [0.00, inf] against generate, 1 pairs"
     )
 
@@ -69,7 +71,7 @@ def test_one_pair_shows_no_gain():
 @pytest.mark.parametrize(("ratios", "said"), [({}, "ratios={}"), ({4: {}}, r"ratios\[4\]={}")])
 def test_nothing_timed_is_refused(ratios: Mapping[int, Mapping[str, Estimate]], said: str):
     with pytest.raises(BadArgument, match=said):
-        speedup_limit(ratios)
+        find_speedup_limit(ratios)
 
 
 def timed(rng: np.random.Generator, faster: float, baselines: int = 2) -> dict[str, Estimate]:
@@ -79,7 +81,7 @@ def timed(rng: np.random.Generator, faster: float, baselines: int = 2) -> dict[s
         return ByPair(mean * np.exp(0.05 * rng.standard_normal(PAIRS)))
 
     own = column(1 / faster)
-    return {f"baseline {number}": total_ratio(column(1.0), own) for number in range(baselines)}
+    return {f"baseline {number}": estimate_total_speedup(column(1.0), own) for number in range(baselines)}
 
 
 def test_a_gain_that_ends_is_called_longer_no_more_often_than_its_level():
@@ -88,7 +90,10 @@ def test_a_gain_that_ends_is_called_longer_no_more_often_than_its_level():
     300 draws, a share of 2.5 % at most: 4 standard errors are 3.6 points.
     """
     rng, truth = np.random.default_rng(0), dict(zip(BATCHES, (1.3, 1.3, 1.0, 1.0, 1.0), strict=True))
-    ends = [speedup_limit({rows: timed(rng, faster) for rows, faster in truth.items()}).at for _ in range(300)]
+    ends = [
+        find_speedup_limit({rows: timed(rng, faster) for rows, faster in truth.items()}).first_batch_without_gain
+        for _ in range(300)
+    ]
     late = np.mean([end is None or end.rows > 4 for end in ends])
     assert late <= 0.061
     assert np.mean([end is not None and end.rows < 4 for end in ends]) <= 0.02, "a third is more than noise hides"

@@ -12,7 +12,7 @@ from emad_ref.statistics.units import ByItem
 
 
 def right(count: int, n: int = 1000) -> ByItem:
-    return ByItem.distinct(np.arange(n) < count)
+    return ByItem.from_independent_items(np.arange(n) < count)
 
 
 def task(count: int = 900, n: int = 1000, guess: float = 0.0, saving: float = 0.3) -> TaskAccuracy:
@@ -75,9 +75,9 @@ def test_over_distinct_items_it_is_the_exact_binomial(count, guess):
 def test_repeats_of_one_item_count_once():
     """Forty items, each ten times: not four hundred."""
     once = np.arange(40) < 26
-    alone = guessing_pvalue(ByItem.distinct(once), 0.5)
+    alone = guessing_pvalue(ByItem.from_independent_items(once), 0.5)
     repeated = guessing_pvalue(ByItem(np.repeat(once, 10), np.repeat(np.arange(40), 10)), 0.5)
-    ignored = guessing_pvalue(ByItem.distinct(np.repeat(once, 10)), 0.5)
+    ignored = guessing_pvalue(ByItem.from_independent_items(np.repeat(once, 10)), 0.5)
     assert ignored < 1e-8
     assert repeated == pytest.approx(alone)
     every = ByItem(np.ones(400, dtype=bool), np.repeat(np.arange(40), 10))
@@ -93,7 +93,7 @@ def test_at_the_guess_itself_it_errs_five_times_in_a_hundred(correlation):
         alike, shared = rng.random(60) < correlation, rng.random(60)[cluster]
         values = np.where(alike[cluster], shared, rng.random(300)) < 0.3
         clustered += guessing_pvalue(ByItem(values, cluster), 0.3) <= 0.05
-        alone += guessing_pvalue(ByItem.distinct(values), 0.3) <= 0.05
+        alone += guessing_pvalue(ByItem.from_independent_items(values), 0.3) <= 0.05
     assert clustered <= stats.binom.ppf(0.999, 600, 0.05)
     if correlation:
         assert alone > 2 * clustered

@@ -144,7 +144,7 @@ def test_repeated_questions_are_one_item(models, data) -> None:
     pair = paired(models, data, "arc_easy")
     split = half_of("Question: Where is the tea?\nAnswer:")
     right = pair.answers.alone(LARGE, "arc_easy", split, 13).right
-    assert len(right.independent) == len(right) - 1
+    assert len(right.independent_values) == len(right) - 1
 
 
 # ------------------------------------------------------------ what cannot be asked
