@@ -33,7 +33,7 @@ from emad_ref.sweep.losses import (
     cheapest_within_bounds,
     loss_table,
 )
-from emad_ref.text.corpora import LongDocument, corpus_documents, tokenize_document
+from emad_ref.text.corpora import LongDocument, iterate_corpus_documents, tokenize_document
 from emad_ref.text.documents import DEFAULT_CORPUS, DEFAULT_DOCUMENTS, Documents, Split
 
 CHECKED_TOKENS = 128  # tokens of the first window that is read, to see whether model and tokenizer belong together
@@ -175,7 +175,7 @@ def windows_of(
         documents = sampled_documents(stepper, model.opening, min(window, 256) - 1, split, ends=model.ends)
     else:
         tokenizer = required_tokenizer(model)
-        texts = corpus_documents(corpus, split, data=data)
+        texts = iterate_corpus_documents(corpus, split, data=data)
         if told is not None:
             told(texts)
         documents = (tokenize_document(tokenizer, text) for text in texts)

@@ -28,7 +28,7 @@ process_seconds  # of a timing, beside the wall clock: benchmarks read it
 canonical_solution, exit_code, mean_loss  # parts of records that people look at
 changed_share, detect_drift  # the second bounded loss and the drift test: docs/guarantee.md
 monotone_depths  # the plain form that laws hold replay to
-duplicate_clusters  # what a document index says of many texts, as tests ask it
+cluster_near_duplicates  # what a document index says of many texts, as tests ask it
 derived_work  # the derivation that laws hold counted work against
 record_features  # for records of a user's own decoder: docs/guarantee.md
 catch_up_tokens  # of one switched text: laws hold many texts at once against it

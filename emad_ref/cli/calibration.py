@@ -374,10 +374,10 @@ def add_lens_arguments(sub: argparse.ArgumentParser) -> None:
 
 def train_bundled_model(args: argparse.Namespace) -> None:
     """Train a bundled model from its recipe."""
-    from emad_ref.training.loop import recipe_named
+    from emad_ref.training.loop import get_recipe
     from emad_ref.training.loop import train as run
 
-    recipe = recipe_named(args.name)
+    recipe = get_recipe(args.name)
     out = args.out or weights_folder() / args.name
     loss = run(recipe, out, resume=args.resume)
     print(f"{args.name}: {loss:.4f} nats/token at the end of training; written to {out}")

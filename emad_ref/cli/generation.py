@@ -247,9 +247,9 @@ def _lens_point(args: argparse.Namespace, loaded: LoadedModel) -> OperatingPoint
 
 def print_world_documents(args: argparse.Namespace) -> None:
     """Print the first documents of a corpus."""
-    from emad_ref.text.corpora import corpus_documents
+    from emad_ref.text.corpora import iterate_corpus_documents
 
-    texts = islice(corpus_documents(args.corpus, args.split, data=args.data), args.documents)
+    texts = islice(iterate_corpus_documents(args.corpus, args.split, data=args.data), args.documents)
     first = next(texts, None)
     if first is None:
         raise BadArgument(

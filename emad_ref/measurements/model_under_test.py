@@ -43,7 +43,7 @@ from emad_ref.text.corpora import (
     CorpusUnavailable,
     DistinctDocuments,
     LongDocument,
-    corpus_documents,
+    iterate_corpus_documents,
     tokenize_document,
 )
 from emad_ref.text.documents import SPLITS, Documents, Split
@@ -185,7 +185,7 @@ class ModelUnderTest:
         if self.loaded.tokenizer is None:
             return "self"
         try:
-            next(corpus_documents("wikitext", "evaluate", data=self.data))
+            next(iterate_corpus_documents("wikitext", "evaluate", data=self.data))
         except CorpusUnavailable:
             return "self"
         return "wikitext"
@@ -245,7 +245,7 @@ class ModelUnderTest:
             longest, ends = min(self.window, 256) - 1, self.loaded.ends
             yield from sampled_documents(self.stepper, self.opening, longest, split, self.seed, ends)
             return
-        self._texts[split] = corpus_documents(self.corpus, split, seed=self.seed, data=self.data)
+        self._texts[split] = iterate_corpus_documents(self.corpus, split, seed=self.seed, data=self.data)
         for text in self._texts[split]:
             yield tokenize_document(self.tokenizer, text)
 

@@ -157,13 +157,15 @@ def world_task(name: str, models: PairModels, seed: int, guessed_on: int) -> Pai
 
     @cache
     def items(split: Split, count: int) -> list[TaskItem]:
-        examples = world.examples(name, split, count, seed)
+        examples = world.generate_examples(name, split, count, seed)
         return [encode_item(example, large.tokenizer, large.opening) for example in examples]
 
     def guess() -> float:
         """The better of two guesses: from the input's own symbols, and the most frequent answer on validation."""
         examples = [item.example for item in items("validate", guessed_on)]
-        return max(float(np.mean([example.chance for example in examples])), majority_accuracy(examples, examples))
+        return max(
+            float(np.mean([example.chance_accuracy for example in examples])), majority_accuracy(examples, examples)
+        )
 
     def texts(split: Split, count: int) -> list[TextRequest]:
         stop = frozenset(large.tokenizer.encode("\n", add_special_tokens=False))

@@ -547,7 +547,7 @@ class TaskScores:
             return {
                 task: [
                     encode_item(example, subject.tokenizer, subject.opening)
-                    for example in world.examples(task, split, count, subject.seed)
+                    for example in world.generate_examples(task, split, count, subject.seed)
                 ]
                 for task in world.TASKS
             }, {}
@@ -609,4 +609,6 @@ class TaskScores:
 
 def _guess(items: list[TaskItem], validation: list[TaskItem]) -> float:
     examples, elsewhere = ([item.example for item in side] for side in (items, validation))
-    return max(float(np.mean([example.chance for example in examples])), majority_accuracy(examples, elsewhere))
+    return max(
+        float(np.mean([example.chance_accuracy for example in examples])), majority_accuracy(examples, elsewhere)
+    )

@@ -38,7 +38,7 @@ from typing import Any
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import BadFile, open_regular, parse_json
 from emad_ref.text import world
-from emad_ref.text.corpora import file_documents, hub_offline, is_hub_reachable
+from emad_ref.text.corpora import hub_offline, is_hub_reachable, iterate_file_documents
 from emad_ref.text.documents import clean_text
 from emad_ref.text.seq2seq_pairs import SourceTarget, format_source
 
@@ -152,7 +152,7 @@ def json_rows(path: Path) -> Iterator[Placed]:
 
 
 def wikitext_pages(path: Path) -> Iterator[Placed]:
-    for number, page in enumerate(file_documents(path)):
+    for number, page in enumerate(iterate_file_documents(path)):
         yield f"{path}, page {number}", {"page": page}
 
 
@@ -385,9 +385,9 @@ def world_splits(*, world_task: str, items: int = 500, seed: int = 0, **ignored:
     names = {"train": "train", "validation": "validate", "test": "evaluate"}
 
     def load(split: str) -> list[Sample]:
-        examples = world.examples(world_task, names[split], items, seed)  # type: ignore[arg-type]
+        examples = world.generate_examples(world_task, names[split], items, seed)  # type: ignore[arg-type]
         return [
-            {"prompt": each.prompt, "answer": each.answer, "check": each.check, "guess": each.chance}
+            {"prompt": each.prompt, "answer": each.answer, "check": each.check, "guess": each.chance_accuracy}
             for each in examples
         ]
 

@@ -125,7 +125,7 @@ class DocumentIndex:
         self._sketches: list[NDArray[np.uint64]] = []
         self._holders: dict[int, list[int]] = {}
 
-    def place(self, text: str) -> tuple[int, bool]:
+    def assign_cluster(self, text: str) -> tuple[int, bool]:
         """(number of the first similar document among the distinct ones, whether this document is that first)."""
         mine = bottom_k_sketch(text)
         lookup, holders = mine[:LOOKUP_HASHES].tolist(), self._holders
@@ -157,20 +157,20 @@ class DistinctDocuments(Iterator[str]):
 
     def __next__(self) -> str:
         for text in islice(self._documents, MAX_DUPLICATES_IN_A_ROW):
-            if self._seen.place(text)[1]:
+            if self._seen.assign_cluster(text)[1]:
                 return text
             self.left_out += 1
         raise StopIteration
 
 
-def duplicate_clusters(texts: Iterable[str]) -> Ints:
+def cluster_near_duplicates(texts: Iterable[str]) -> Ints:
     """int64 [texts] cluster numbers, equal for similar texts.
 
     >>> duplicate_clusters(["one two three", "one, two  THREE!", "four"]).tolist()
     [0, 0, 1]
     """
     index = DocumentIndex()
-    return np.array([index.place(text)[0] for text in texts], dtype=np.int64)
+    return np.array([index.assign_cluster(text)[0] for text in texts], dtype=np.int64)
 
 
 # ---------------------------------------------------------------- corpora
@@ -212,7 +212,7 @@ class CorpusUnavailable(EmadError):
     """Raised for a corpus that neither the data folder nor the hub provides."""
 
 
-def corpus_documents(corpus: str, split: Split, *, seed: int = 0, data: Path | None = None) -> Documents:
+def iterate_corpus_documents(corpus: str, split: Split, *, seed: int = 0, data: Path | None = None) -> Documents:
     """Documents of a corpus and split (the world's are endless).
 
     Those of files, data sets and extensions come as ``DistinctDocuments``: only the first of near-duplicates, since
@@ -223,7 +223,7 @@ def corpus_documents(corpus: str, split: Split, *, seed: int = 0, data: Path | N
         CorpusUnavailable: a known corpus that cannot be reached.
     """
     if corpus in world.CORPORA:
-        return world.documents(corpus, split, seed)
+        return world.generate_documents(corpus, split, seed)
     return DistinctDocuments(_raw_documents(corpus, split, seed, data))
 
 
@@ -236,21 +236,21 @@ def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> D
         published = PUBLISHED[corpus]
         folder = data / published.folder if data else None
         if folder is not None and folder.is_dir():
-            return folder_documents(folder, split, published.stem, published.fields)
+            return iterate_folder_documents(folder, split, published.stem, published.fields)
         if published.shared is not None:
             if split == "evaluate":
-                return hub_documents(corpus, "test")
-            shared = list(hub_documents(corpus, published.shared))
+                return stream_hub_documents(corpus, "test")
+            shared = list(stream_hub_documents(corpus, published.shared))
             return iter(shared[slice(*split_bounds(len(shared), WITHOUT_TEST[split]))])
-        return split_blocks(hub_documents(corpus, "train"), split)
+        return iterate_split_documents(stream_hub_documents(corpus, "train"), split)
     if corpus in added_parts("corpora"):
         mine: Documents = load_part("corpora", corpus)(split, seed, data)
         return (clean_text(text, f"{corpus}, {split}, document {number}") for number, text in enumerate(mine, start=1))
     path = Path(corpus)
     if corpus.strip() and is_folder(path):  # a blank name would be the current folder
-        return folder_documents(path, split)
+        return iterate_folder_documents(path, split)
     if is_file(path):
-        return file_part(path, WHOLE[split])
+        return iterate_file_part(path, WHOLE[split])
     if os.path.exists(corpus):
         kind = file_kind(path.stat().st_mode)
         raise BadArgument("corpus", corpus, "a file or a folder", f"it is {kind}, which can be read once only: save it")
@@ -258,7 +258,7 @@ def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> D
     raise BadArgument("corpus", corpus, f"one of {names}, or a path that exists", "check the spelling of the path")
 
 
-def split_blocks(documents: Iterable[str], split: Split) -> Iterator[str]:
+def iterate_split_documents(documents: Iterable[str], split: Split) -> Iterator[str]:
     """The documents of a stream of whole texts that belong to ``split``: every fourth block, or two of four."""
     first, end = WHOLE[split]
     return (text for number, text in enumerate(documents) if first <= number // BLOCK % 4 < end)
@@ -274,14 +274,16 @@ def split_bounds(total: int, quarters: Quarters) -> tuple[int, int]:
     return first, end
 
 
-def file_part(path: Path, quarters: Quarters, fields: Sequence[str] = TEXT) -> Iterator[str]:
+def iterate_file_part(path: Path, quarters: Quarters, fields: Sequence[str] = TEXT) -> Iterator[str]:
     """The documents in ``quarters`` of a file, which is read twice, first to count them: it may not fit into memory."""
-    first, end = split_bounds(sum(1 for _ in file_documents(path, fields)), quarters)
-    neighbours = first > 0 and path.suffix == ".txt" and not has_articles(path)
-    return islice(file_documents(path, fields), first + neighbours, end)
+    first, end = split_bounds(sum(1 for _ in iterate_file_documents(path, fields)), quarters)
+    neighbours = first > 0 and path.suffix == ".txt" and not has_wikitext_headings(path)
+    return islice(iterate_file_documents(path, fields), first + neighbours, end)
 
 
-def folder_documents(folder: Path, split: Split, stem: str = "valid", fields: Sequence[str] = TEXT) -> Iterator[str]:
+def iterate_folder_documents(
+    folder: Path, split: Split, stem: str = "valid", fields: Sequence[str] = TEXT
+) -> Iterator[str]:
     """``evaluate`` from test.*, the other splits from halves of ``stem``.*; a folder without those names is refused."""
     stem = "test" if split == "evaluate" else stem
     try:
@@ -293,20 +295,24 @@ def folder_documents(folder: Path, split: Split, stem: str = "valid", fields: Se
             "corpus", str(folder), f"a folder that holds {stem}.txt or {stem}.jsonl", "name a single file instead"
         )
     chosen = files[0]
-    return file_documents(chosen, fields) if split == "evaluate" else file_part(chosen, WITHOUT_TEST[split], fields)
+    return (
+        iterate_file_documents(chosen, fields)
+        if split == "evaluate"
+        else iterate_file_part(chosen, WITHOUT_TEST[split], fields)
+    )
 
 
-def file_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterator[str]:
+def iterate_file_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterator[str]:
     """Non-empty documents of a .txt or .jsonl file; those of a .jsonl file are made of ``fields``."""
     if path.suffix not in READERS:
         raise BadArgument("corpus", str(path), f"a file ending in {' or '.join(READERS)}", "convert it first")
     return (text for text in READERS[path.suffix](path, fields) if text.strip())
 
 
-def text_documents(path: Path) -> Iterator[str]:
+def iterate_text_documents(path: Path) -> Iterator[str]:
     """Articles of a WikiText file (split at top-level headings), paragraphs of any other text."""
-    starts = is_heading if has_articles(path) else lambda line: not line.strip()
-    return _join_lines(clean_lines(path), starts)
+    starts = is_heading if has_wikitext_headings(path) else lambda line: not line.strip()
+    return _join_lines(iterate_clean_lines(path), starts)
 
 
 def _join_lines(lines: Iterable[str], starts: Callable[[str], bool]) -> Iterator[str]:
@@ -320,12 +326,12 @@ def _join_lines(lines: Iterable[str], starts: Callable[[str], bool]) -> Iterator
     yield "".join(document)
 
 
-def has_articles(path: Path) -> bool:
+def has_wikitext_headings(path: Path) -> bool:
     """Whether a text file marks its articles by WikiText headings."""
-    return any(is_heading(line) for line in clean_lines(path))
+    return any(is_heading(line) for line in iterate_clean_lines(path))
 
 
-def clean_lines(path: Path) -> Iterator[str]:
+def iterate_clean_lines(path: Path) -> Iterator[str]:
     """Lines of a text file, each ending with \n, whatever its line ends.
 
     Raises:
@@ -342,7 +348,7 @@ def is_heading(line: str) -> bool:
     return len(words) > 2 and words[0] == words[-1] == "=" and words[1] != "=" and words[-2] != "="
 
 
-def jsonl_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterator[str]:
+def iterate_jsonl_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterator[str]:
     """The text of every line's ``fields``; blank lines are skipped."""
     for number, line in enumerate(read_lines(path, "corpus"), start=1):
         if line.strip():
@@ -352,7 +358,7 @@ def jsonl_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterator[str]:
                 row = parse_json(line)
             except ValueError as error:
                 row, why = None, f" ({error})"
-            text = row_text(row, fields)
+            text = format_row_text(row, fields)
             if text is None:
                 names = " and ".join(f'"{field}"' for field in fields)
                 hold = f"field {names} is a string" if len(fields) == 1 else f"fields {names} are strings"
@@ -360,7 +366,7 @@ def jsonl_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterator[str]:
             yield clean_text(text, place)
 
 
-def row_text(row: Any, fields: Sequence[str]) -> str | None:
+def format_row_text(row: Any, fields: Sequence[str]) -> str | None:
     """One field as it stands, or a line per field with its name; None unless each is a string."""
     if not isinstance(row, Mapping) or not all(isinstance(row.get(field), str) for field in fields):
         return None
@@ -370,12 +376,12 @@ def row_text(row: Any, fields: Sequence[str]) -> str | None:
 
 
 READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[str]]] = {
-    ".txt": lambda path, fields: text_documents(path),
-    ".jsonl": jsonl_documents,
+    ".txt": lambda path, fields: iterate_text_documents(path),
+    ".jsonl": iterate_jsonl_documents,
 }
 
 
-def hub_documents(corpus: str, part: str) -> Iterator[str]:
+def stream_hub_documents(corpus: str, part: str) -> Iterator[str]:
     """Stream the documents of a part (train, validation, test) of a hub data set.
 
     Raises:
@@ -403,7 +409,7 @@ def hub_documents(corpus: str, part: str) -> Iterator[str]:
         )
 
     def text_of(number: int, row: Any) -> str:
-        text = row_text(row, fields)
+        text = format_row_text(row, fields)
         if text is None:
             raise CorpusUnavailable(
                 f"corpus={corpus!r}: {name}, {part}, row {number} has no text as {', '.join(map(repr, fields))}; "

@@ -53,7 +53,7 @@ class Example:
         return self.options.index(self.answer)
 
     @property
-    def chance(self) -> float:
+    def chance_accuracy(self) -> float:
         """Accuracy of the best guess from the input's own symbols."""
         if self.guess is not None:
             return self.guess
@@ -85,6 +85,6 @@ def clean_text(text: str, place: str) -> str:
     return text.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n").replace("\r", "\n")
 
 
-def split_of(text: str) -> Split:
+def split_by_checksum(text: str) -> Split:
     """The split of a generated item, by the checksum of its text."""
     return _BUCKETS[zlib.crc32(text.encode()) % len(_BUCKETS)]

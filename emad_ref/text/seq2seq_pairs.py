@@ -6,7 +6,7 @@
               passage is the answer, and an early layer that only copies is wrong.
 ``summary``   two exchanges between two people; the target is their outcomes (SamSum in small), some with a sum.
 ``count``     two people whose things come and go; the target is a worked chain of sums for one of them.
-``corrupted_pairs`` span corruption (Raffel et al. 2020, §3.1.4) over the texts of the pairs and over facts.
+``generate_corrupted_pairs``: span corruption (Raffel et al. 2020, §3.1.4) over the texts of the pairs and over facts.
 
 Early exits prune a vocabulary to a few dozen tokens, so there are two hundred names, as many things and nearly as many
 towns, each a single token (``training.seq2seq``). A split is a generator seeded with (task, split, seed). In addition
@@ -22,7 +22,7 @@ from itertools import islice, product
 from typing import Any, Literal
 
 from emad_ref.errors import BadArgument
-from emad_ref.text.documents import SPLITS, Split, split_of
+from emad_ref.text.documents import SPLITS, Split, split_by_checksum
 
 
 def _compounds(first: str, second: str) -> tuple[str, ...]:
@@ -307,7 +307,7 @@ def _stream(kind: str, split: Split, seed: int) -> random.Random:
 def _items(task: TextTask, split: Split, rng: random.Random) -> Iterator[_PairText]:
     while True:
         item = _ITEMS[task](rng)
-        if split_of(item.text) == split:
+        if split_by_checksum(item.text) == split:
             yield item
 
 
@@ -380,7 +380,7 @@ def corrupt_text(text: str, rng: random.Random) -> SourceTarget:
     return SourceTarget("corrupted", " ".join([*source, *words[at:]]), target, (target,), text)
 
 
-def corrupted_pairs(split: Split, limit: int | None, seed: int = 0) -> Iterator[SourceTarget]:
+def generate_corrupted_pairs(split: Split, limit: int | None, seed: int = 0) -> Iterator[SourceTarget]:
     """``limit`` pairs of span corruption, endless for None; the same (split, seed) gives the same pairs.
 
     Raises:

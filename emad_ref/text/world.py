@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from itertools import count, islice
 
 from emad_ref.errors import BadArgument
-from emad_ref.text.documents import SPLITS, Documents, Example, Split, split_of
+from emad_ref.text.documents import SPLITS, Documents, Example, Split, split_by_checksum
 
 NAMES = [
     "Mira", "Tom", "Ada", "Ben", "Cleo", "Dan", "Eva", "Finn",
@@ -54,7 +54,7 @@ Map = dict[str, str]
 # ---------------------------------------------------------------- charts: the demanding passage
 
 
-def chart_map(rng: random.Random, least: int = 5, most: int = 8) -> Map:
+def generate_chart_map(rng: random.Random, least: int = 5, most: int = 8) -> Map:
     """A map on ``least``–``most`` letters in which x, f(x), f²(x), f³(x) are four different letters for every x.
 
     A cycle of length ≥ 4 with the other letters attached to it guarantees that; a plain permutation would make the
@@ -68,53 +68,53 @@ def chart_map(rng: random.Random, least: int = 5, most: int = 8) -> Map:
     return image
 
 
-def hops(image: Map, start: str, times: int) -> str:
+def follow_map(image: Map, start: str, times: int) -> str:
     for _ in range(times):
         start = image[start]
     return start
 
 
-def listing(rng: random.Random, image: Map) -> str:
+def format_map_entries(rng: random.Random, image: Map) -> str:
     pairs = list(image.items())
     rng.shuffle(pairs)
     return "".join(f" {x} {y.upper()}" for x, y in pairs)
 
 
-def walk(rng: random.Random, image: Map) -> str:
+def generate_walk(rng: random.Random, image: Map) -> str:
     at = rng.choice(list(image))
     steps = [at]
     while len(steps) < WALK_AT_LEAST or rng.random() > WALK_ENDS:
-        at = hops(image, at, rng.randint(1, 3))
+        at = follow_map(image, at, rng.randint(1, 3))
         steps.append(at)
     return "".join(f" {x}" for x in steps)
 
 
-def two_hop_pair(image: Map, start: str) -> str:
-    return f" {start} {hops(image, start, 2)}"
+def format_two_hop_pair(image: Map, start: str) -> str:
+    return f" {start} {follow_map(image, start, 2)}"
 
 
-def two_hop_pairs(rng: random.Random, image: Map) -> str:
+def generate_two_hop_pairs(rng: random.Random, image: Map) -> str:
     letters = list(image)
-    pairs = [two_hop_pair(image, rng.choice(letters))]
+    pairs = [format_two_hop_pair(image, rng.choice(letters))]
     while rng.random() > PAIRS_END:
-        pairs.append(two_hop_pair(image, rng.choice(letters)))
+        pairs.append(format_two_hop_pair(image, rng.choice(letters)))
     return "".join(pairs)
 
 
-def charts(rng: random.Random) -> str:
-    image = chart_map(rng)
-    return f"{listing(rng, image)} ?{walk(rng, image)} !{two_hop_pairs(rng, image)}\n"
+def generate_chart_passage(rng: random.Random) -> str:
+    image = generate_chart_map(rng)
+    return f"{format_map_entries(rng, image)} ?{generate_walk(rng, image)} !{generate_two_hop_pairs(rng, image)}\n"
 
 
 # ---------------------------------------------------------------- routine prose
 
 
-def meeting(rng: random.Random) -> str:
+def generate_meeting_tale(rng: random.Random) -> str:
     (n, m), (p, q) = rng.sample(NAMES, 2), rng.sample(PLACES, 2)
-    return f"{meeting_text(n, m, rng.choice(OBJECTS), rng.choice(COLOURS), p, q)}\n"
+    return f"{format_meeting_tale(n, m, rng.choice(OBJECTS), rng.choice(COLOURS), p, q)}\n"
 
 
-def meeting_text(n: str, m: str, o: str, c: str, p: str, q: str) -> str:
+def format_meeting_tale(n: str, m: str, o: str, c: str, p: str, q: str) -> str:
     """A sentence: ``n`` met ``m`` in ``p``, got a thing ``o`` out of a bag of colour ``c``, and put it in ``q``."""
     return (
         f"In the morning {n} went to the {p} and met {m}. {m} was carrying some {o} in a {c} bag. "
@@ -123,7 +123,7 @@ def meeting_text(n: str, m: str, o: str, c: str, p: str, q: str) -> str:
     )
 
 
-def cleaning(rng: random.Random) -> str:
+def generate_cleaning_tale(rng: random.Random) -> str:
     (n, m), p = rng.sample(NAMES, 2), rng.choice(PLACES)
     o, c = rng.choice(OBJECTS), rng.choice(COLOURS)
     return (
@@ -133,10 +133,10 @@ def cleaning(rng: random.Random) -> str:
     )
 
 
-TALES: tuple[Callable[[random.Random], str], ...] = (meeting, cleaning)
+TALES: tuple[Callable[[random.Random], str], ...] = (generate_meeting_tale, generate_cleaning_tale)
 
 
-def tale(rng: random.Random) -> str:
+def generate_tale(rng: random.Random) -> str:
     return rng.choice(TALES)(rng)
 
 
@@ -145,7 +145,7 @@ def tale(rng: random.Random) -> str:
 # copied parts (names in a program, a tale) leave nothing to guess.
 
 
-def inventory(rng: random.Random) -> Example:
+def generate_inventory_task(rng: random.Random) -> Example:
     """Nine to eleven changes of a count; the answer works them one by one."""
     name, thing = rng.choice(NAMES), rng.choice(OBJECTS)
     amount, changes = rng.randint(1, 9), rng.randint(*CHANGES)
@@ -161,7 +161,7 @@ def inventory(rng: random.Random) -> Example:
     return Example("inventory", f"{story} How many {thing} now?", answer, "exact", guess=LARGEST_COUNT**-changes)
 
 
-def facts(rng: random.Random) -> Example:
+def generate_facts_task(rng: random.Random) -> Example:
     """The places of five keys: each lies in a box, and each box stands in a place; the answer gives both, key by key.
 
     Facts come in pairs, in the answer's order: with words between name and box an hour's training left all two hops at
@@ -179,19 +179,19 @@ def facts(rng: random.Random) -> Example:
     )
 
 
-def chart(rng: random.Random) -> Example:
+def generate_chart_task(rng: random.Random) -> Example:
     """Two look-ups in a random map for each of its letters in any order: x F, then f(x) and f(f(x))."""
-    image = chart_map(rng, *TASK_LETTERS)
+    image = generate_chart_map(rng, *TASK_LETTERS)
     letters = rng.sample(list(image), len(image))
-    worked = "".join(f" {x} {image[x].upper()} {image[x]} {hops(image, x, 2).upper()}." for x in letters)
-    prompt = f"{listing(rng, image)} = {' '.join(letters)}:"
+    worked = "".join(f" {x} {image[x].upper()} {image[x]} {follow_map(image, x, 2).upper()}." for x in letters)
+    prompt = f"{format_map_entries(rng, image)} = {' '.join(letters)}:"
     return Example("chart", prompt, f"{worked}\n", "exact", guess=len(image) ** (-2 * len(image)))
 
 
 OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
 
 
-def code(rng: random.Random) -> Example:
+def generate_code_task(rng: random.Random) -> Example:
     """A function whose name lists its three operations; the answer is the expression it returns."""
     names = rng.sample(list(OPERATORS), len(OPERATORS))
     constants = [rng.randint(1, CODE_CONSTANTS) for _ in names]
@@ -205,40 +205,40 @@ def code(rng: random.Random) -> Example:
     return Example("code", prompt, f" {body}\n", "runs", check=check)
 
 
-def recall(rng: random.Random) -> Example:
+def generate_recall_task(rng: random.Random) -> Example:
     """A tale, to be retold with another thing and with another person."""
     (n, m, other), (p, q) = rng.sample(NAMES, 3), rng.sample(PLACES, 2)
     (o, instead), c = rng.sample(OBJECTS, 2), rng.choice(COLOURS)
-    prompt = f"{meeting_text(n, m, o, c, p, q)} Now {instead} and {other}:"
-    return Example("recall", prompt, f" {meeting_text(n, other, instead, c, p, q)}\n", "exact")
+    prompt = f"{format_meeting_tale(n, m, o, c, p, q)} Now {instead} and {other}:"
+    return Example("recall", prompt, f" {format_meeting_tale(n, other, instead, c, p, q)}\n", "exact")
 
 
 TASKS: dict[str, Callable[[random.Random], Example]] = {
-    "inventory": inventory,
-    "facts": facts,
-    "chart": chart,
-    "code": code,
-    "recall": recall,
+    "inventory": generate_inventory_task,
+    "facts": generate_facts_task,
+    "chart": generate_chart_task,
+    "code": generate_code_task,
+    "recall": generate_recall_task,
 }
 
 
 # ---------------------------------------------------------------- corpora and splits
 
 
-def premise(rng: random.Random) -> str:
-    return charts(rng) + "".join(tale(rng) for _ in range(rng.randint(1, 2)))
+def generate_premise_document(rng: random.Random) -> str:
+    return generate_chart_passage(rng) + "".join(generate_tale(rng) for _ in range(rng.randint(1, 2)))
 
 
-def mixed(rng: random.Random) -> str:
-    return tale(rng) + charts(rng) + tale(rng)
+def generate_mixed_document(rng: random.Random) -> str:
+    return generate_tale(rng) + generate_chart_passage(rng) + generate_tale(rng)
 
 
 # Training text of the bundled models, in shares of documents: the first three of passages, the others of tasks.
-PASSAGES = ((0.24, premise), (0.10, charts), (0.10, mixed))
+PASSAGES = ((0.24, generate_premise_document), (0.10, generate_chart_passage), (0.10, generate_mixed_document))
 SHARES = {"inventory": 0.16, "facts": 0.14, "chart": 0.12, "code": 0.06, "recall": 0.08}
 
 
-def curriculum(split: Split, rng: random.Random) -> Documents:
+def generate_curriculum(split: Split, rng: random.Random) -> Documents:
     """Training text of the bundled models: both corpora and the tasks in fixed shares."""
     passages = [_each(maker)(split, rng) for _, maker in PASSAGES]
     worked = [(item.prompt + item.answer for item in _items(task, split, rng)) for task in SHARES]
@@ -252,9 +252,9 @@ def _each(maker: Callable[[random.Random], str]) -> Callable[[Split, random.Rand
 
 
 CORPORA: dict[str, Callable[[Split, random.Random], Documents]] = {
-    "world:premise": _each(premise),
-    "world:mixed": _each(mixed),
-    "world:curriculum": curriculum,
+    "world:premise": _each(generate_premise_document),
+    "world:mixed": _each(generate_mixed_document),
+    "world:curriculum": generate_curriculum,
 }
 
 
@@ -264,7 +264,7 @@ def _stream(kind: str, split: Split, seed: int) -> random.Random:
     return random.Random(f"{kind}/{split}/{seed}")
 
 
-def documents(corpus: str, split: Split, seed: int = 0) -> Documents:
+def generate_documents(corpus: str, split: Split, seed: int = 0) -> Documents:
     """Endless documents of a corpus; the same (corpus, split, seed) gives the same documents.
 
     Raises:
@@ -275,7 +275,7 @@ def documents(corpus: str, split: Split, seed: int = 0) -> Documents:
     return CORPORA[corpus](split, _stream(corpus, split, seed))
 
 
-def examples(task: str, split: Split, limit: int, seed: int = 0) -> Iterator[Example]:
+def generate_examples(task: str, split: Split, limit: int, seed: int = 0) -> Iterator[Example]:
     """``limit`` distinct examples of a task; the same (task, split, seed) gives the same examples."""
     if task not in TASKS:
         raise BadArgument("task", task, f"one of {', '.join(TASKS)}")
@@ -287,6 +287,6 @@ def _items(task: str, split: Split, rng: random.Random) -> Iterator[Example]:
     prompts: set[str] = set()
     while True:
         item = TASKS[task](rng)
-        if split_of(item.prompt) == split and item.prompt not in prompts:
+        if split_by_checksum(item.prompt) == split and item.prompt not in prompts:
             prompts.add(item.prompt)
             yield item

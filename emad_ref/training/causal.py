@@ -39,7 +39,7 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    stream = world.documents("world:curriculum", "train")
+    stream = world.generate_documents("world:curriculum", "train")
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=[END_OF_TEXT],
@@ -50,9 +50,9 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT)
 
 
-def batches(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[Tensor]:
+def iterate_batches(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[Tensor]:
     """Endless int64 [batch, window + 1]: documents of the curriculum, each opened by end-of-text, packed end to end."""
-    stream = world.documents("world:curriculum", "train", recipe.seed + 1)
+    stream = world.generate_documents("world:curriculum", "train", recipe.seed + 1)
     need = recipe.batch * (recipe.window + 1)
     ids: list[int] = []
     while True:
@@ -63,7 +63,7 @@ def batches(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[Tens
         ids = ids[need:]
 
 
-def initial_model(recipe: Recipe) -> GPTNeoXForCausalLM:
+def create_initial_model(recipe: Recipe) -> GPTNeoXForCausalLM:
     """Random weights from the recipe's seed; the caller's generator is left as it was."""
     config = GPTNeoXConfig(
         vocab_size=VOCABULARY,
@@ -82,7 +82,7 @@ def initial_model(recipe: Recipe) -> GPTNeoXForCausalLM:
         return GPTNeoXForCausalLM(config)
 
 
-def loss_of(model: GPTNeoXForCausalLM, recipe: Recipe, ids: Tensor) -> tuple[Tensor, Tensor]:
+def compute_loss(model: GPTNeoXForCausalLM, recipe: Recipe, ids: Tensor) -> tuple[Tensor, Tensor]:
     """(loss to minimise, cross-entropy of the last layer in nats per token) on ids int64 [batch, window + 1]."""
     body = model.gpt_neox(ids[:, :-1], output_hidden_states=bool(recipe.early_exit), use_cache=False)
     target = ids[:, 1:].reshape(-1)
@@ -97,7 +97,7 @@ def loss_of(model: GPTNeoXForCausalLM, recipe: Recipe, ids: Tensor) -> tuple[Ten
     return total, last.detach()
 
 
-def optimisers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def create_optimisers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """[Muon for the blocks' matrices, AdamW for embedding, head, norms, biases and tables of position biases]."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layer" in n and "bias" not in n]
     chosen = {id(p) for p in matrices}
@@ -108,4 +108,4 @@ def optimisers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     ]
 
 
-FAMILY = TrainingFamily(train_tokenizer, initial_model, batches, loss_of, optimisers)
+FAMILY = TrainingFamily(train_tokenizer, create_initial_model, iterate_batches, compute_loss, create_optimisers)

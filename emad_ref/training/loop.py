@@ -41,10 +41,12 @@ class TrainingState:
     optimisers: list[dict[str, Any]]
 
     @staticmethod
-    def of(step: int, smooth: float, model: nn.Module, optimisers: Sequence[torch.optim.Optimizer]) -> TrainingState:
+    def from_training(
+        step: int, smooth: float, model: nn.Module, optimisers: Sequence[torch.optim.Optimizer]
+    ) -> TrainingState:
         return TrainingState(step, smooth, model.state_dict(), [optimiser.state_dict() for optimiser in optimisers])
 
-    def put_into(self, model: nn.Module, optimisers: Sequence[torch.optim.Optimizer]) -> tuple[int, float]:
+    def restore_into(self, model: nn.Module, optimisers: Sequence[torch.optim.Optimizer]) -> tuple[int, float]:
         """Go on from here: (steps done, running mean loss).
 
         Raises:
@@ -66,7 +68,11 @@ def save_state(path: Path, recipe: Recipe, state: TrainingState) -> None:
     """Write; the file is complete or as it was. Raises BadFile."""
     with open_atomic(path, "checkpoint") as file:
         torch.save(
-            {"of": _recipe_key(recipe), **{name: getattr(state, name) for name in TrainingState.__annotations__}}, file
+            {
+                "of": _recipe_key(recipe),
+                **{name: getattr(state, name) for name in TrainingState.__annotations__},
+            },
+            file,
         )
 
 
@@ -120,7 +126,7 @@ class TrainingDiverged(EmadError):
     """The loss is no longer a number: nothing worth saving is left."""
 
 
-def rate_at(recipe: Recipe, step: int) -> float:
+def learning_rate_at(recipe: Recipe, step: int) -> float:
     """Linear warm-up, then a straight line down to 2 % of the peak."""
     return min(1.0, (step + 1) / recipe.warmup) * (1 - 0.98 * step / recipe.steps)
 
@@ -154,13 +160,13 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, every: int = STEPS
     peaks = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     done, smooth = 0, math.nan
     if held is not None:
-        done, smooth = held.put_into(model, optimizers)
+        done, smooth = held.restore_into(model, optimizers)
     steps = islice(zip(range(recipe.steps), family.batches(recipe, tokenizer), strict=False), done, None)
     progress = tqdm(steps, total=recipe.steps, initial=done, desc=recipe.name)
     for step, batch in progress:
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         for group, peak in zip(groups, peaks, strict=True):
-            group["lr"] = peak * rate_at(recipe, step)
+            group["lr"] = peak * learning_rate_at(recipe, step)
         loss, last = family.loss(model, recipe, batch)
         if not torch.isfinite(loss):
             raise TrainingDiverged(
@@ -175,7 +181,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, every: int = STEPS
         smooth = float(last) if math.isnan(smooth) else 0.98 * smooth + 0.02 * float(last)
         progress.set_postfix(nats=f"{smooth:.4f}", refresh=False)
         if (step + 1) % every == 0 and step + 1 < recipe.steps:
-            save_state(checkpoint, recipe, TrainingState.of(step + 1, smooth, model, optimizers))
+            save_state(checkpoint, recipe, TrainingState.from_training(step + 1, smooth, model, optimizers))
     with replace_folder(out, "out") as folder:
         model.eval().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -183,7 +189,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, every: int = STEPS
     return smooth
 
 
-def recipe_named(name: str) -> Recipe:
+def get_recipe(name: str) -> Recipe:
     """The recipe of a bundled model."""
     if name not in RECIPES:
         raise BadArgument("name", name, f"one of {', '.join(RECIPES)}")

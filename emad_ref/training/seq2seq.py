@@ -46,7 +46,7 @@ from emad_ref.text.seq2seq_pairs import (
     TOWNS,
     SourceTarget,
     TextTask,
-    corrupted_pairs,
+    generate_corrupted_pairs,
     generate_pairs,
 )
 from emad_ref.training import causal
@@ -96,7 +96,7 @@ def bundled_folder(name: str) -> Path:
 
 
 @cache
-def pieces() -> tuple[str, ...]:
+def tokenizer_pieces() -> tuple[str, ...]:
     """Every piece in the order of its id: T5's special tokens, sentinels, bytes, the lexicon, other words."""
     numbers = tuple(map(str, range(LARGEST_NUMBER + 1)))
     lexicon = [f" {word}" for word in dict.fromkeys((*NAMES, *THINGS, *TOWNS, *PLACES, *COLOURS, *numbers))]
@@ -113,13 +113,13 @@ def pieces() -> tuple[str, ...]:
     return (*known, *words)
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer of the bundled encoder-decoders: a unigram model of equally likely pieces, as T5's is of learned.
 
     A text is cut into as few pieces as can be. It is opened by a space, so that a word is the same token first and
     later, and closed by the end-of-text token.
     """
-    model = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces()], unk_id=2, byte_fallback=True))
+    model = Tokenizer(models.Unigram([(piece, -1.0) for piece in tokenizer_pieces()], unk_id=2, byte_fallback=True))
     # a sentinel takes the space before it along, which else were a piece of its own
     model.add_special_tokens([AddedToken(text, lstrip=True, normalized=False) for text in SENTINELS])
     model.add_special_tokens([AddedToken(text, normalized=False) for text in (PAD, END, UNKNOWN)])
@@ -137,17 +137,17 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def layer_weights(layers: int) -> Tensor:
+def layer_loss_weights(layers: int) -> Tensor:
     """CALM's weights of the decoder layers' losses, float32 [layers]: i / Σ_j j."""
     rising = torch.arange(1, layers + 1, dtype=torch.float32)
     return rising / rising.sum()
 
 
-def initial_model(recipe: Seq2SeqRecipe) -> T5ForConditionalGeneration:
+def create_initial_model(recipe: Seq2SeqRecipe) -> T5ForConditionalGeneration:
     """Random weights from the recipe's seed; the caller's generator is left as it was."""
     config: Any = AutoConfig.for_model(
         "t5",
-        vocab_size=len(pieces()),
+        vocab_size=len(tokenizer_pieces()),
         d_model=recipe.hidden,
         d_kv=recipe.head_size,
         d_ff=recipe.feed_forward,
@@ -167,14 +167,14 @@ def initial_model(recipe: Seq2SeqRecipe) -> T5ForConditionalGeneration:
         return T5ForConditionalGeneration(config)
 
 
-def first_model(recipe: Seq2SeqRecipe) -> T5ForConditionalGeneration:
+def load_starting_model(recipe: Seq2SeqRecipe) -> T5ForConditionalGeneration:
     """Where training starts: the bundled model that is tuned, else random weights.
 
     Raises:
         BadArgument: ``starts_from`` names a folder without weights.
     """
     if not recipe.starts_from:
-        return initial_model(recipe)
+        return create_initial_model(recipe)
     folder = bundled_folder(recipe.starts_from)
     if not (folder / "model.safetensors").is_file():
         raise BadArgument("recipe.starts_from", recipe.starts_from, "a bundled model", "train that one first")
@@ -191,17 +191,17 @@ class Seq2SeqBatch:
     target: Tensor
 
 
-def training_pairs(recipe: Seq2SeqRecipe) -> Iterator[SourceTarget]:
+def iterate_training_pairs(recipe: Seq2SeqRecipe) -> Iterator[SourceTarget]:
     """Endless training pairs of the recipe's stage."""
     if not recipe.starts_from:
-        yield from corrupted_pairs("train", None, recipe.seed)
+        yield from generate_corrupted_pairs("train", None, recipe.seed)
     streams = {task: generate_pairs(task, "train", None, recipe.seed) for task in SHARES}
     while True:
         for task, share in SHARES.items():
             yield from islice(streams[task], share)
 
 
-def batch_of(rows: list[tuple[list[int], list[int]]], pad: int) -> Seq2SeqBatch:
+def collate_batch(rows: list[tuple[list[int], list[int]]], pad: int) -> Seq2SeqBatch:
     """(source ids, target ids) rows → one padded batch; the decoder starts from padding, as T5 does."""
     source = pad_sequence([torch.tensor(s) for s, _ in rows], batch_first=True, padding_value=pad)
     target = pad_sequence([torch.tensor(t) for _, t in rows], batch_first=True, padding_value=IGNORED)
@@ -209,9 +209,9 @@ def batch_of(rows: list[tuple[list[int], list[int]]], pad: int) -> Seq2SeqBatch:
     return Seq2SeqBatch(source, (source != pad).long(), fed, target)
 
 
-def batches(recipe: Seq2SeqRecipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[Seq2SeqBatch]:
+def iterate_batches(recipe: Seq2SeqRecipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[Seq2SeqBatch]:
     """Endless batches; pairs of like length together, the order of batches drawn from the seed."""
-    stream = training_pairs(recipe)
+    stream = iterate_training_pairs(recipe)
     rng = random.Random(f"order/{recipe.seed}")
     encode = tokenizer.backend_tokenizer.encode_batch
     while True:
@@ -221,22 +221,24 @@ def batches(recipe: Seq2SeqRecipe, tokenizer: PreTrainedTokenizerFast) -> Iterat
         rows = sorted(zip(sources, targets, strict=True), key=lambda row: (len(row[0]), len(row[1])))
         cut = [rows[i : i + recipe.batch] for i in range(0, len(rows), recipe.batch)]
         rng.shuffle(cut)
-        yield from (batch_of(part, tokenizer.pad_token_id) for part in cut)
+        yield from (collate_batch(part, tokenizer.pad_token_id) for part in cut)
 
 
-def layers_scored(recipe: Seq2SeqRecipe, batch: Seq2SeqBatch) -> tuple[list[int], Tensor]:
+def sample_loss_layers(recipe: Seq2SeqRecipe, batch: Seq2SeqBatch) -> tuple[list[int], Tensor]:
     """(layers from 1, the last one last; weights float32 of their losses): CALM's loss in expectation.
 
     Which layers below the last are drawn follows from the batch, so that training needs no generator of its own.
     """
-    weights, below = layer_weights(recipe.layers), recipe.layers - 1
+    weights, below = layer_loss_weights(recipe.layers), recipe.layers - 1
     drawn = sorted(random.Random(f"layers/{batch.target.sum().item()}").sample(range(1, below + 1), recipe.early_read))
     scale = torch.tensor([below / recipe.early_read] * recipe.early_read + [1.0])
     layers = [*drawn, recipe.layers]
     return layers, weights[[layer - 1 for layer in layers]] * scale
 
 
-def loss_of(model: T5ForConditionalGeneration, recipe: Seq2SeqRecipe, batch: Seq2SeqBatch) -> tuple[Tensor, Tensor]:
+def compute_loss(
+    model: T5ForConditionalGeneration, recipe: Seq2SeqRecipe, batch: Seq2SeqBatch
+) -> tuple[Tensor, Tensor]:
     """(CALM's weighted loss as sampled, cross-entropy of the last layer in nats per target token)."""
     encoded = model.encoder(input_ids=batch.source, attention_mask=batch.mask).last_hidden_state
     decoder = model.decoder
@@ -247,7 +249,7 @@ def loss_of(model: T5ForConditionalGeneration, recipe: Seq2SeqRecipe, batch: Seq
         output_hidden_states=True,
         use_cache=False,
     )
-    layers, weights = layers_scored(recipe, batch)
+    layers, weights = sample_loss_layers(recipe, batch)
     early = [decoder.final_layer_norm(body.hidden_states[layer]) for layer in layers[:-1]]  # [0] is the embedding
     real = batch.target != IGNORED
     states = torch.stack([*early, body.last_hidden_state])[:, real]  # [layers, tokens, hidden]
@@ -257,7 +259,7 @@ def loss_of(model: T5ForConditionalGeneration, recipe: Seq2SeqRecipe, batch: Seq
     return (weights * each).sum(), each[-1].detach()
 
 
-def optimisers(model: T5ForConditionalGeneration, recipe: Seq2SeqRecipe) -> list[torch.optim.Optimizer]:
+def create_optimisers(model: T5ForConditionalGeneration, recipe: Seq2SeqRecipe) -> list[torch.optim.Optimizer]:
     """As for the causal models, but queries at a rate divided by √head_size.
 
     T5 does not divide attention scores by √head_size: its small initial queries do that. Muon's steps have a size of
@@ -265,7 +267,7 @@ def optimisers(model: T5ForConditionalGeneration, recipe: Seq2SeqRecipe) -> list
     position biases stays at noise, and the rivals of a span are not told apart (exact match 0.34 after
     2,000 steps of tuning).
     """
-    muon, adam = causal.optimisers(model, recipe)
+    muon, adam = causal.create_optimisers(model, recipe)
     queries = [parameter for name, parameter in model.named_parameters() if name.endswith(".q.weight")]
     slow = {id(parameter) for parameter in queries}
     (group,) = muon.param_groups
@@ -274,4 +276,4 @@ def optimisers(model: T5ForConditionalGeneration, recipe: Seq2SeqRecipe) -> list
     return [muon, adam]
 
 
-FAMILY = TrainingFamily(tokenizer, first_model, batches, loss_of, optimisers)
+FAMILY = TrainingFamily(build_tokenizer, load_starting_model, iterate_batches, compute_loss, create_optimisers)

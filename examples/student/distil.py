@@ -23,7 +23,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from emad_ref.models.loading import LoadedModel, load
-from emad_ref.text.corpora import corpus_documents
+from emad_ref.text.corpora import iterate_corpus_documents
 
 WINDOW, BATCH = 128, 8  # tokens of a window, and windows of a step
 POSITIONS = 0.25  # share of positions whose distribution is learned: a head is as expensive as several layers
@@ -54,7 +54,7 @@ def windows_of(loaded: LoadedModel, corpora: Sequence[str], documents: int, data
     rows, opening = [], loaded.tokenizer.bos_token_id
     for corpus in corpora:
         ids: list[int] = []
-        for text in islice(corpus_documents(corpus, "calibrate", data=data), documents):
+        for text in islice(iterate_corpus_documents(corpus, "calibrate", data=data), documents):
             ids += [] if opening is None else [opening]
             ids += loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
         rows.append(torch.tensor(ids[: len(ids) // WINDOW * WINDOW]).view(-1, WINDOW))

@@ -37,7 +37,9 @@ def loaded():
 
 
 def examples(count, seed):
-    return [e for task in TASKS for e in islice(world.examples(task, "evaluate", count // 4, seed), count // 4)]
+    return [
+        e for task in TASKS for e in islice(world.generate_examples(task, "evaluate", count // 4, seed), count // 4)
+    ]
 
 
 def generated(lm, rows, seed):

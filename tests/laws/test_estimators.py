@@ -30,7 +30,7 @@ from emad_ref.probes.estimators import (
 )
 from emad_ref.probes.signal_values import entropy_nats
 from emad_ref.sweep.diagnostics import estimator_agreements
-from emad_ref.text.corpora import corpus_documents
+from emad_ref.text.corpora import iterate_corpus_documents
 from tests.small import small_model
 
 ROUNDED = 1e-9  # float64 sums in another order, entropies up to 5 nats
@@ -186,7 +186,7 @@ def test_estimators_keep_the_ranking_of_tokens_on_emad_tiny():
 def states_of(loaded, split, documents=12):
     """[tokens, D] after each probe, of the world's first documents of a split."""
     states = {probe: [] for probe in PROBES}
-    for text in islice(corpus_documents("world:premise", split), documents):
+    for text in islice(iterate_corpus_documents("world:premise", split), documents):
         ids = np.array([loaded.opening, *loaded.tokenizer.encode(text, add_special_tokens=False)])[None]
         frame = loaded.stepper.frame(np.arange(ids.shape[1])[None], None)
         hidden, at = loaded.stepper.embed(torch.from_numpy(ids), frame), 0

@@ -18,7 +18,7 @@ from emad_ref.point import full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, DRAFT, PROMPT, READOUTS, VERIFY
 from emad_ref.schedule.schedules import DeferredStates
-from emad_ref.text.world import documents
+from emad_ref.text.world import generate_documents
 from tests.decoders.foreign import ForeignDecoder
 from tests.decoders.markov import DRAFTING, MarkovDecoder, chance
 from tests.small import LAYERS, small_model
@@ -98,7 +98,7 @@ def test_a_decoder_without_a_cache_drafts_for_itself_just_as_well(rows):
 def test_the_bundled_model_drafts_for_itself_at_its_probes(rows):
     tiny = load("emad-tiny")
     walked = CausalStepper(tiny.model)
-    texts = documents("world:premise", "evaluate", seed=7)
+    texts = generate_documents("world:premise", "evaluate", seed=7)
     prompts = [Prompt(np.array(tiny.tokenizer(next(texts))["input_ids"][:n])) for n in (40, 23, 35, 31)[:rows]]
     own = WalkedDecoder(walked, full_depth(12), max_rows=ROWS).generate(prompts, BUNDLED_NEW)
     for prompt, emitted in zip(prompts, own.emitted, strict=True):

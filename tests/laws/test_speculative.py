@@ -15,7 +15,7 @@ from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import CATCH_UP, DECODE, VERIFY
-from emad_ref.text.world import documents
+from emad_ref.text.world import generate_documents
 from tests.decoders.markov import POINT, MarkovDecoder, chance
 from tests.small import LAYERS, VOCABULARY, small_config, small_model
 
@@ -122,7 +122,7 @@ def test_the_bundled_pair_emits_what_the_large_one_emits(rows):
     tiny, nano = load("emad-tiny"), load("emad-nano")
     assert shared_vocabulary(nano, tiny) == nano.geometry.vocabulary
     walked, drafting = CausalStepper(tiny.model), CausalStepper(nano.model)
-    texts = documents("world:premise", "evaluate", seed=7)
+    texts = generate_documents("world:premise", "evaluate", seed=7)
     prompts = [Prompt(np.array(tiny.tokenizer(next(texts))["input_ids"][:n])) for n in (40, 23, 35, 31)[:rows]]
     verifier = partner(walked, full_depth(12))
     own = verifier.decoder.generate(prompts, BUNDLED_NEW)

@@ -689,13 +689,13 @@ SWEPT = {"rows": [], "notes": [], "tokens": {"evaluate": 1}, "full depth perplex
 
 def test_sweep_reads_three_splits_of_the_corpus_asked_for(small, monkeypatch, tmp_path):
     read = []
-    documents = corpora_module.corpus_documents
+    documents = corpora_module.iterate_corpus_documents
 
     def watched(corpus, split, **options):
         read.append((corpus, split, options))
         return documents(corpus, split, **options)
 
-    monkeypatch.setattr(model_under_test, "corpus_documents", watched)
+    monkeypatch.setattr(model_under_test, "iterate_corpus_documents", watched)
     assert swept("--corpus", "world:mixed", "--data", tmp_path) == 0
     assert read == [("world:mixed", split, {"seed": 0, "data": tmp_path}) for split in JUDGED]
 

@@ -13,8 +13,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from emad_ref.errors import BadArgument
 from emad_ref.text import world
 from emad_ref.training import causal, loop
-from emad_ref.training.causal import VOCABULARY, batches, initial_model, loss_of, optimisers, train_tokenizer
-from emad_ref.training.loop import RECIPES, BadTrainingState, TrainingDiverged, rate_at, recipe_named, train
+from emad_ref.training.causal import (
+    VOCABULARY,
+    compute_loss,
+    create_initial_model,
+    create_optimisers,
+    iterate_batches,
+    train_tokenizer,
+)
+from emad_ref.training.loop import RECIPES, BadTrainingState, TrainingDiverged, get_recipe, learning_rate_at, train
 from emad_ref.training.recipe import END_OF_TEXT, Recipe
 
 MICRO = Recipe("micro", layers=2, hidden=32, heads=2, early_exit=((1, 0.25),), steps=3, batch=2, window=32, warmup=1)
@@ -41,7 +48,7 @@ def weights(folder):
 
 def test_the_tokenizer_gives_back_every_text(tokenizer):
     texts = [
-        *islice(world.documents("world:curriculum", "evaluate"), 20),
+        *islice(world.generate_documents("world:curriculum", "evaluate"), 20),
         "naïve – ünïcode ☃\n\t  two  spaces , here",
         "",
     ]
@@ -61,27 +68,27 @@ def test_the_tokenizer_is_the_same_each_time(tokenizer, monkeypatch):
 
 
 def test_batches_are_opened_documents_packed_end_to_end_without_loss(tokenizer):
-    drawn = torch.cat([ids.flatten() for ids in islice(batches(MICRO, tokenizer), 20)]).tolist()
-    documents = world.documents("world:curriculum", "train", MICRO.seed + 1)
+    drawn = torch.cat([ids.flatten() for ids in islice(iterate_batches(MICRO, tokenizer), 20)]).tolist()
+    documents = world.generate_documents("world:curriculum", "train", MICRO.seed + 1)
     expected = []
     while len(expected) < len(drawn):
         expected += [0, *tokenizer.encode(next(documents), add_special_tokens=False)]
     assert drawn == expected[: len(drawn)]
-    assert next(batches(MICRO, tokenizer)).shape == (2, 33)
+    assert next(iterate_batches(MICRO, tokenizer)).shape == (2, 33)
 
 
 # ---------------------------------------------------------------- loss, rates, optimisers
 
 
 def test_the_loss_adds_weighted_exits_to_the_models_own_loss():
-    model = initial_model(MICRO).eval()
+    model = create_initial_model(MICRO).eval()
     ids = torch.randint(0, VOCABULARY, (2, 33), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         states = model(ids, labels=ids, output_hidden_states=True)
         exit_logits = model.get_output_embeddings()(model.gpt_neox.final_layer_norm(states.hidden_states[1]))[:, :-1]
         early = torch.nn.functional.cross_entropy(exit_logits.flatten(0, 1), ids[:, 1:].flatten())
-        total, last = loss_of(model, MICRO, ids)
-        plain, plain_last = loss_of(model, replace(MICRO, early_exit=()), ids)
+        total, last = compute_loss(model, MICRO, ids)
+        plain, plain_last = compute_loss(model, replace(MICRO, early_exit=()), ids)
     assert float(last) == pytest.approx(float(states.loss), rel=1e-5)
     assert float(total) == pytest.approx(float(states.loss + 0.25 * early), rel=1e-5)
     assert float(plain) == float(plain_last) == pytest.approx(float(last), rel=1e-6)
@@ -89,7 +96,7 @@ def test_the_loss_adds_weighted_exits_to_the_models_own_loss():
 
 def test_the_rate_rises_to_its_peak_and_falls_to_almost_nothing():
     recipe = Recipe("r", steps=1000, warmup=100)
-    rates = [rate_at(recipe, step) for step in range(1000)]
+    rates = [learning_rate_at(recipe, step) for step in range(1000)]
     assert rates[0] == pytest.approx(0.01)
     assert rates.index(max(rates)) == 99
     assert rates[99:] == sorted(rates[99:], reverse=True)
@@ -97,8 +104,8 @@ def test_the_rate_rises_to_its_peak_and_falls_to_almost_nothing():
 
 
 def test_every_parameter_has_exactly_one_optimiser_and_blocks_matrices_have_muon():
-    model = initial_model(MICRO)
-    muon, adam = optimisers(model, MICRO)
+    model = create_initial_model(MICRO)
+    muon, adam = create_optimisers(model, MICRO)
     groups = [{id(p) for g in o.param_groups for p in g["params"]} for o in (muon, adam)]
     assert not groups[0] & groups[1]
     assert groups[0] | groups[1] == {id(p) for p in model.parameters()}
@@ -113,12 +120,12 @@ def test_every_parameter_has_exactly_one_optimiser_and_blocks_matrices_have_muon
 def test_three_steps_train_and_save_what_transformers_loads(quick, tokenizer, tmp_path):
     loss = train(MICRO, tmp_path)
     assert math.isfinite(loss)
-    start = dict(initial_model(MICRO).named_parameters())
+    start = dict(create_initial_model(MICRO).named_parameters())
     after = weights(tmp_path)
     assert set(after) == set(start)
     assert all(not torch.equal(after[name], start[name]) for name in after if "weight" in name)
     again = AutoTokenizer.from_pretrained(tmp_path)
-    text = next(world.documents("world:premise", "evaluate"))
+    text = next(world.generate_documents("world:premise", "evaluate"))
     assert again.encode(text, add_special_tokens=False) == tokenizer.encode(text, add_special_tokens=False)
     assert again.decode(again.encode(text, add_special_tokens=False)) == text
     assert again.bos_token_id == 0
@@ -141,7 +148,7 @@ def test_a_recipe_gives_the_same_weights_each_time_and_another_seed_gives_others
 
 def test_initial_weights_come_from_the_seed_alone():
     first, again, other = (
-        initial_model(replace(MICRO, seed=seed)).get_output_embeddings().weight for seed in (3, 3, 4)
+        create_initial_model(replace(MICRO, seed=seed)).get_output_embeddings().weight for seed in (3, 3, 4)
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -157,10 +164,10 @@ def test_training_leaves_the_callers_generator_alone(quick, tmp_path):
 
 def test_the_loss_falls(quick, tokenizer, tmp_path):
     recipe = replace(MICRO, steps=40, batch=4, window=64, warmup=5)
-    ids = next(batches(replace(recipe, seed=99), tokenizer))
-    before = float(loss_of(initial_model(recipe).eval(), recipe, ids)[1])
+    ids = next(iterate_batches(replace(recipe, seed=99), tokenizer))
+    before = float(compute_loss(create_initial_model(recipe).eval(), recipe, ids)[1])
     train(recipe, tmp_path)
-    after = float(loss_of(AutoModelForCausalLM.from_pretrained(tmp_path), recipe, ids)[1])
+    after = float(compute_loss(AutoModelForCausalLM.from_pretrained(tmp_path), recipe, ids)[1])
     assert before == pytest.approx(math.log(VOCABULARY), abs=0.3)
     assert after < before - 1
 
@@ -180,11 +187,11 @@ def test_no_steps_are_refused(tmp_path):
 
 def test_recipes_are_found_by_name():
     for name in RECIPES:
-        assert recipe_named(name).name == name
+        assert get_recipe(name).name == name
     with pytest.raises(
         BadArgument, match="name='emad-huge', but expected one of emad-tiny, emad-tiny-plain, emad-nano"
     ):
-        recipe_named("emad-huge")
+        get_recipe("emad-huge")
 
 
 def test_exits_are_trained_where_the_default_probes_stand():

@@ -22,11 +22,11 @@ from emad_ref.text.seq2seq_pairs import (
     SENTINELS,
     THINGS,
     TOWNS,
-    corrupted_pairs,
+    generate_corrupted_pairs,
     generate_pairs,
 )
 from emad_ref.training import seq2seq as module
-from emad_ref.training.loop import recipe_named, train
+from emad_ref.training.loop import get_recipe, train
 from emad_ref.training.seq2seq import (
     END_ID,
     IGNORED,
@@ -34,18 +34,18 @@ from emad_ref.training.seq2seq import (
     RECIPES,
     SHARES,
     Seq2SeqRecipe,
-    batch_of,
-    batches,
+    build_tokenizer,
     bundled_folder,
-    first_model,
-    initial_model,
-    layer_weights,
-    layers_scored,
-    loss_of,
-    optimisers,
-    pieces,
-    tokenizer,
-    training_pairs,
+    collate_batch,
+    compute_loss,
+    create_initial_model,
+    create_optimisers,
+    iterate_batches,
+    iterate_training_pairs,
+    layer_loss_weights,
+    load_starting_model,
+    sample_loss_layers,
+    tokenizer_pieces,
 )
 
 MICRO = Seq2SeqRecipe(
@@ -61,12 +61,12 @@ def weights(folder):
 
 @pytest.fixture(scope="module")
 def words():
-    return tokenizer()
+    return build_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def batch(words):
-    return next(batches(MICRO, words))
+    return next(iterate_batches(MICRO, words))
 
 
 # ---------------------------------------------------------------- tokenizer
@@ -86,14 +86,14 @@ def test_every_text_comes_back(words):
     for text in texts:
         # one opening space is the tokenizer's own: a text that has one already is not told apart from one that has none
         assert words.decode(words.encode(text), skip_special_tokens=True) == text.removeprefix(" ")
-    assert len(words) == len(pieces()) == len(set(pieces()))
+    assert len(words) == len(tokenizer_pieces()) == len(set(tokenizer_pieces()))
 
 
 def test_the_ids_are_t5s_own_first_and_no_causal_model_is_asked(words, monkeypatch):
     assert words.convert_ids_to_tokens([0, 1, 2]) == ["<pad>", "</s>", "<unk>"]
     assert (words.pad_token_id, words.eos_token_id) == (PAD_ID, END_ID)
     monkeypatch.setattr(module, "bundled_folder", lambda name: pytest.fail(f"read {name}"))
-    assert tokenizer().get_vocab() == words.get_vocab()
+    assert build_tokenizer().get_vocab() == words.get_vocab()
 
 
 def test_every_word_of_the_world_is_one_token_first_and_later_and_end_of_text_closes(words):
@@ -131,7 +131,7 @@ def test_every_sentinel_is_one_special_token(words):
 
 
 def test_the_decoder_is_fed_its_target_one_later_and_padding_is_not_scored():
-    made = batch_of([([5, 6, 0], [7, 8, 0]), ([9, 0], [4, 0])], pad=511)
+    made = collate_batch([([5, 6, 0], [7, 8, 0]), ([9, 0], [4, 0])], pad=511)
     assert made.source.tolist() == [[5, 6, 0], [9, 0, 511]]
     assert made.mask.tolist() == [[1, 1, 1], [1, 1, 0]]
     assert made.fed.tolist() == [[511, 7, 8], [511, 4, 0]]
@@ -139,22 +139,23 @@ def test_the_decoder_is_fed_its_target_one_later_and_padding_is_not_scored():
 
 
 def test_each_stage_trains_on_its_own_pairs_of_the_train_split():
-    first = list(islice(training_pairs(MICRO), 6))
-    assert first == list(corrupted_pairs("train", 6))
-    tuning = list(islice(training_pairs(replace(MICRO, starts_from="emad-t5-tiny")), 2 * sum(SHARES.values())))
+    first = list(islice(iterate_training_pairs(MICRO), 6))
+    assert first == list(generate_corrupted_pairs("train", 6))
+    tuning = list(islice(iterate_training_pairs(replace(MICRO, starts_from="emad-t5-tiny")), 2 * sum(SHARES.values())))
     qa, summary, count = (list(generate_pairs(task, "train", 2 * share)) for task, share in SHARES.items())
     assert tuning == [*qa[:4], summary[0], *count[:3], *qa[4:], summary[1], *count[3:]]
 
 
 def test_batches_lose_no_pair_and_are_the_same_each_time(words):
-    pool = list(islice(batches(MICRO, words), module.POOL))
-    again = list(islice(batches(MICRO, words), module.POOL))
+    pool = list(islice(iterate_batches(MICRO, words), module.POOL))
+    again = list(islice(iterate_batches(MICRO, words), module.POOL))
     assert all(
         torch.equal(a.source, b.source) and torch.equal(a.target, b.target) for a, b in zip(pool, again, strict=True)
     )
     rows = [row[row != PAD_ID].tolist() for made in pool for row in made.source]
     expected = [
-        words.encode(pair.source)[: MICRO.window] for pair in corrupted_pairs("train", module.POOL * MICRO.batch)
+        words.encode(pair.source)[: MICRO.window]
+        for pair in generate_corrupted_pairs("train", module.POOL * MICRO.batch)
     ]
     assert sorted(rows) == sorted(expected)
 
@@ -163,8 +164,8 @@ def test_batches_lose_no_pair_and_are_the_same_each_time(words):
 
 
 def test_later_layers_weigh_more_and_weights_sum_to_one():
-    assert layer_weights(4).tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
-    assert float(layer_weights(8).sum()) == pytest.approx(1)
+    assert layer_loss_weights(4).tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert float(layer_loss_weights(8).sum()) == pytest.approx(1)
 
 
 def test_the_layers_that_are_read_give_calms_loss_in_expectation(batch):
@@ -172,17 +173,17 @@ def test_the_layers_that_are_read_give_calms_loss_in_expectation(batch):
     recipe, total, draws = Seq2SeqRecipe("deep"), torch.zeros(10), 900
     for draw in range(draws):
         target = torch.tensor([[draw]])
-        layers, weights = layers_scored(recipe, replace(batch, target=target))
+        layers, weights = sample_loss_layers(recipe, replace(batch, target=target))
         assert (len(layers), layers[-1]) == (recipe.early_read + 1, recipe.layers)
         assert layers == sorted(set(layers))
         total[[layer - 1 for layer in layers]] += weights
     # 300 of 900 draws read a layer below the last: 5 deviations of a binomial are 71
-    torch.testing.assert_close(total / draws, layer_weights(recipe.layers), rtol=0.24, atol=0)
-    assert layers_scored(recipe, batch)[0] == layers_scored(recipe, batch)[0]
+    torch.testing.assert_close(total / draws, layer_loss_weights(recipe.layers), rtol=0.24, atol=0)
+    assert sample_loss_layers(recipe, batch)[0] == sample_loss_layers(recipe, batch)[0]
 
 
 def test_the_loss_is_calms_and_its_last_layer_is_the_models_own(batch):
-    model = initial_model(MICRO).eval()
+    model = create_initial_model(MICRO).eval()
     with torch.no_grad():
         own = model(
             input_ids=batch.source,
@@ -195,14 +196,14 @@ def test_the_loss_is_calms_and_its_last_layer_is_the_models_own(batch):
         early = torch.nn.functional.cross_entropy(
             model.lm_head(first).flatten(0, 1), batch.target.flatten(), ignore_index=IGNORED
         )
-        total, last = loss_of(model, MICRO, batch)
+        total, last = compute_loss(model, MICRO, batch)
     assert float(last) == pytest.approx(float(own.loss), rel=1e-5)  # float32 sums in another order
     assert float(total) == pytest.approx(float(early) / 3 + 2 * float(own.loss) / 3, rel=1e-5)
 
 
 def test_every_parameter_has_one_optimiser_and_position_tables_are_no_matrices():
-    model = initial_model(MICRO)
-    muon, adam = ([id(p) for g in o.param_groups for p in g["params"]] for o in optimisers(model, MICRO))
+    model = create_initial_model(MICRO)
+    muon, adam = ([id(p) for g in o.param_groups for p in g["params"]] for o in create_optimisers(model, MICRO))
     assert sorted(muon + adam) == sorted(id(p) for p in model.parameters())
     named = {id(p): name for name, p in model.named_parameters()}
     assert len(muon) == 6 * MICRO.encoder_layers + 10 * MICRO.layers
@@ -211,9 +212,9 @@ def test_every_parameter_has_one_optimiser_and_position_tables_are_no_matrices()
 
 def test_queries_and_nothing_else_learn_slower_by_the_root_of_the_head_size():
     """T5 leaves scores undivided: at the full rate attention saturates before positions are learned."""
-    model = initial_model(MICRO)
+    model = create_initial_model(MICRO)
     named = {id(p): name for name, p in model.named_parameters()}
-    muon, _ = optimisers(model, MICRO)
+    muon, _ = create_optimisers(model, MICRO)
     rates = {named[id(p)].split(".")[-2]: group["lr"] for group in muon.param_groups for p in group["params"]}
     full = MICRO.matrix_rate
     assert rates.pop("q") == pytest.approx(full / MICRO.head_size**0.5)
@@ -234,7 +235,7 @@ def test_three_steps_train_the_same_model_each_time_and_save_what_transformers_l
         dict(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / folder).named_parameters())
         for folder in ("first", "again")
     )
-    start = dict(initial_model(MICRO).named_parameters())
+    start = dict(create_initial_model(MICRO).named_parameters())
     assert set(first) == set(start)
     assert all(torch.equal(first[name], again[name]) for name in first)
     # a table row of a distance that no text has gets no gradient, but AdamW and Muon move every table and matrix
@@ -249,21 +250,21 @@ def test_tuning_starts_from_the_pre_trained_weights(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "bundled_folder", lambda name: tmp_path / name)
     tuned = replace(MICRO, starts_from="base", seed=7)
     with pytest.raises(BadArgument, match=r"starts_from='base', but expected a bundled model; train that one first"):
-        first_model(tuned)
-    base = initial_model(replace(MICRO, seed=3))
+        load_starting_model(tuned)
+    base = create_initial_model(replace(MICRO, seed=3))
     base.save_pretrained(tmp_path / "base")
-    begun = dict(first_model(tuned).named_parameters())
+    begun = dict(load_starting_model(tuned).named_parameters())
     assert all(torch.equal(begun[name], weight) for name, weight in base.named_parameters())
 
 
 def test_the_recipes_are_found_by_name_and_differ_in_the_tuning_alone():
-    first, tuned = (recipe_named(name) for name in BUNDLED)
+    first, tuned = (get_recipe(name) for name in BUNDLED)
     assert (first.starts_from, tuned.starts_from) == ("", first.name)
     sizes = ("encoder_layers", "layers", "hidden", "heads", "head_size", "feed_forward", "seed", "family")
     assert all(getattr(first, size) == getattr(tuned, size) for size in sizes)
     assert set(RECIPES) == set(BUNDLED)
     with pytest.raises(BadArgument, match=r"name='emad-t5-huge', but expected one of emad-tiny, .*emad-t5-tiny"):
-        recipe_named("emad-t5-huge")
+        get_recipe("emad-t5-huge")
 
 
 # ---------------------------------------------------------------- the bundled models
@@ -289,7 +290,7 @@ def test_the_bundled_models_are_what_their_recipe_says(bundled, name):
         recipe.encoder_layers, recipe.layers, recipe.hidden,
     )  # fmt: skip
     assert (config.d_kv, config.num_heads, config.d_ff, config.vocab_size) == (
-        recipe.head_size, recipe.heads, recipe.feed_forward, len(pieces()),
+        recipe.head_size, recipe.heads, recipe.feed_forward, len(tokenizer_pieces()),
     )  # fmt: skip
     assert {p.dtype for p in bundled[name].parameters()} == {torch.float32}
     assert sum(file.stat().st_size for file in bundled_folder(name).iterdir()) < 8e6
@@ -310,9 +311,11 @@ def test_generate_of_transformers_runs_on_them(bundled, words, name):
 
 def test_the_pre_trained_model_fills_in_what_was_hidden_and_the_tuned_one_no_longer(bundled, words):
     """Held-out span corruption: 2.1 nats when it was made; uniform guessing would be log 1,075 = 7.0."""
-    rows = [(words.encode(p.source), words.encode(p.target)) for p in corrupted_pairs("validate", 48)]
+    rows = [(words.encode(p.source), words.encode(p.target)) for p in generate_corrupted_pairs("validate", 48)]
     with torch.no_grad():
-        first, tuned = (float(loss_of(bundled[name], RECIPES[name], batch_of(rows, PAD_ID))[1]) for name in BUNDLED)
+        first, tuned = (
+            float(compute_loss(bundled[name], RECIPES[name], collate_batch(rows, PAD_ID))[1]) for name in BUNDLED
+        )
     assert first < 2.6
     assert tuned > 4
 
@@ -342,7 +345,7 @@ def test_the_tuned_model_summarises_and_the_pre_trained_one_does_not(bundled, wo
 def test_early_layers_of_the_tuned_model_know_much_and_the_last_knows_more(bundled, words, task):
     """Else exits could cost nothing, or everything: accuracy of each layer's best token on forced targets."""
     rows = [(words.encode(p.source), words.encode(p.target)) for p in generate_pairs(task, "validate", 40)]
-    made = batch_of(rows, PAD_ID)
+    made = collate_batch(rows, PAD_ID)
     model = bundled["emad-t5-tiny-tuned"]
     with torch.no_grad():
         out = model(

@@ -53,8 +53,8 @@ def write(folder: Path, **documents: list[str]) -> Path:
 def texts() -> dict[str, list[str]]:
     """Of the world, which ``emad-nano`` can tell apart, as a user's text."""
     return {
-        "test": list(islice(world.documents("world:mixed", "evaluate", 0), 60)),
-        "valid": list(islice(world.documents("world:mixed", "validate", 0), 80)),
+        "test": list(islice(world.generate_documents("world:mixed", "evaluate", 0), 60)),
+        "valid": list(islice(world.generate_documents("world:mixed", "validate", 0), 80)),
     }
 
 

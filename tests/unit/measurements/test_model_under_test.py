@@ -143,7 +143,7 @@ def test_validation_reads_four_hundred_items_of_a_task_and_never_evaluated_ones(
         asked.append((task, split, count))
         return [Example("recall", "p" * n, str(n % 3), "exact") for n in range(1, count + 1)]
 
-    monkeypatch.setattr(task_scores.world, "examples", examples)
+    monkeypatch.setattr(task_scores.world, "generate_examples", examples)
     monkeypatch.setattr(task_scores.world, "TASKS", {"recall": None})
     run.subject.budget = replace(FEW, items=500)
     assert run.scored.guess("recall") == 167 / 500, "the majority of validation, on what is evaluated"
@@ -154,7 +154,7 @@ def test_validation_reads_four_hundred_items_of_a_task_and_never_evaluated_ones(
 def test_repeats_of_a_world_item_share_a_cluster(stepper, monkeypatch) -> None:
     run = evidence(stepper, corpus="world:premise")
     made = [Example("recall", "p" * (n % 3 + 1), "a", "exact") for n in range(8)]
-    monkeypatch.setattr(task_scores.world, "examples", lambda *asked: made)
+    monkeypatch.setattr(task_scores.world, "generate_examples", lambda *asked: made)
     monkeypatch.setattr(task_scores.world, "TASKS", {"recall": None})
     held = run.scored.at("recall", run.replay_validity.shallow_point)
     assert len(held.full.independent_values) == len(held.adaptive.independent_values) == 3

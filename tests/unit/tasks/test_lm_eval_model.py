@@ -58,7 +58,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def profile(nano, tmp_path_factory):
     """A profile of the model on a few of the world's examples."""
-    items = [encode_item(e, nano.tokenizer, nano.opening) for e in world.examples("facts", "calibrate", 8)]
+    items = [encode_item(e, nano.tokenizer, nano.opening) for e in world.generate_examples("facts", "calibrate", 8)]
     trace = take_trace(nano.stepper, token_sequences(items))
     known = {"model": nano.name, "fingerprint": nano.fingerprint, "corpus": "facts", "dtype": "float32"}
     path = tmp_path_factory.mktemp("profile") / "profile.json"
@@ -579,7 +579,7 @@ def test_an_accuracy_has_the_usual_standard_error():
 def test_the_worlds_tasks_are_scored_as_the_suites_score_them(nano, task):
     lm = EmadLM(nano, point=EARLY, add_bos_token=True)
     result = evaluate_tasks(lm, [f"world_{task}"], limit=40)[f"world_{task}"]
-    items = [encode_item(e, nano.tokenizer, nano.opening) for e in world.examples(task, "evaluate", 40)]
+    items = [encode_item(e, nano.tokenizer, nano.opening) for e in world.generate_examples(task, "evaluate", 40)]
     trace = take_trace(nano.stepper, token_sequences(items))
     assert result.scores.astype(bool).tolist() == correct_items(items, trace, depths(trace, EARLY)).tolist()
 

@@ -14,7 +14,13 @@ from huggingface_hub import constants
 
 from emad_ref.errors import BadArgument
 from emad_ref.text import corpora
-from emad_ref.text.corpora import BLOCK, CorpusUnavailable, corpus_documents, file_documents, join_articles
+from emad_ref.text.corpora import (
+    BLOCK,
+    CorpusUnavailable,
+    iterate_corpus_documents,
+    iterate_file_documents,
+    join_articles,
+)
 from emad_ref.text.documents import SPLITS, Example, clean_text
 
 READ = tuple(split for split in SPLITS if split != "train")
@@ -29,7 +35,7 @@ def written(path, *texts):
 def test_a_text_file_holds_paragraphs(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("one\nstill one\n\n\ntwo\n \nthree\n\nfour\n", encoding="utf-8")
-    assert [t.strip() for t in file_documents(path)] == ["one\nstill one", "two", "three", "four"]
+    assert [t.strip() for t in iterate_file_documents(path)] == ["one\nstill one", "two", "three", "four"]
 
 
 @pytest.mark.parametrize("total", [7, 8, 10, 41])
@@ -37,7 +43,7 @@ def test_no_paragraph_has_a_neighbour_in_another_split(tmp_path, total):
     """They may belong to one article: each split is one run, and the paragraph at a border is nobody's."""
     path = tmp_path / "notes.txt"
     path.write_text("\n\n".join(f"paragraph {i}" for i in range(total)), encoding="utf-8")
-    runs = [[int(text.split()[1]) for text in corpus_documents(str(path), split)] for split in READ]
+    runs = [[int(text.split()[1]) for text in iterate_corpus_documents(str(path), split)] for split in READ]
     assert all(run == list(range(run[0], run[-1] + 1)) for run in runs)
     assert [after[0] - before[-1] for before, after in itertools.pairwise(runs)] == [2, 2]
     assert (runs[0][0], runs[-1][-1]) == (0, total - 1)
@@ -48,14 +54,14 @@ def test_articles_and_lines_of_json_are_dealt_in_runs_without_losing_one(tmp_pat
     wikitext.write_text("".join(f" = {i} = \n\n text {i}\n\n more\n" for i in range(12)), encoding="utf-8")
     lines = written(tmp_path / "a.jsonl", *(f" = {i} = " for i in range(12)))
     for path in (wikitext, lines):
-        runs = [[int(text.split(" = ")[1]) for text in corpus_documents(str(path), split)] for split in READ]
+        runs = [[int(text.split(" = ")[1]) for text in iterate_corpus_documents(str(path), split)] for split in READ]
         assert runs == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9, 10, 11]]
 
 
 def test_a_wikitext_file_holds_articles_with_their_sections(tmp_path):
     (tmp_path / "wikitext-2").mkdir()
     (tmp_path / "wikitext-2" / "test.txt").write_text(WIKITEXT, encoding="utf-8")
-    found = list(corpus_documents("wikitext", "evaluate", data=tmp_path))
+    found = list(iterate_corpus_documents("wikitext", "evaluate", data=tmp_path))
     assert [text.split(" = ")[1] for text in found] == ["One", "Two"]
     assert "Section" in found[0]
 
@@ -70,7 +76,7 @@ def test_splits_never_overlap_and_leave_nothing_out(tmp_path, kind):
         written(folder / "valid.jsonl", *(f"valid {i}" for i in range(10)))
         written(folder / "test.jsonl", *(f"test {i}" for i in range(10)))
         name, data = (str(folder), None) if kind == "folder" else ("pile", tmp_path)
-    parts = [list(corpus_documents(name, split, data=data)) for split in READ]
+    parts = [list(iterate_corpus_documents(name, split, data=data)) for split in READ]
     assert all(parts)
     assert len({text for part in parts for text in part}) == sum(map(len, parts)) == 20
 
@@ -78,14 +84,14 @@ def test_splits_never_overlap_and_leave_nothing_out(tmp_path, kind):
 def test_a_folder_keeps_its_test_part_for_evaluation_alone(tmp_path):
     written(tmp_path / "valid.jsonl", "v0", "v1", "v2")
     written(tmp_path / "test.jsonl", "t0", "t1")
-    assert list(corpus_documents(str(tmp_path), "calibrate")) == ["v0", "v1"]
-    assert list(corpus_documents(str(tmp_path), "validate")) == ["v2"]
-    assert list(corpus_documents(str(tmp_path), "evaluate")) == ["t0", "t1"]
+    assert list(iterate_corpus_documents(str(tmp_path), "calibrate")) == ["v0", "v1"]
+    assert list(iterate_corpus_documents(str(tmp_path), "validate")) == ["v2"]
+    assert list(iterate_corpus_documents(str(tmp_path), "evaluate")) == ["t0", "t1"]
 
 
 def test_a_line_separator_inside_a_json_string_is_not_the_end_of_the_line(tmp_path):
     path = written(tmp_path / "a.jsonl", "left\u2028right\x85end")
-    assert list(corpus_documents(str(path), "calibrate")) == ["left\u2028right\x85end"]
+    assert list(iterate_corpus_documents(str(path), "calibrate")) == ["left\u2028right\x85end"]
 
 
 @pytest.mark.parametrize("line", ["not json", '"text"', "[]", '{"body": "x"}', '{"text": 7}', '{"text": null}'])
@@ -93,14 +99,14 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path, line):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "fine"}\n\n' + line + "\n", encoding="utf-8")
     with pytest.raises(BadArgument, match=r"^a\.jsonl, line 3=.*field \"text\" is a string; mend the line"):
-        list(corpus_documents(str(path), "calibrate"))
+        list(iterate_corpus_documents(str(path), "calibrate"))
 
 
 def test_a_file_in_another_encoding_is_refused(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes("naïve".encode("latin-1"))
     with pytest.raises(BadArgument, match="a file in UTF-8; convert it first"):
-        list(corpus_documents(str(path), "calibrate"))
+        list(iterate_corpus_documents(str(path), "calibrate"))
 
 
 def test_unreadable_names_are_refused_at_once(tmp_path):
@@ -114,7 +120,7 @@ def test_unreadable_names_are_refused_at_once(tmp_path):
         (str(tmp_path), "a folder that holds valid.txt or valid.jsonl; name a single file instead"),
     ):
         with pytest.raises(BadArgument, match=re.escape(message)):
-            corpus_documents(name, "calibrate")
+            iterate_corpus_documents(name, "calibrate")
 
 
 @pytest.mark.parametrize(
@@ -122,12 +128,12 @@ def test_unreadable_names_are_refused_at_once(tmp_path):
 )
 def test_splits_that_a_file_does_not_have_are_refused_at_once(tmp_path, split, message):
     with pytest.raises(BadArgument, match=f"split='{split}', but expected .*{message}"):
-        corpus_documents(str(written(tmp_path / "a.jsonl", "x")), split)
+        iterate_corpus_documents(str(written(tmp_path / "a.jsonl", "x")), split)
 
 
 def test_the_world_is_a_corpus_like_any_other():
-    assert next(corpus_documents("world:premise", "train", seed=3)) == next(
-        corpus_documents("world:premise", "train", seed=3)
+    assert next(iterate_corpus_documents("world:premise", "train", seed=3)) == next(
+        iterate_corpus_documents("world:premise", "train", seed=3)
     )
 
 
@@ -157,13 +163,13 @@ def rows(text):
 def test_wikitext_from_the_hub_is_evaluated_on_its_test_part(hub):
     hub["test"] = rows(WIKITEXT)
     hub["validation"] = rows(WIKITEXT.replace("One", "Three").replace("Two", "Four"))
-    titles = {split: [t.split(" = ")[1] for t in corpus_documents("wikitext", split)] for split in READ}
+    titles = {split: [t.split(" = ")[1] for t in iterate_corpus_documents("wikitext", split)] for split in READ}
     assert titles == {"evaluate": ["One", "Two"], "calibrate": ["Three"], "validate": ["Four"]}
 
 
 def test_pile_from_the_hub_is_dealt_to_the_splits_in_blocks(hub):
     hub["train"] = [{"text": f"text {i}"} for i in range(8 * BLOCK)]
-    dealt = {split: list(corpus_documents("pile", split)) for split in READ}
+    dealt = {split: list(iterate_corpus_documents("pile", split)) for split in READ}
     assert [len(dealt[split]) for split in READ] == [2 * BLOCK, 2 * BLOCK, 4 * BLOCK]
     assert len({text for part in dealt.values() for text in part}) == 8 * BLOCK
     assert dealt["calibrate"][: BLOCK + 1] == [f"text {i}" for i in [*range(BLOCK), 4 * BLOCK]]
@@ -172,7 +178,7 @@ def test_pile_from_the_hub_is_dealt_to_the_splits_in_blocks(hub):
 def test_a_hub_out_of_reach_names_the_three_ways_out(hub):
     hub["test"] = OSError("no network")
     with pytest.raises(CorpusUnavailable) as refused:
-        corpus_documents("wikitext", "evaluate")
+        iterate_corpus_documents("wikitext", "evaluate")
     for part in (
         "'wikitext'",
         "Salesforce/wikitext",
@@ -187,7 +193,7 @@ def test_a_hub_out_of_reach_names_the_three_ways_out(hub):
 def test_a_hub_set_with_other_fields_is_refused(hub):
     hub["train"] = [{"body": "x"}]
     with pytest.raises(CorpusUnavailable, match=r"fields \['body'\], but expected 'text'; choose another corpus"):
-        corpus_documents("pile", "evaluate")
+        iterate_corpus_documents("pile", "evaluate")
 
 
 def test_articles_lose_no_line():
@@ -223,7 +229,7 @@ def test_the_same_words_are_the_same_documents(tmp_path, name, written_as):
         path.write_bytes(written_as(PARAGRAPHS))
     corpus = path.parent if path.parent != tmp_path else path
     for split in ("calibrate", "validate"):
-        found = [text.strip("\n") for text in corpus_documents(str(corpus), split)]
+        found = [text.strip("\n") for text in iterate_corpus_documents(str(corpus), split)]
         assert set(found) <= set(PARAGRAPHS.split("\n\n"))
         assert len(found) >= 2
 
@@ -248,21 +254,21 @@ def test_the_same_words_are_the_same_documents(tmp_path, name, written_as):
 def test_what_is_no_text_is_refused_by_file_and_line(tmp_path, name, data, said):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(BadArgument, match=said):
-        list(corpus_documents(str(tmp_path / name), "evaluate"))
+        list(iterate_corpus_documents(str(tmp_path / name), "evaluate"))
 
 
 def test_a_whole_character_in_two_escapes_is_text(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "\\ud83d\\ude00"}\n' * 4)
-    assert set(corpus_documents(str(tmp_path / "a.jsonl"), "evaluate")) == {"\U0001f600"}
+    assert set(iterate_corpus_documents(str(tmp_path / "a.jsonl"), "evaluate")) == {"\U0001f600"}
 
 
 def test_a_pipe_is_no_corpus(tmp_path):
     """Splits are dealt by number: a file is read more than once."""
     os.mkfifo(tmp_path / "a.txt")
     with pytest.raises(BadArgument, match=r"expected a file or a folder; it is a pipe, which can be read once only"):
-        corpus_documents(str(tmp_path / "a.txt"), "evaluate")
+        iterate_corpus_documents(str(tmp_path / "a.txt"), "evaluate")
     with pytest.raises(BadArgument, match="it is a device"):
-        corpus_documents(os.devnull, "evaluate")
+        iterate_corpus_documents(os.devnull, "evaluate")
 
 
 def test_a_document_of_the_hub_with_nul_is_left_out_and_told(monkeypatch, caplog):
@@ -270,7 +276,7 @@ def test_a_document_of_the_hub_with_nul_is_left_out_and_told(monkeypatch, caplog
     datasets = SimpleNamespace(load_dataset=lambda *_, **__: rows)
     monkeypatch.setitem(sys.modules, "datasets", datasets)
     monkeypatch.setattr(corpora, "is_hub_reachable", lambda: True)
-    assert list(corpora.hub_documents("pile", "train")) == ["one\n", "three"]
+    assert list(corpora.stream_hub_documents("pile", "train")) == ["one\n", "three"]
     assert "a document holds NUL, which is no text, and is left out: 't\\x00wo'" in caplog.text
 
 
@@ -310,7 +316,7 @@ def test_a_row_of_the_hub_without_its_answer_is_refused_by_number(monkeypatch):
     monkeypatch.setattr(corpora, "is_hub_reachable", lambda: True)
     expected = "openai/gsm8k, test, row 2 has no text as 'question', 'answer'"
     with pytest.raises(CorpusUnavailable, match=expected):
-        list(corpora.hub_documents("gsm8k", "test"))
+        list(corpora.stream_hub_documents("gsm8k", "test"))
 
 
 def test_a_row_without_its_answer_is_refused_by_line(tmp_path):
@@ -318,7 +324,7 @@ def test_a_row_without_its_answer_is_refused_by_line(tmp_path):
     (tmp_path / "gsm8k" / "test.jsonl").write_text('{"question": "Why?"}\n')
     expected = r'test\.jsonl, line 1=.*expected a JSON object whose fields "question" and "answer" are strings'
     with pytest.raises(BadArgument, match=expected):
-        list(corpus_documents("gsm8k", "evaluate", data=tmp_path))
+        list(iterate_corpus_documents("gsm8k", "evaluate", data=tmp_path))
 
 
 @pytest.fixture
@@ -359,9 +365,9 @@ def test_without_the_hub_datasets_are_read_from_the_cache(monkeypatch: pytest.Mo
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset, config=config))
     monkeypatch.setitem(sys.modules, "datasets.config", config)
-    assert list(corpus_documents("wikitext", "evaluate")) == [" = One = \ncached\n"]
+    assert list(iterate_corpus_documents("wikitext", "evaluate")) == [" = One = \ncached\n"]
     with pytest.raises(CorpusUnavailable, match="not in the cache"):
-        corpus_documents("wikitext", "validate")
+        iterate_corpus_documents("wikitext", "validate")
     assert seen == [(False, True, True)] * 2
     assert (config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE) == (False, False)
     assert corpora.is_hub_reachable is corpora.is_hub_reachable
@@ -382,7 +388,7 @@ NAMED = Example("recall", "Mira met Tom.", " Tom", "choice", options=(" Tom", " 
     ("example", "chance"), [(CHOICE, 1 / 3), (Example("t", "p", "a", "exact"), 0.0), (TOLD, 0.5), (NAMED, 0.5)]
 )
 def test_a_guess_is_what_the_task_says_else_one_option_of_many_else_never_right(example, chance):
-    assert example.chance == chance
+    assert example.chance_accuracy == chance
 
 
 def test_there_are_four_splits():

@@ -13,8 +13,8 @@ from emad_ref.text.corpora import (
     MAX_DUPLICATES_IN_A_ROW,
     DistinctDocuments,
     bottom_k_sketch,
-    corpus_documents,
-    duplicate_clusters,
+    cluster_near_duplicates,
+    iterate_corpus_documents,
     jaccard_index,
 )
 from emad_ref.text.documents import Split
@@ -47,22 +47,22 @@ COPIES = {
 
 @pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
 def test_a_copy_is_found_whatever_was_done_to_it(copy: str) -> None:
-    assert duplicate_clusters([text(3), ORIGINAL, text(4), copy]).tolist() == [0, 1, 2, 1]
+    assert cluster_near_duplicates([text(3), ORIGINAL, text(4), copy]).tolist() == [0, 1, 2, 1]
 
 
 def test_a_copy_of_text_without_spaces_is_found() -> None:
     rng = random.Random(1)
     one, other = ("".join(chr(rng.randrange(0x4E00, 0x5E00)) for _ in range(600)) for _ in range(2))
-    assert duplicate_clusters([one, other, one + "完", one.replace("，", "")]).tolist() == [0, 1, 0, 0]
+    assert cluster_near_duplicates([one, other, one + "完", one.replace("，", "")]).tolist() == [0, 1, 0, 0]
 
 
 def test_texts_of_one_kind_are_not_alike() -> None:
     """Neither a template with other words in it, nor short texts that differ in a number."""
-    assert duplicate_clusters(text(seed) for seed in range(200)).tolist() == list(range(200))
-    assert duplicate_clusters(f"paragraph {number}" for number in range(50)).tolist() == list(range(50))
+    assert cluster_near_duplicates(text(seed) for seed in range(200)).tolist() == list(range(200))
+    assert cluster_near_duplicates(f"paragraph {number}" for number in range(50)).tolist() == list(range(50))
     for corpus in ("world:premise", "world:mixed"):
-        read = list(islice(corpus_documents(corpus, "evaluate"), 100))
-        assert len(set(duplicate_clusters(read))) == 100
+        read = list(islice(iterate_corpus_documents(corpus, "evaluate"), 100))
+        assert len(set(cluster_near_duplicates(read))) == 100
 
 
 def test_an_estimated_resemblance_is_near_the_exact_one() -> None:
@@ -78,7 +78,7 @@ def test_a_file_that_holds_every_document_several_times_gives_each_once(tmp_path
     path = tmp_path / "again.jsonl"
     lines = [json.dumps({"text": text(seed)}) for seed in range(40) for _ in range(times)]
     path.write_text("\n".join(lines), encoding="utf-8")
-    found = corpus_documents(str(path), split)
+    found = iterate_corpus_documents(str(path), split)
     texts = list(found)
     assert len(texts) == len(set(texts)) == (20 if split == "evaluate" else 10)
     assert isinstance(found, DistinctDocuments)
@@ -105,6 +105,6 @@ def test_documents_under_one_header_are_compared_with_few_others_and_copies_are_
     documents = [f"{header} {text(seed, 90)}" for seed in range(1, number + 1)]
     signed = [f"{header} {text(seed, 3)}" for seed in range(number + 1, number + 4)]
     copies = [changed(document, 15) for document in documents[-20:]]
-    found = duplicate_clusters([*documents, *signed, *copies]).tolist()
+    found = cluster_near_duplicates([*documents, *signed, *copies]).tolist()
     assert found == [*range(number), *[number] * 3, *range(number - 20, number)]
     assert compared <= corpora.MAX_COMPARISONS * len(found)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
 from emad_ref.text import seq2seq_pairs
-from emad_ref.text.documents import SPLITS, split_of
+from emad_ref.text.documents import SPLITS, split_by_checksum
 from emad_ref.text.seq2seq_pairs import (
     COLOURS,
     CORRUPTED_SHARE,
@@ -28,7 +28,7 @@ from emad_ref.text.seq2seq_pairs import (
     TOWNS,
     WINDOW,
     corrupt_text,
-    corrupted_pairs,
+    generate_corrupted_pairs,
     generate_pairs,
 )
 
@@ -70,7 +70,7 @@ def test_what_the_bundled_models_were_trained_on_stays_what_it_was():
     for split in SPLITS:
         for pair in (
             *(pair for kind in KINDS for pair in generate_pairs(kind, split, 40)),
-            *corrupted_pairs(split, 40),
+            *generate_corrupted_pairs(split, 40),
         ):
             digest.update(f"{pair.source}\n{pair.target}\n".encode())
     assert digest.hexdigest()[:16] == "64056c15289796dd"
@@ -100,7 +100,7 @@ def test_without_the_rule_splits_would_meet(monkeypatch):
         return bool(train & held_out)
 
     assert not met()
-    monkeypatch.setattr(module, "split_of", lambda text: Anything())
+    monkeypatch.setattr(module, "split_by_checksum", lambda text: Anything())
     assert met()
 
 
@@ -112,7 +112,7 @@ class Anything:
 
 
 def test_five_texts_in_eight_are_trained_on_and_each_other_split_has_one():
-    share = Counter(split_of(f"text {i}") for i in range(8000))
+    share = Counter(split_by_checksum(f"text {i}") for i in range(8000))
     # ±5 standard deviations of a binomial with 8,000 draws
     assert share["train"] == pytest.approx(5000, abs=220)
     assert all(share[split] == pytest.approx(1000, abs=150) for split in SPLITS[1:])
@@ -126,7 +126,7 @@ def test_five_texts_in_eight_are_trained_on_and_each_other_split_has_one():
             lambda: generate_pairs("qa", "test", 1),
             "split='test', but expected one of train, calibrate, validate, evaluate",
         ),
-        (lambda: corrupted_pairs("test", 1), "split='test'"),
+        (lambda: generate_corrupted_pairs("test", 1), "split='test'"),
         (
             lambda: corrupt_text("three short words", random.Random(0)),
             "text='three short words', but expected at least four",
@@ -356,18 +356,18 @@ def test_any_word_may_be_hidden_the_first_and_the_last_too():
 
 
 def test_corrupted_texts_are_facts_and_the_pairs_of_the_same_split():
-    drawn = list(corrupted_pairs("train", 400))
+    drawn = list(generate_corrupted_pairs("train", 400))
     facts = sum("is from" in restored(pair) for pair in drawn)
     asked = [restored(pair) for pair in drawn if "?" in restored(pair)]
     assert facts == pytest.approx(120, abs=40)  # 3 in 10; 4 standard deviations
     assert any(re.search(r"\. (Where|Who|What|When|In) .*\? .", text) for text in asked)
     assert any(re.search(r"How many \w+ has (\w+) now\? \1 has \d+", text) for text in asked)
-    assert drawn == list(corrupted_pairs("train", 400))
-    assert not {pair.source for pair in drawn} & {pair.source for pair in corrupted_pairs("evaluate", 400)}
+    assert drawn == list(generate_corrupted_pairs("train", 400))
+    assert not {pair.source for pair in drawn} & {pair.source for pair in generate_corrupted_pairs("evaluate", 400)}
 
 
 def test_where_people_are_from_can_be_read_in_the_corrupted_texts():
-    told = [re.findall(r"(\w+) is from (\w+)\.", restored(pair)) for pair in corrupted_pairs("train", 400)]
+    told = [re.findall(r"(\w+) is from (\w+)\.", restored(pair)) for pair in generate_corrupted_pairs("train", 400)]
     told = [fact for each in told for fact in each if fact[0] in HOMETOWN]
     assert len({name for name, _ in told}) > 150
     assert all(HOMETOWN[name] == home for name, home in told)

@@ -21,7 +21,7 @@ ARROW = {"+": int.__add__, "-": int.__sub__}
 
 
 def taken(corpus, split="evaluate", count=50, seed=0):
-    return list(islice(world.documents(corpus, split, seed), count))
+    return list(islice(world.generate_documents(corpus, split, seed), count))
 
 
 @pytest.mark.parametrize("corpus", world.CORPORA)
@@ -51,10 +51,13 @@ def test_no_document_with_charts_stands_in_two_splits(corpus):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: world.documents("world:none", "train"), "corpus='world:none', but expected one of world:premise"),
-        (lambda: world.documents("world:mixed", "test"), "split='test', but expected one of train, calibrate"),
-        (lambda: world.examples("riddle", "train", 1), "task='riddle', but expected one of inventory"),
-        (lambda: world.examples("code", "test", 1), "split='test'"),
+        (
+            lambda: world.generate_documents("world:none", "train"),
+            "corpus='world:none', but expected one of world:premise",
+        ),
+        (lambda: world.generate_documents("world:mixed", "test"), "split='test', but expected one of train, calibrate"),
+        (lambda: world.generate_examples("riddle", "train", 1), "task='riddle', but expected one of inventory"),
+        (lambda: world.generate_examples("code", "test", 1), "split='test'"),
     ],
 )
 def test_unknown_names_are_refused_before_the_first_draw(call, message):
@@ -64,23 +67,23 @@ def test_unknown_names_are_refused_before_the_first_draw(call, message):
 
 @given(SEEDS)
 def test_three_hops_never_return_to_a_letter(seed):
-    image = world.chart_map(random.Random(seed))
+    image = world.generate_chart_map(random.Random(seed))
     for x in image:
-        assert len({world.hops(image, x, times) for times in range(4)}) == 4
+        assert len({world.follow_map(image, x, times) for times in range(4)}) == 4
 
 
 @given(SEEDS)
 def test_a_chart_lists_its_map_then_walks_it_then_pairs_two_hops(seed):
-    text = world.charts(random.Random(seed))
+    text = world.generate_chart_passage(random.Random(seed))
     listed, walked, paired = re.fullmatch(r"(.*) \?(.*) !(.*)\n", text).groups()
     words = listed.split()
     image = {x: y.lower() for x, y in zip(words[::2], words[1::2], strict=True)}
     steps = walked.split()
     assert len(steps) >= world.WALK_AT_LEAST
     for here, there in pairwise(steps):
-        assert there in {world.hops(image, here, times) for times in (1, 2, 3)}
+        assert there in {world.follow_map(image, here, times) for times in (1, 2, 3)}
     ends = paired.split()
-    assert all(world.hops(image, x, 2) == y for x, y in zip(ends[::2], ends[1::2], strict=True))
+    assert all(world.follow_map(image, x, 2) == y for x, y in zip(ends[::2], ends[1::2], strict=True))
 
 
 @pytest.mark.parametrize(("corpus", "charts_first"), [("world:premise", True), ("world:mixed", False)])
@@ -96,7 +99,7 @@ def in_task(maker, seed):
 
 @given(SEEDS)
 def test_every_step_of_an_inventory_is_right_and_follows_from_the_last(seed):
-    item = in_task(world.inventory, seed)
+    item = in_task(world.generate_inventory_task, seed)
     held = int(re.search(r"has (\d+)", item.prompt).group(1))
     changes = [int(n) if verb == "finds" else -int(n) for verb, n in re.findall(r"(finds|loses) (\d+)", item.prompt)]
     steps = re.findall(r"(\d+) ([+-]) (\d+) = (\d+)\.", item.answer)
@@ -110,7 +113,7 @@ def test_every_step_of_an_inventory_is_right_and_follows_from_the_last(seed):
 
 @given(SEEDS)
 def test_the_places_asked_for_follow_from_two_facts_each(seed):
-    item = in_task(world.facts, seed)
+    item = in_task(world.generate_facts_task, seed)
     place_of = dict(re.findall(r"The (\w+) (\w+) box\.", item.prompt))
     box_of = dict(re.findall(r"The (\w+) (\w+) key\.", item.prompt))
     asked = re.search(r"Where are (.*)\?", item.prompt).group(1).split(", ")
@@ -121,26 +124,26 @@ def test_the_places_asked_for_follow_from_two_facts_each(seed):
 
 @given(SEEDS)
 def test_a_chart_is_worked_by_two_hops_for_each_of_its_letters(seed):
-    item = in_task(world.chart, seed)
+    item = in_task(world.generate_chart_task, seed)
     listed, asked = item.prompt.removesuffix(":").split(" = ")
     words = listed.split()
     image = {x: y.lower() for x, y in zip(words[::2], words[1::2], strict=True)}
     assert sorted(asked.split()) == sorted(image)
     worked = [step.split() for step in item.answer.strip().removesuffix(".").split(".")]
     for x, (start, first, again, second) in zip(asked.split(), worked, strict=True):
-        assert (start, first.lower(), again, second.lower()) == (x, image[x], image[x], world.hops(image, x, 2))
+        assert (start, first.lower(), again, second.lower()) == (x, image[x], image[x], world.follow_map(image, x, 2))
 
 
 @given(SEEDS)
 def test_code_passes_its_own_check_and_another_body_does_not(seed):
-    item = in_task(world.code, seed)
+    item = in_task(world.generate_code_task, seed)
     assert program_passes(item.prompt + item.answer + item.check)
     assert not program_passes(item.prompt + " 0 - 99999\n" + item.check)
 
 
 @given(SEEDS)
 def test_a_tale_told_again_differs_in_one_person_and_one_thing(seed):
-    item = in_task(world.recall, seed)
+    item = in_task(world.generate_recall_task, seed)
     tale, change = item.prompt.removesuffix(":").split(" Now ")
     thing, person = change.split(" and ")
     before, after = tale.split(), item.answer.split()
@@ -154,18 +157,19 @@ def test_a_tale_told_again_differs_in_one_person_and_one_thing(seed):
     [("inventory", "exact"), ("facts", "exact"), ("code", "runs"), ("chart", "exact"), ("recall", "exact")],
 )
 def test_examples_come_as_many_as_asked_for_and_know_how_they_are_scored(task, scoring):
-    drawn = list(world.examples(task, "evaluate", 7))
+    drawn = list(world.generate_examples(task, "evaluate", 7))
     assert len(drawn) == 7
     assert {(e.task, e.scoring) for e in drawn} == {(task, scoring)}
-    assert drawn == list(world.examples(task, "evaluate", 7))
-    assert drawn != list(world.examples(task, "validate", 7))
+    assert drawn == list(world.generate_examples(task, "evaluate", 7))
+    assert drawn != list(world.generate_examples(task, "validate", 7))
 
 
 @pytest.mark.parametrize("task", world.TASKS)
 def test_no_item_comes_twice_or_stands_in_two_splits(task):
     """At two seeds: what one run calibrates on is no other run's evaluation either."""
     prompts = {
-        split: [item.prompt for seed in (0, 1) for item in world.examples(task, split, 400, seed)] for split in SPLITS
+        split: [item.prompt for seed in (0, 1) for item in world.generate_examples(task, split, 400, seed)]
+        for split in SPLITS
     }
     for split, mine in prompts.items():
         assert len(set(mine[:400])) == 400
@@ -174,6 +178,6 @@ def test_no_item_comes_twice_or_stands_in_two_splits(task):
 
 
 def test_the_curriculum_trains_on_no_item_of_another_split():
-    held_out = {item.prompt for task in world.TASKS for item in world.examples(task, "evaluate", 200)}
+    held_out = {item.prompt for task in world.TASKS for item in world.generate_examples(task, "evaluate", 200)}
     read = "".join(taken("world:curriculum", "train", 2000))
     assert not any(prompt in read for prompt in held_out)
