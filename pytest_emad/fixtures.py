@@ -16,7 +16,7 @@ from emad_ref.statistics.verdicts import Claim
 from pytest_emad import subprocesses, terminal
 from pytest_emad.decoder_providers import make_guarded_decoder
 from pytest_emad.options import RunSettings, claims_register, settings
-from pytest_emad.recorder import Recorder
+from pytest_emad.recorder import Recorder, record_answer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -187,24 +187,18 @@ def emad_docket(emad_settings: RunSettings, emad_register: dict[str, Claim]) -> 
 @pytest.fixture
 def emad_ask(emad_evidence: ModelMeasurements, emad_docket: RunPlan, emad_record: Recorder) -> Ask:
     """``emad_ask("EMAD-F1")`` asks a question about the model under test and records the answer."""
-    from pytest_emad.suite_support import record_answer
-
     return partial(record_answer, emad_evidence, emad_evidence.subject.stepper.layers, emad_docket, emad_record)
 
 
 @pytest.fixture
 def emad_ask_pair(emad_pair: PairMeasurements, emad_docket: RunPlan, emad_record: Recorder) -> Ask:
     """The same about the pair."""
-    from pytest_emad.suite_support import record_answer
-
     return partial(record_answer, emad_pair, emad_pair.large.subject.stepper.layers, emad_docket, emad_record)
 
 
 @pytest.fixture
 def emad_ask_names(emad_pair_names: PairNames, emad_docket: RunPlan, emad_record: Recorder) -> Ask:
     """The same about a pair of which the names alone are read."""
-    from pytest_emad.suite_support import record_answer
-
     return partial(record_answer, emad_pair_names, 0, emad_docket, emad_record)
 
 

@@ -31,6 +31,7 @@ from pytest_emad.options import RunSettings
 
 if TYPE_CHECKING:
     from emad_ref.audit.finding import Finding
+    from emad_ref.claims.base import NamedMeasurements, Question, RunPlan
     from emad_ref.measurements.attachments import Attachments
     from emad_ref.statistics.goldens import Goldens
 
@@ -216,6 +217,37 @@ class Recorder:
 
     def _add(self, kind: str, value: object) -> None:
         self._properties.append((kind, _strict_json(kind, value)))
+
+
+def record_answer(
+    evidence: NamedMeasurements,
+    layers: int,
+    docket: RunPlan,
+    record: Recorder,
+    claim: str,
+    question: Question[Any] | None = None,
+) -> None:
+    """Ask ``claim`` of ``evidence``; put what stands beside the verdict on record, then the verdict, which may fail.
+
+    ``question``: in place of the registered one, for a suite that draws its evidence in a way of its own.
+
+    Where answers that the verdict reads are refuted nothing is decided: the finding goes on record, and the test fails.
+    """
+    from emad_ref.audit.finding import AuditRefutedError  # not at the start of every run
+
+    refuted = None
+    try:
+        answer = docket.answer(claim, evidence, layers, question)
+    except AuditRefutedError as complaint:
+        refuted = complaint
+    if refuted is not None:  # outside of the handler, or pytest would print the complaint twice
+        if refuted.finding is not None:
+            record.audit(refuted.finding)
+        asked = docket.asked(claim, evidence.name, layers)
+        record.claim(asked.unmeasured(f"not decided: {refuted}"), evidence.corpus, evidence.fingerprint)
+        pytest.fail(f"{claim} is not decided: {refuted}", pytrace=False)
+    record.exhibits(evidence.name, answer.exhibits)
+    record.claim(answer.verdict, answer.corpus, answer.fingerprint, answer.refused)
 
 
 def _strict_json(name: str, value: object) -> str:

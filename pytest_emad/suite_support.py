@@ -1,9 +1,8 @@
-"""What suite files call: claims as test parameters, the answer to a claim, an audit's finding, benchmark rows.
+"""What suite files call: claims as test parameters, an audit's finding, benchmark rows.
 
-``claim_parameters`` makes one parameter per claim of a suite. ``record_answer`` decides a claim and puts the verdict
-on record. ``Auditor`` fails the test on a finding, warns, or records a count of ties. ``CLOCK`` hands pytest-benchmark
-the durations that the paired clock measured, because its own loop times one arm after the other, which drift makes
-incomparable.
+``claim_parameters`` makes one parameter per claim of a suite. ``Auditor`` fails the test on a finding, warns, or
+records a count of ties. ``CLOCK`` hands pytest-benchmark the durations that the paired clock measured, because its own
+loop times one arm after the other, which drift makes incomparable.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from emad_ref.audit.finding import AuditRefutedError, Finding
+from emad_ref.audit.finding import Finding
 from emad_ref.audit.reference_logits import Lens
 from emad_ref.audit.token_comparison import (
     GoldenTokens,
@@ -27,7 +26,7 @@ from emad_ref.audit.token_comparison import (
     largest_threshold_change,
     same_tokens,
 )
-from emad_ref.claims.base import About, NamedMeasurements, Question, RunPlan, Suite, questions_of
+from emad_ref.claims.base import About, Suite, questions_of
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.statistics.verdicts import load_register
@@ -44,35 +43,6 @@ def claim_parameters(suite: Suite, *about: About) -> list[Any]:
         for claim, question in questions_of(load_register()).items()
         if question.suite == suite and question.about in about
     ]
-
-
-def record_answer(
-    evidence: NamedMeasurements,
-    layers: int,
-    docket: RunPlan,
-    record: Recorder,
-    claim: str,
-    question: Question[Any] | None = None,
-) -> None:
-    """Ask ``claim`` of ``evidence``; put what stands beside the verdict on record, then the verdict, which may fail.
-
-    ``question``: in place of the registered one, for a suite that draws its evidence in a way of its own.
-
-    Where answers that the verdict reads are refuted nothing is decided: the finding goes on record, and the test fails.
-    """
-    refuted = None
-    try:
-        answer = docket.answer(claim, evidence, layers, question)
-    except AuditRefutedError as complaint:
-        refuted = complaint
-    if refuted is not None:  # outside of the handler, or pytest would print the complaint twice
-        if refuted.finding is not None:
-            record.audit(refuted.finding)
-        asked = docket.asked(claim, evidence.name, layers)
-        record.claim(asked.unmeasured(f"not decided: {refuted}"), evidence.corpus, evidence.fingerprint)
-        pytest.fail(f"{claim} is not decided: {refuted}", pytrace=False)
-    record.exhibits(evidence.name, answer.exhibits)
-    record.claim(answer.verdict, answer.corpus, answer.fingerprint, answer.refused)
 
 
 class Auditor:

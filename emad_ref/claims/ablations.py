@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from emad_ref.calibration.profile import Profile
-from emad_ref.claims.base import ClaimContext, Question
-from emad_ref.claims.premises import model_row, quality_premise
+from emad_ref.claims.base import ClaimContext, Question, model_row, quality_premise
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.point import FEATURES
 from emad_ref.signals import relative_rise

@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.claims.base import Answer, ClaimContext, Question, exit_answer_absent
 from emad_ref.claims.early_exit_answers import (
     EXIT_TASKS,
     exit_row,
     missing_task_legs,
     open_leg,
 )
-from emad_ref.claims.premises import exit_answer_absent
 from emad_ref.measurements.early_exits import EarlyExitMeasurements, TextConsistency
 from emad_ref.measurements.learned_exit import ExitEvaluation
 from emad_ref.measurements.model_measurements import ModelMeasurements

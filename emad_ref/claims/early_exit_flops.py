@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.claims.base import Answer, ClaimContext, Question, with_flop_evidence
 from emad_ref.claims.early_exit_answers import (
     EXIT_SETTINGS,
     SAME_SCORES,
@@ -20,7 +20,6 @@ from emad_ref.claims.early_exit_answers import (
     missing_task_legs,
     open_leg,
 )
-from emad_ref.claims.premises import with_flop_evidence
 from emad_ref.exit_rules import early_exit_point, kept_vocabulary
 from emad_ref.measurements.early_exits import (
     PUBLISHED_MINIMA,

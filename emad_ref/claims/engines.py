@@ -13,8 +13,7 @@ from functools import partial
 import numpy as np
 
 from emad_ref.audit.tolerances import UNIT_ROUNDOFF
-from emad_ref.claims.base import ClaimContext
-from emad_ref.claims.premises import decoder_only_premise, model_row
+from emad_ref.claims.base import ClaimContext, decoder_only_premise, model_row
 from emad_ref.measurements.engine import (
     HEAD,
     TAIL,

@@ -15,8 +15,7 @@ import numpy as np
 from emad_ref.benchmark.flops import probe_share
 from emad_ref.calibration.monotonicity import correction_text, profile_warnings
 from emad_ref.calibration.trace import Trace
-from emad_ref.claims.base import Answer, ClaimContext, Question
-from emad_ref.claims.premises import model_row, quality_premise, with_flop_evidence
+from emad_ref.claims.base import Answer, ClaimContext, Question, model_row, quality_premise, with_flop_evidence
 from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.model_measurements import ModelMeasurements

@@ -14,8 +14,7 @@ from emad_ref.audit.tolerances import measured_tolerance
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import Trace, concatenate_traces, stepwise_logits, take_trace, trace_stepwise
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.claims.base import Answer, ClaimContext, Question
-from emad_ref.claims.premises import with_flop_evidence
+from emad_ref.claims.base import Answer, ClaimContext, Question, with_flop_evidence
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.model_measurements import ModelMeasurements

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from emad_ref.claims.base import Answer, ClaimContext, Question
-from emad_ref.claims.premises import exit_answer_absent, exit_premise, model_row
+from emad_ref.claims.base import Answer, ClaimContext, Question, exit_answer_absent, exit_premise, model_row
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.learned_exit import ComponentExchange, ExitEvaluation
 from emad_ref.measurements.model_measurements import ModelMeasurements

@@ -30,8 +30,7 @@ from functools import cache
 import numpy as np
 from scipy.stats import false_discovery_control
 
-from emad_ref.claims.base import Answer, ClaimContext, Question
-from emad_ref.claims.premises import decoder_refusal, model_row, quality_premise
+from emad_ref.claims.base import Answer, ClaimContext, Question, decoder_refusal, model_row, quality_premise
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.operating_points import NllPair, PointMeasurements, point_attachments, task_attachments

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from emad_ref.audit.finding import Finding
-from emad_ref.claims.base import Answer, ClaimContext, Question
-from emad_ref.claims.premises import decoder_refusal, exit_answer_absent, exit_premise
+from emad_ref.claims.base import Answer, ClaimContext, Question, decoder_refusal, exit_answer_absent, exit_premise
 from emad_ref.claims.quality import is_usable
 from emad_ref.decoding.teacher_forcing import teacher_forced_sums
 from emad_ref.measurements.attachments import AttachedTable, Attachments

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from emad_ref.claims import ablations, entropy_premises, speedup
-from emad_ref.claims.base import Answer, RunPlan, ask, question_of
+from emad_ref.claims.base import Answer, RunPlan, ask, decoder_refusal, question_of
 from emad_ref.claims.entropy_premises import EstimatorRankingEvidence
-from emad_ref.claims.premises import decoder_refusal
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.traces import EntropyEstimates
 from emad_ref.models.causal import CausalStepper

@@ -16,7 +16,8 @@ from emad_ref.measurements.study import Study
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.statistics.verdicts import load_register
-from pytest_emad.suite_support import Auditor, record_answer
+from pytest_emad.recorder import record_answer
+from pytest_emad.suite_support import Auditor
 
 TOLERANCE, NOISE = 1e-3, 2.0
 ABOUT = ("0" * 16, "float32", "world:premise", 0, "greedy")

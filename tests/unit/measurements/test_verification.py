@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from emad_ref.benchmark.flops import flops
-from emad_ref.claims.premises import with_flop_evidence
+from emad_ref.claims.base import with_flop_evidence
 from emad_ref.measurements import verification as module
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources, make_reference_decoder
