@@ -46,32 +46,28 @@ def screen_exits(args: argparse.Namespace) -> None:
     import torch
 
     from emad_ref.benchmark.machine import one_thread_for_steps
-    from emad_ref.measurements.model_under_test import traced_token_flops
     from emad_ref.models.loading import load
     from emad_ref.report.tables import DEFAULT_WIDTH, format_plain_table
     from emad_ref.screening.exit import save_exit
-    from emad_ref.screening.screen import screen as run
-    from emad_ref.screening.settings import ScreeningSettings, default_documents, default_window
+    from emad_ref.screening.screen import screen as screen_model
+    from emad_ref.screening.settings import ScreeningSettings
 
     require_replaceable_file(args.out, "out", "an exit", EXIT_START)  # reject bad input before the long passes
     documents = DOCUMENTS if args.documents is None else args.documents
     settings = ScreeningSettings(args.corpus, args.data, documents, args.rise, args.seed, args.window)  # checks them
     loaded = load(args.model)
-    if args.documents is None:
-        settings = replace(settings, documents=default_documents(traced_token_flops(loaded.geometry)))
-    if args.window is None:
-        settings = replace(settings, window=default_window(loaded.geometry))
+    settings = settings.for_model(loaded.geometry, args.documents, args.window)
     if args.threads is not None:
         if args.threads < 1:
             raise BadArgument("threads", args.threads, "a whole number ≥ 1")
         torch.set_num_threads(args.threads)
     with one_thread_for_steps(loaded.geometry.parameters()) if args.threads is None else nullcontext():
-        exit = run(loaded, settings, progress=True)
-    save_exit(args.out, exit)
+        learned = screen_model(loaded, settings, progress=True)
+    save_exit(args.out, learned)
     width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
-    for title, rows in screening_tables(exit.screened):
+    for title, rows in screening_tables(learned.screened):
         print(f"{title}\n{format_plain_table(rows, width)}\n")
-    for line in describe_screening(exit.screened):
+    for line in describe_screening(learned.screened):
         print(textwrap.fill(line, width, subsequent_indent="  "))
     print(f"written to {args.out}")
 

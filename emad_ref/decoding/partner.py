@@ -18,7 +18,6 @@ import torch
 
 from emad_ref.decoding.token_log import TokenLog
 from emad_ref.errors import BadArgument
-from emad_ref.models.tokenizers import tokenizer_identity
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.signal_values import entropy_nats, require_finite
 from emad_ref.protocol import Decoder, Prompt, Step
@@ -26,7 +25,7 @@ from emad_ref.record import Floats, Ints, Work
 from emad_ref.schedule.schedules import schedule_of
 
 if TYPE_CHECKING:
-    from emad_ref.models.loading import LoadedModel
+    pass
 
 
 @dataclass(frozen=True)
@@ -55,39 +54,6 @@ class Partner:
     def feed_depth(self, shape: tuple[int, ...]) -> Ints | None:
         """Depths to force on a feed of this shape: the ceiling (one forward a chunk), or None if undecided."""
         return None if self.undecided else np.full(shape, self.point.ceiling, dtype=np.int64)
-
-
-def shared_vocabulary(first: LoadedModel, second: LoadedModel) -> int:
-    """Number n of shared ids: ids 0 … n − 1 have the same meaning in both models, which need equal tokenizers.
-
-    Embeddings may differ in size above the tokenizer's largest id: these rows stand for no text (Qwen2.5 pads its
-    larger models to 152,064, the smaller to 151,936).
-
-    Raises:
-        BadArgument: naming both models.
-    """
-    names = f"{first.name}, {second.name}"
-    missing = [model.name for model in (first, second) if model.tokenizer is None]
-    if missing:
-        raise BadArgument(
-            "models", names, "two models with a tokenizer each", f"{', '.join(missing)} came without: ids mean nothing"
-        )
-    tokenizers = [model.tokenizer for model in (first, second) if model.tokenizer is not None]
-    if len({tokenizer_identity(tokenizer) for tokenizer in tokenizers}) > 1:
-        raise BadArgument(
-            "models", names, "the same tokenizer", "theirs differ: a token of one is another text to the other"
-        )
-    sizes = first.geometry.vocabulary, second.geometry.vocabulary
-    largest = max(tokenizers[0].get_vocab().values())
-    if sizes[0] != sizes[1] and min(sizes) <= largest:
-        raise BadArgument(
-            "models",
-            names,
-            f"vocabularies of one size, or that both cover id {largest} of their tokenizer, not {sizes[0]} and "
-            f"{sizes[1]}",
-            "the smaller lacks tokens that the other may emit: pair models of one family",
-        )
-    return min(sizes)
 
 
 def entropy_bits(logits: Floats) -> Floats:

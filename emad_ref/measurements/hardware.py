@@ -18,11 +18,11 @@ from emad_ref.calibration.trace import lens_logits, stepwise_logits
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.families import EAGER
+from emad_ref.models.generation import make_transformers_generate
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import Floats, Ints
-from emad_ref.screening.drafts import by_generate
 from emad_ref.statistics.speedup import estimate_total_speedup
 from emad_ref.statistics.units import ByPair
 
@@ -92,7 +92,7 @@ def captured_steps(model: str, dtype: str, device: str, seed: int = 0) -> dict[s
     rng, length = np.random.default_rng(seed), min(CHECKED, captured.max_positions)
     tokens = rng.integers(0, captured.vocabulary, length)
     difference = np.abs(np.subtract(*(_stepwise_logits(decoder, tokens) for decoder in decoders.values())))
-    prompt, generate = Prompt(np.arange(8, dtype=np.int64)), by_generate(loaded)
+    prompt, generate = Prompt(np.arange(8, dtype=np.int64)), make_transformers_generate(loaded)
     arms: dict[str, Arm] = {"generate": lambda _: _discard(generate(prompt, NEW))}
     arms |= {name: partial(_decode, decoder, [prompt], NEW) for name, decoder in decoders.items()}
     seconds = time_pairs(arms, TIMED, rng, warm_up=2, synchronize=decoders["captured"].synchronize).seconds

@@ -33,11 +33,10 @@ from emad_ref.decoding.switching import SwitchingResult
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.operating_points import CandidatePoints
 from emad_ref.measurements.study import BUDGETS, Budget, Study
-from emad_ref.models.generation import LOOKUP
+from emad_ref.models.generation import LOOKUP, make_prompt_lookup_generate
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import DECODE, PROMPT, Floats, Ints, Record
-from emad_ref.screening.drafts import by_lookup
 from emad_ref.statistics.legs import LEVEL
 from emad_ref.statistics.speedup import BLOCKS, PLANNED_INFLATION, estimate_total_speedup
 from emad_ref.statistics.units import ByPair
@@ -190,7 +189,7 @@ class LatencyBenchmark:
 
     def _lookup(self, prompts: Sequence[Prompt], new: int) -> Ints:
         (prompt,) = prompts
-        return by_lookup(self.subject.loaded)(prompt, new)[None]
+        return make_prompt_lookup_generate(self.subject.loaded)(prompt, new)[None]
 
     # ------------------------------------------------------------ requests
 

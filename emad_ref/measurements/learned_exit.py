@@ -34,9 +34,10 @@ from emad_ref.measurements.latency import (
 )
 from emad_ref.measurements.traces import LensTraces
 from emad_ref.measurements.verification import ReplayValidity
+from emad_ref.models.generation import Generate, make_assisted_generate
 from emad_ref.point import OperatingPoint
 from emad_ref.record import VERIFY, Floats
-from emad_ref.screening.drafts import ASSISTED, assistant_of, by_assistant, by_drafting, by_halves
+from emad_ref.screening.drafts import ASSISTED, assistant_of, by_drafting, by_halves
 from emad_ref.screening.exit import Exit, load_exit
 from emad_ref.screening.exit_families import (
     OWN_HEAD,
@@ -50,7 +51,6 @@ from emad_ref.screening.guarantee import excess_loss
 from emad_ref.screening.screen import screen
 from emad_ref.screening.selection import PointSelector, replayed_columns
 from emad_ref.screening.settings import ScreeningSettings, default_window
-from emad_ref.screening.timing import Generate
 from emad_ref.screening.traces import ScreeningText, SplitTraces, TooLittleText, take_traces
 from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline
 from emad_ref.statistics.units import ByDocument
@@ -330,7 +330,7 @@ class SelfSpeculationTiming:
         ways = {ADAPTIVE: by_drafting(loaded, self._drafting)}
         ways |= by_halves(loaded, self._drafting)
         if (assistant := assistant_of(loaded)) is not None:
-            ways[ASSISTED] = by_assistant(loaded, assistant)
+            ways[ASSISTED] = make_assisted_generate(loaded, assistant)
 
         def one_row(way: Generate) -> Arm:
             return lambda prompts: way(prompts[0], new)[None]

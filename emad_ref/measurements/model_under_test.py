@@ -25,11 +25,9 @@ from emad_ref.calibration.windows import MOST_WINDOWS, TokenSequence, round_robi
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_corpus import sampled_documents
 from emad_ref.errors import EmadError
-from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.run_resources import ModelIsolation, RunResources, make_judge_decoder
 from emad_ref.measurements.study import Study
 from emad_ref.models.generation import count_traced_graphs, greedy_generate, strict_compilation
-from emad_ref.models.geometry import Geometry
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.model_spec import ModelSpec
 from emad_ref.models.snapshots import ProcessSnapshot
@@ -38,7 +36,7 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.signal_values import to_host
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Request, Session, Step
 from emad_ref.record import Floats, Ints, Record
-from emad_ref.screening.settings import work_share
+from emad_ref.screening.settings import traced_token_flops, work_share
 from emad_ref.text.corpora import (
     CorpusUnavailable,
     DistinctDocuments,
@@ -89,12 +87,6 @@ NOISE_TOKENS = 32  # tokens of text that determine the largest noise
 ENCODER_DECODER_REFUSAL = (
     "an encoder-decoder model: this claim reads plain documents, which only a decoder alone continues"
 )
-
-
-def traced_token_flops(geometry: Geometry) -> float:
-    """FLOPs of one token of a lens trace: all blocks, and a head after every default probe and at the end."""
-    heads = 1 + len(default_probes(geometry.layers))
-    return geometry.layers * geometry.block_flops() + heads * geometry.head_flops()
 
 
 class ModelUnderTest:

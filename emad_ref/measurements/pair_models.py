@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from emad_ref.benchmark.flops import flops, token_share_cost
-from emad_ref.decoding.partner import Partner, shared_vocabulary
+from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.prefix_tree import SwitchedText
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.decoding.speculation import VERIFIER, SpeculationResult, speculate
@@ -22,6 +22,7 @@ from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import PairSizes, Study
 from emad_ref.models.loading import LoadedModel
+from emad_ref.models.tokenizers import shared_vocabulary
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt, Session, Step, Unsupported
 from emad_ref.record import DRAFT, Bools, Floats, Record, Tokens, Work

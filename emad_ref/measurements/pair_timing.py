@@ -37,14 +37,14 @@ from emad_ref.measurements.pair_routing import RoutingRules
 from emad_ref.measurements.process_replicates import ProcessReplicates, SubprocessTask, join_shares, select_share
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import PairNames, PairSizes, Study
-from emad_ref.models.generation import LOOKUP
+from emad_ref.models.generation import LOOKUP, make_assisted_generate, make_prompt_lookup_generate
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.model_spec import FingerprintMismatch
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.tuned_lens import attach_copies, attachments
 from emad_ref.protocol import Capabilities, Decoder, Prompt
 from emad_ref.record import Ints
-from emad_ref.screening.drafts import ASSISTED, by_assistant, by_lookup
+from emad_ref.screening.drafts import ASSISTED
 
 TRANSFORMERS_NAMES = (ASSISTED, LOOKUP)
 LOSSLESS_ARMS = ("speculative", "self-speculative", *TRANSFORMERS_NAMES)  # arms that must emit the large model's tokens
@@ -69,7 +69,7 @@ def transformers_arms(small: LoadedModel, large: LoadedModel, prompt: Prompt) ->
 
     They keep no record, so their FLOPs are not counted.
     """
-    arms, absent = {ASSISTED: by_assistant(large, small), LOOKUP: by_lookup(large)}, {}
+    arms, absent = {ASSISTED: make_assisted_generate(large, small), LOOKUP: make_prompt_lookup_generate(large)}, {}
     for name, arm in arms.items():
         try:
             arm(prompt, TRIAL_TOKENS)

@@ -6,15 +6,19 @@ tokens or cost, so a fresh config replaces it for the call.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from emad_ref.models.tokenizers import BOS, EOS, PAD, START
+from emad_ref.models.loading import LoadedModel
+from emad_ref.models.tokenizers import BOS, EOS, PAD, START, shared_vocabulary
+from emad_ref.protocol import Prompt
+from emad_ref.record import Ints
 
 TOKEN_ID_KEYS = frozenset({START, BOS, EOS, PAD})
 OUTPUT_FLAGS = ("output_attentions", "output_hidden_states")  # also flags of a model's config
@@ -96,6 +100,36 @@ def _default_generation_config(*models: Any) -> Iterator[None]:
     finally:
         for model, config in configs:
             model.generation_config = config
+
+
+Generate = Callable[[Prompt, int], Ints]  # (prompt, new tokens) → emitted tokens
+
+
+def make_transformers_generate(loaded: LoadedModel, **options: Any) -> Generate:
+    """Generate with the model's own greedy ``generate``; settings as in ``greedy_generate``."""
+
+    def generate(prompt: Prompt, new: int) -> Ints:
+        ids = torch.from_numpy(np.asarray(prompt.tokens))[None].to(loaded.stepper.device)
+        inputs = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
+        emitted: Ints = greedy_generate(loaded.model, inputs, new, **options)[0, ids.shape[1] :].cpu().numpy()
+        return emitted
+
+    return generate
+
+
+def make_prompt_lookup_generate(loaded: LoadedModel) -> Generate:
+    """Generate with transformers' prompt lookup, which drafts what followed the last n-gram earlier in the text."""
+    return make_transformers_generate(loaded, prompt_lookup_num_tokens=LOOKUP_TOKENS)
+
+
+def make_assisted_generate(loaded: LoadedModel, assistant: LoadedModel) -> Generate:
+    """Generate with transformers' assisted generation: another model drafts.
+
+    Raises:
+        BadArgument: models that do not read the same ids.
+    """
+    shared_vocabulary(loaded, assistant)
+    return make_transformers_generate(loaded, assistant=assistant.model)
 
 
 @contextmanager

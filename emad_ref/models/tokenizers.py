@@ -311,3 +311,36 @@ def required_tokenizer(loaded: LoadedModel) -> Any:
     if loaded.tokenizer is None:
         raise BadArgument("model", loaded.name, "a model with a tokenizer", "pass the folder that holds tokenizer.json")
     return loaded.tokenizer
+
+
+def shared_vocabulary(first: LoadedModel, second: LoadedModel) -> int:
+    """Number n of shared ids: ids 0 … n − 1 have the same meaning in both models, which need equal tokenizers.
+
+    Embeddings may differ in size above the tokenizer's largest id: these rows stand for no text (Qwen2.5 pads its
+    larger models to 152,064, the smaller to 151,936).
+
+    Raises:
+        BadArgument: naming both models.
+    """
+    names = f"{first.name}, {second.name}"
+    missing = [model.name for model in (first, second) if model.tokenizer is None]
+    if missing:
+        raise BadArgument(
+            "models", names, "two models with a tokenizer each", f"{', '.join(missing)} came without: ids mean nothing"
+        )
+    tokenizers = [model.tokenizer for model in (first, second) if model.tokenizer is not None]
+    if len({tokenizer_identity(tokenizer) for tokenizer in tokenizers}) > 1:
+        raise BadArgument(
+            "models", names, "the same tokenizer", "theirs differ: a token of one is another text to the other"
+        )
+    sizes = first.geometry.vocabulary, second.geometry.vocabulary
+    largest = max(tokenizers[0].get_vocab().values())
+    if sizes[0] != sizes[1] and min(sizes) <= largest:
+        raise BadArgument(
+            "models",
+            names,
+            f"vocabularies of one size, or that both cover id {largest} of their tokenizer, not {sizes[0]} and "
+            f"{sizes[1]}",
+            "the smaller lacks tokens that the other may emit: pair models of one family",
+        )
+    return min(sizes)

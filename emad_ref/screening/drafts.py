@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,16 +27,16 @@ from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.lens_fit import LensPlan, states_and_final
 from emad_ref.calibration.trace import EmptyCorpus
 from emad_ref.calibration.windows import TokenSequence, batched
-from emad_ref.decoding.partner import shared_vocabulary
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder, PromptLookup
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS
 from emad_ref.errors import BadArgument
 from emad_ref.models.bundled import bundled_names
-from emad_ref.models.generation import LOOKUP_TOKENS, greedy_generate
+from emad_ref.models.generation import Generate
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.stepper import Stepper
+from emad_ref.models.tokenizers import shared_vocabulary
 from emad_ref.point import Estimator, full_depth
 from emad_ref.probes.draft_reader import DraftReader
 from emad_ref.probes.signal_values import to_host
@@ -48,7 +47,6 @@ from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.timing import (
     PROMPT_LENGTHS,
     CandidateTime,
-    Generate,
     UnitCosts,
     fit_seconds,
     generate_by,
@@ -82,33 +80,6 @@ def by_halves(loaded: LoadedModel, drafting: Drafting) -> dict[str, Generate]:
         ways[LENS_DRAFTS] = replace(drafting, copied=0)
         ways[COPIES_ALONE] = Drafting(drafting.layer, 0, copied=drafting.copied)
     return {name: by_drafting(loaded, way) for name, way in ways.items()}
-
-
-def by_generate(loaded: LoadedModel, **options: Any) -> Generate:
-    """Generate with the model's own greedy ``generate``; settings as in ``greedy_generate``."""
-
-    def generate(prompt: Prompt, new: int) -> Ints:
-        ids = torch.from_numpy(np.asarray(prompt.tokens))[None].to(loaded.stepper.device)
-        inputs = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
-        emitted: Ints = greedy_generate(loaded.model, inputs, new, **options)[0, ids.shape[1] :].cpu().numpy()
-        return emitted
-
-    return generate
-
-
-def by_lookup(loaded: LoadedModel) -> Generate:
-    """Generate with transformers' prompt lookup, which drafts what followed the last n-gram earlier in the text."""
-    return by_generate(loaded, prompt_lookup_num_tokens=LOOKUP_TOKENS)
-
-
-def by_assistant(loaded: LoadedModel, assistant: LoadedModel) -> Generate:
-    """Generate with transformers' assisted generation: another model drafts.
-
-    Raises:
-        BadArgument: models that do not read the same ids.
-    """
-    shared_vocabulary(loaded, assistant)
-    return by_generate(loaded, assistant=assistant.model)
 
 
 def assistant_of(loaded: LoadedModel) -> LoadedModel | None:

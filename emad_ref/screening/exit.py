@@ -33,11 +33,10 @@ from emad_ref.calibration.lens_files import (
     FittedLens,
     lens_from_tensors,
     lens_tensors,
-    load_tensors,
-    save_tensors,
     translator_tensors,
     translators_from_tensors,
 )
+from emad_ref.calibration.tensor_files import load_tensors, save_tensors
 from emad_ref.decoding.custom_generate import adaptive
 from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.errors import BadArgument, EmadError, is_number, is_whole

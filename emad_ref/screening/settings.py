@@ -6,10 +6,11 @@ One seed reads the same text on every machine, whatever else runs there. The dur
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from emad_ref.errors import BadArgument
+from emad_ref.exit_rules import default_probes
 from emad_ref.models.geometry import Geometry
 from emad_ref.text.documents import DEFAULT_CORPUS
 
@@ -61,6 +62,16 @@ class ScreeningSettings:
         """Windows that EMAD's profile is calibrated on."""
         return self.part(PROFILE_WINDOWS, FEWEST_PROFILE_WINDOWS)
 
+    def for_model(
+        self, geometry: Geometry, documents: int | None = None, window: int | None = None
+    ) -> ScreeningSettings:
+        """The same settings with so many documents and such windows; None: the default for a model of this size."""
+        return replace(
+            self,
+            documents=default_documents(traced_token_flops(geometry)) if documents is None else documents,
+            window=default_window(geometry) if window is None else window,
+        )
+
     def part(self, whole: int, fewest: int = 1) -> int:
         """``whole``, the amount for ``SETTLED_DOCUMENTS`` documents, in proportion for fewer; at least ``fewest``."""
         return max(fewest, round(whole * min(1.0, self.documents / SETTLED_DOCUMENTS)))
@@ -69,6 +80,12 @@ class ScreeningSettings:
 def default_window(geometry: Geometry) -> int | None:
     """Most tokens of a window: ``LARGE_WINDOW`` where a head costs more than a block, else None."""
     return LARGE_WINDOW if geometry.has_costly_head else None
+
+
+def traced_token_flops(geometry: Geometry) -> float:
+    """FLOPs of one token of a lens trace: all blocks, and a head after every default probe and at the end."""
+    heads = 1 + len(default_probes(geometry.layers))
+    return geometry.layers * geometry.block_flops() + heads * geometry.head_flops()
 
 
 def work_share(token_flops: float) -> float:

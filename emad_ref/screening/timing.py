@@ -23,10 +23,10 @@ from emad_ref.calibration.trace import head_blocks, readout_columns, states_afte
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import DraftingDecoder
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS
+from emad_ref.models.generation import Generate
 from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.record import Ints
 from emad_ref.screening.exit_families import TUNED_LENS
 from emad_ref.screening.selection import SelectedPoint, SelectionRow
 from emad_ref.screening.settings import ScreeningSettings
@@ -39,8 +39,6 @@ CANDIDATES = 3
 PROMPT_LENGTHS = (16, 64, 128)  # tokens: after a long prompt a model repeats itself more often
 NEW_TOKENS = 64
 PAIRS = 9  # three per prompt length
-
-Generate = Callable[[Prompt, int], Ints]  # (prompt, new tokens) → emitted tokens
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from emad_ref.calibration.lens_files import load_tensors, save_tensors
+from emad_ref.calibration.tensor_files import load_tensors, save_tensors
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import BadFile
 

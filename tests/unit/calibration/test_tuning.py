@@ -18,8 +18,9 @@ import torch
 
 from emad_ref.calibration import lens_fit
 from emad_ref.calibration.calibration_run import BadCheckpoint
-from emad_ref.calibration.lens_files import BadLens, lens_tensors, load_lens, save_lens, save_tensors
+from emad_ref.calibration.lens_files import BadLens, lens_tensors, load_lens, save_lens
 from emad_ref.calibration.lens_fit import LensPlan, fit_lens
+from emad_ref.calibration.tensor_files import save_tensors
 from emad_ref.calibration.trace import EmptyCorpus, states_after, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument

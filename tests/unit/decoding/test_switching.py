@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.calibration.trace import lens_logits
-from emad_ref.decoding.partner import Partner, entropy_bits, shared_vocabulary
+from emad_ref.decoding.partner import Partner, entropy_bits
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.speculation import speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, rolling_means, switch
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import load
+from emad_ref.models.tokenizers import shared_vocabulary
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.signal_values import NotFinite
 from emad_ref.protocol import Prompt

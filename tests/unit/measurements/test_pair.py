@@ -524,7 +524,7 @@ def test_a_way_that_transformers_refuses_is_absent_with_its_reason(models, monke
 
         return arm
 
-    monkeypatch.setattr(pair_timing, "by_assistant", refuses)
+    monkeypatch.setattr(pair_timing, "make_assisted_generate", refuses)
     pair = paired(*models)
     pair.rules.compared = {TASK: worth(0.0, False)}
     found = pair.timing.library

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.model_under_test import ModelUnderTest, traced_token_flops
+from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.run_resources import (
     ModelIsolation,
     RemoteDecoders,
@@ -36,6 +36,7 @@ from emad_ref.models.snapshots import ModelMutatedError, ModelSnapshot
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.probes.tuned_lens import attached_lens
 from emad_ref.protocol import ModelRef, Request, Unsupported
+from emad_ref.screening.settings import traced_token_flops
 from tests.decoders.cached import CachedDecoder
 from tests.decoders.foreign import ForeignDecoder
 from tests.decoders.meddling import AROUND, CHANGES, careless, meddling, wait

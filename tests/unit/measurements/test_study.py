@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.measurements.model_under_test import traced_token_flops
 from emad_ref.measurements.study import BUDGETS, FEWEST
 from emad_ref.models.geometry import geometry_of
-from emad_ref.screening.settings import LARGE_TOKEN_FLOPS
+from emad_ref.screening.settings import LARGE_TOKEN_FLOPS, traced_token_flops
 from tests.small import small_config
 
 

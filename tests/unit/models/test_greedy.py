@@ -15,10 +15,16 @@ from transformers import GenerationConfig
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import Study
-from emad_ref.models.generation import describe_ignored, greedy_generate, ignored_settings
+from emad_ref.models.generation import (
+    describe_ignored,
+    greedy_generate,
+    ignored_settings,
+    make_assisted_generate,
+    make_prompt_lookup_generate,
+    make_transformers_generate,
+)
 from emad_ref.models.loading import load
 from emad_ref.protocol import Prompt
-from emad_ref.screening.drafts import by_assistant, by_generate, by_lookup
 from tests.small import VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5
 
@@ -160,7 +166,11 @@ def test_every_baseline_of_a_run_is_plain(nano: Any) -> None:
     prompt = Prompt(np.array(tokens))
     subject = ModelUnderTest(nano, Study(), RunResources())
     assert subject.own_greedy([prompt], NEW)[0].tolist() == wanted[len(tokens) :]
-    for way in (by_generate(nano), by_lookup(nano), by_assistant(nano, load("emad-nano"))):
+    for way in (
+        make_transformers_generate(nano),
+        make_prompt_lookup_generate(nano),
+        make_assisted_generate(nano, load("emad-nano")),
+    ):
         assert way(prompt, NEW).tolist() == wanted[len(tokens) :]
 
 

@@ -15,7 +15,12 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.generation import LOOKUP
+from emad_ref.models.generation import (
+    LOOKUP,
+    make_assisted_generate,
+    make_prompt_lookup_generate,
+    make_transformers_generate,
+)
 from emad_ref.models.loading import load
 from emad_ref.point import Estimator, full_depth
 from emad_ref.protocol import Prompt
@@ -27,10 +32,7 @@ from emad_ref.screening.drafts import (
     DraftColumns,
     DraftingRounds,
     assistant_of,
-    by_assistant,
     by_drafting,
-    by_generate,
-    by_lookup,
     continuations,
     draft_columns,
     draft_layers,
@@ -241,9 +243,9 @@ def test_an_assistant_is_a_smaller_model_that_reads_the_same_ids():
 
 def test_every_lossless_way_emits_what_full_depth_does():
     ways = {
-        "generate": by_generate(nano()),
-        LOOKUP: by_lookup(nano()),
-        ASSISTED: by_assistant(nano(), nano()),
+        "generate": make_transformers_generate(nano()),
+        LOOKUP: make_prompt_lookup_generate(nano()),
+        ASSISTED: make_assisted_generate(nano(), nano()),
         OWN_HEAD_DRAFTS: by_drafting(nano(), Drafting(1, 2, lens=drafts_lens().lens.digest)),
     }
     full = WalkedDecoder(nano().stepper, full_depth(nano().stepper.layers))

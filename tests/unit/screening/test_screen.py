@@ -15,7 +15,6 @@ from emad_ref.calibration.trace import take_trace
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import TeacherForcedText
 from emad_ref.errors import BadArgument
-from emad_ref.measurements.model_under_test import traced_token_flops
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
@@ -37,7 +36,13 @@ from emad_ref.screening.selection import (
     certify_points,
     loosest_point,
 )
-from emad_ref.screening.settings import RISE_LEVELS, ScreeningSettings, default_documents, default_window
+from emad_ref.screening.settings import (
+    RISE_LEVELS,
+    ScreeningSettings,
+    default_documents,
+    default_window,
+    traced_token_flops,
+)
 from emad_ref.screening.timing import UnitCosts, duration_text, measure_unit_costs, predict_seconds
 from emad_ref.screening.traces import TooLittleText, held_out_tokens, layers_to_read, read_splits, shortage
 from emad_ref.statistics.estimate import Estimate
