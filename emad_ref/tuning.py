@@ -21,8 +21,8 @@ from emad_ref.calibration.windows import TokenSequence, window_size, windows
 from emad_ref.decoding.self_corpus import sampled_documents
 from emad_ref.errors import EmadError, require_instance, require_whole
 from emad_ref.exit_rules import default_probes
-from emad_ref.models.loading import LoadedModel
-from emad_ref.models.tokenizers import describe_loss_above_chance, require_decoder_only, required_tokenizer
+from emad_ref.models.loading import LoadedModel, require_decoder_only, required_tokenizer
+from emad_ref.models.tokenizers import describe_loss_above_chance
 from emad_ref.point import full_depth
 from emad_ref.record import Ints
 from emad_ref.sweep.grids import SETTINGS_PER_FAMILY, NetSaving, margin_points

@@ -35,6 +35,8 @@ def test_a_wrong_import_is_seen(tmp_path: Path) -> None:
         "emad_ref/errors.py": "import emad_ref.record\nimport pytest_emad\n",
         "emad_ref/unheard_of.py": "",
         "emad_ref/measurements/model_under_test.py": "import emad_ref.measurements.model_measurements\n",
+        "emad_ref/audit/work.py": "def check() -> None:\n    import emad_ref.audit.finding\n",
+        "emad_ref/audit/finding.py": "import typing\nif typing.TYPE_CHECKING:\n    import emad_ref.audit.work\n",
         "pytest_emad/options.py": "import pytest_emad.plugin\n",
         "suites/claims/test_pair.py": "import suites.claims.test_model\n",
     }
@@ -45,6 +47,7 @@ def test_a_wrong_import_is_seen(tmp_path: Path) -> None:
     for said in (
         "emad_ref.errors is not allowed to import emad_ref.record",
         "emad_ref is not allowed to import pytest_emad",
+        "No cycles are allowed in emad_ref.audit.",
         "emad_ref.measurements.model_under_test is not allowed to import emad_ref.measurements.model_measurements",
         "pytest_emad.options is not allowed to import pytest_emad.plugin",
         "suites.claims.test_pair is not allowed to import suites.claims.test_model",

@@ -30,7 +30,7 @@ from emad_ref.cli.arguments import (
 from emad_ref.errors import BadArgument
 from emad_ref.files import is_file, remove_file, require_replaceable_file, resolved
 from emad_ref.models.bundled import weights_folder
-from emad_ref.models.tokenizers import require_decoder_only
+from emad_ref.models.loading import require_decoder_only
 from emad_ref.text.documents import DEFAULT_CORPUS, DEFAULT_DOCUMENTS
 
 if TYPE_CHECKING:
@@ -274,8 +274,7 @@ def fit_tuned_lens(args: argparse.Namespace) -> None:
     from emad_ref.calibration.lens_fit import LensPlan, fit_lens, held_out_windows
     from emad_ref.calibration.linear_maps import fit_gate
     from emad_ref.calibration.windows import window_size
-    from emad_ref.models.loading import load
-    from emad_ref.models.tokenizers import require_decoder_only
+    from emad_ref.models.loading import load, require_decoder_only
     from emad_ref.probes.tuned_lens import attach_lens
     from emad_ref.tuning import windows_of
 

@@ -271,7 +271,7 @@ def _history_lines(reports: Sequence[Report], markdown: bool) -> Iterator[str]:
     from tabulate import tabulate
 
     from emad_ref.report.comparison import claim_history_rows, run_label
-    from emad_ref.report.markdown import escape_markdown
+    from emad_ref.report.tables import escape_markdown
 
     rows = claim_history_rows(reports)
     yield f"{len(reports)} reports, from {run_label(reports[0])} to {run_label(reports[-1])}"
@@ -388,7 +388,7 @@ def format_comparison_markdown(result: ReportComparison, verbose: bool) -> list[
     """The comparison as Markdown of GitHub: a table with one row per listed change. Names and reasons are escaped."""
     from tabulate import tabulate
 
-    from emad_ref.report.markdown import escape_markdown
+    from emad_ref.report.tables import escape_markdown
 
     unlike = f"- not like for like: {escape_markdown('; '.join(result.unlike))}"
     rows = [

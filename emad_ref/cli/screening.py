@@ -29,7 +29,7 @@ from emad_ref.cli.arguments import (
 from emad_ref.errors import BadArgument
 from emad_ref.files import require_replaceable_file, write_atomically
 from emad_ref.measurements.study import BUDGETS, Budget, Study
-from emad_ref.models.tokenizers import require_decoder_only
+from emad_ref.models.loading import require_decoder_only
 from emad_ref.screening.settings import DOCUMENTS
 from emad_ref.text.documents import DEFAULT_CORPUS
 

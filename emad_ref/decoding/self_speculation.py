@@ -53,7 +53,7 @@ from emad_ref.decoding.speculation import (
 from emad_ref.decoding.step import StepOutput
 from emad_ref.decoding.token_log import TokenLog
 from emad_ref.errors import BadArgument, is_number, is_whole
-from emad_ref.models.forward_inputs import ForwardContext
+from emad_ref.models.forward_context import ForwardContext
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint, full_depth
 from emad_ref.probes.draft_reader import DraftReader

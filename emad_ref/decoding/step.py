@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from emad_ref.exit_rules import bin_index, fires, planned_exits
-from emad_ref.models.forward_inputs import ForwardContext
+from emad_ref.models.forward_context import ForwardContext
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.probe import make_probe

@@ -23,8 +23,7 @@ from emad_ref.decoding.reference import Sampler, WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, draft, drafting_point
 from emad_ref.decoding.switching import LARGE, SwitchingRule, switch_stream
 from emad_ref.errors import require_instance
-from emad_ref.models.loading import LoadedModel
-from emad_ref.models.tokenizers import required_tokenizer, shared_vocabulary
+from emad_ref.models.loading import LoadedModel, required_tokenizer, shared_vocabulary
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.text.documents import clean_text

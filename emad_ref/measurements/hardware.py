@@ -92,7 +92,8 @@ def captured_steps(model: str, dtype: str, device: str, seed: int = 0) -> dict[s
     rng, length = np.random.default_rng(seed), min(CHECKED, captured.max_positions)
     tokens = rng.integers(0, captured.vocabulary, length)
     difference = np.abs(np.subtract(*(_stepwise_logits(decoder, tokens) for decoder in decoders.values())))
-    prompt, generate = Prompt(np.arange(8, dtype=np.int64)), make_transformers_generate(loaded)
+    prompt = Prompt(np.arange(8, dtype=np.int64))
+    generate = make_transformers_generate(loaded.model, loaded.stepper.device)
     arms: dict[str, Arm] = {"generate": lambda _: _discard(generate(prompt, NEW))}
     arms |= {name: partial(_decode, decoder, [prompt], NEW) for name, decoder in decoders.items()}
     seconds = time_pairs(arms, TIMED, rng, warm_up=2, synchronize=decoders["captured"].synchronize).seconds

@@ -189,7 +189,7 @@ class LatencyBenchmark:
 
     def _lookup(self, prompts: Sequence[Prompt], new: int) -> Ints:
         (prompt,) = prompts
-        return make_prompt_lookup_generate(self.subject.loaded)(prompt, new)[None]
+        return make_prompt_lookup_generate(self.subject.loaded.model, self.subject.stepper.device)(prompt, new)[None]
 
     # ------------------------------------------------------------ requests
 

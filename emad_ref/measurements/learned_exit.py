@@ -34,7 +34,7 @@ from emad_ref.measurements.latency import (
 )
 from emad_ref.measurements.traces import LensTraces
 from emad_ref.measurements.verification import ReplayValidity
-from emad_ref.models.generation import Generate, make_assisted_generate
+from emad_ref.models.generation import Generate, make_transformers_generate
 from emad_ref.point import OperatingPoint
 from emad_ref.record import VERIFY, Floats
 from emad_ref.screening.drafts import ASSISTED, assistant_of, by_drafting, by_halves
@@ -330,7 +330,7 @@ class SelfSpeculationTiming:
         ways = {ADAPTIVE: by_drafting(loaded, self._drafting)}
         ways |= by_halves(loaded, self._drafting)
         if (assistant := assistant_of(loaded)) is not None:
-            ways[ASSISTED] = make_assisted_generate(loaded, assistant)
+            ways[ASSISTED] = make_transformers_generate(loaded.model, loaded.stepper.device, assistant=assistant.model)
 
         def one_row(way: Generate) -> Arm:
             return lambda prompts: way(prompts[0], new)[None]

@@ -21,8 +21,7 @@ from emad_ref.measurements.latency import Decoding, record_of
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import PairSizes, Study
-from emad_ref.models.loading import LoadedModel
-from emad_ref.models.tokenizers import shared_vocabulary
+from emad_ref.models.loading import LoadedModel, shared_vocabulary
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt, Session, Step, Unsupported
 from emad_ref.record import DRAFT, Bools, Floats, Record, Tokens, Work

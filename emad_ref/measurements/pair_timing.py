@@ -37,7 +37,7 @@ from emad_ref.measurements.pair_routing import RoutingRules
 from emad_ref.measurements.process_replicates import ProcessReplicates, SubprocessTask, join_shares, select_share
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import PairNames, PairSizes, Study
-from emad_ref.models.generation import LOOKUP, make_assisted_generate, make_prompt_lookup_generate
+from emad_ref.models.generation import LOOKUP, make_prompt_lookup_generate, make_transformers_generate
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.model_spec import FingerprintMismatch
 from emad_ref.point import OperatingPoint
@@ -69,7 +69,11 @@ def transformers_arms(small: LoadedModel, large: LoadedModel, prompt: Prompt) ->
 
     They keep no record, so their FLOPs are not counted.
     """
-    arms, absent = {ASSISTED: make_assisted_generate(large, small), LOOKUP: make_prompt_lookup_generate(large)}, {}
+    model, device, absent = large.model, large.stepper.device, {}
+    arms = {
+        ASSISTED: make_transformers_generate(model, device, assistant=small.model),
+        LOOKUP: make_prompt_lookup_generate(model, device),
+    }
     for name, arm in arms.items():
         try:
             arm(prompt, TRIAL_TOKENS)

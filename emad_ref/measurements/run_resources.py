@@ -23,10 +23,9 @@ from emad_ref.audit.tolerances import tolerance
 from emad_ref.calibration.windows import window_size
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.measurements.study import START_S
-from emad_ref.models.loading import LoadedModel
+from emad_ref.models.loading import LoadedModel, shared_vocabulary
 from emad_ref.models.model_spec import ModelSpec, save_model, stored_folder
 from emad_ref.models.snapshots import ModelMutatedError, ModelSnapshot, ProcessSnapshot
-from emad_ref.models.tokenizers import shared_vocabulary
 from emad_ref.models.weight_layout import lay_out_weights
 from emad_ref.point import full_depth
 from emad_ref.probes.tuned_lens import copy_attachments

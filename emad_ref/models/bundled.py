@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+CONFIG = "config.json"
 BUNDLED = ("emad-nano", "emad-t5-tiny", "emad-t5-tiny-tuned", "emad-tiny", "emad-tiny-plain")
 BUNDLED_PAIR = ("emad-nano", "emad-tiny")  # small, large
 DISTRIBUTION, VERSION = "pytest-emad-models", "0.1.0"  # the one whose weights our records speak of
@@ -59,4 +60,4 @@ def _installed_folder() -> Path | None:
 
 
 def _is_model(folder: Path) -> bool:
-    return (folder / "config.json").is_file()
+    return (folder / CONFIG).is_file()

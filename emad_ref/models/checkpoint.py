@@ -21,9 +21,9 @@ from transformers import PreTrainedConfig
 
 from emad_ref.errors import BadArgument, is_whole
 from emad_ref.files import BadFile, file_kind, open_regular, parse_json, read_json, read_text, unique_keys
+from emad_ref.models.bundled import CONFIG
 from emad_ref.models.families import ModelFamily, family_of
 from emad_ref.models.geometry import Geometry
-from emad_ref.models.names import CONFIG
 
 COMPUTED_TABLES = re.compile(
     r"(^|\.)(attn|attention|self_attn|self_attention)\.(masked_)?bias$"  # causal masks and their fill value

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from emad_ref.models.loading import LoadedModel
-from emad_ref.models.tokenizers import BOS, EOS, PAD, START, shared_vocabulary
+from emad_ref.models.tokenizers import BOS, EOS, PAD, START
 from emad_ref.protocol import Prompt
 from emad_ref.record import Ints
 
@@ -105,31 +104,24 @@ def _default_generation_config(*models: Any) -> Iterator[None]:
 Generate = Callable[[Prompt, int], Ints]  # (prompt, new tokens) → emitted tokens
 
 
-def make_transformers_generate(loaded: LoadedModel, **options: Any) -> Generate:
-    """Generate with the model's own greedy ``generate``; settings as in ``greedy_generate``."""
+def make_transformers_generate(model: Any, device: torch.device, **options: Any) -> Generate:
+    """A function that generates with the model's own greedy ``generate``; ``options`` as of ``greedy_generate``.
+
+    ``device``: takes token ids in. ``assistant``: another model of the same ids, which drafts.
+    """
 
     def generate(prompt: Prompt, new: int) -> Ints:
-        ids = torch.from_numpy(np.asarray(prompt.tokens))[None].to(loaded.stepper.device)
+        ids = torch.from_numpy(np.asarray(prompt.tokens))[None].to(device)
         inputs = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
-        emitted: Ints = greedy_generate(loaded.model, inputs, new, **options)[0, ids.shape[1] :].cpu().numpy()
+        emitted: Ints = greedy_generate(model, inputs, new, **options)[0, ids.shape[1] :].cpu().numpy()
         return emitted
 
     return generate
 
 
-def make_prompt_lookup_generate(loaded: LoadedModel) -> Generate:
-    """Generate with transformers' prompt lookup, which drafts what followed the last n-gram earlier in the text."""
-    return make_transformers_generate(loaded, prompt_lookup_num_tokens=LOOKUP_TOKENS)
-
-
-def make_assisted_generate(loaded: LoadedModel, assistant: LoadedModel) -> Generate:
-    """Generate with transformers' assisted generation: another model drafts.
-
-    Raises:
-        BadArgument: models that do not read the same ids.
-    """
-    shared_vocabulary(loaded, assistant)
-    return make_transformers_generate(loaded, assistant=assistant.model)
+def make_prompt_lookup_generate(model: Any, device: torch.device) -> Generate:
+    """The same with transformers' prompt lookup, which drafts what followed the last n-gram earlier in the text."""
+    return make_transformers_generate(model, device, prompt_lookup_num_tokens=LOOKUP_TOKENS)
 
 
 @contextmanager

@@ -20,14 +20,14 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from emad_ref.errors import EmadError
 from emad_ref.models.families import FAST, SLIDING_ATTENTION
-from emad_ref.models.forward_inputs import ForwardContext, LayerPlacement
+from emad_ref.models.forward_context import ForwardContext, LayerPlacement
 from emad_ref.models.fused_blocks import AttentionInputs, FusedBlock, RotaryTables, as_vector
 from emad_ref.models.graph_buffers import (
     BufferPool,
@@ -39,16 +39,28 @@ from emad_ref.models.graph_buffers import (
     bucket_size,
 )
 from emad_ref.models.kv_cache import KVCache
-
-if TYPE_CHECKING:
-    from emad_ref.models.causal import CausalStepper
-
+from emad_ref.models.stepper import Stepper
 
 WARM_UP_RUNS = 2  # runs before a capture: the first chooses kernels and allocates workspaces, the second reuses them
 
 
 class GraphCaptureError(EmadError):
     """Raised if the device, or a library on it, refuses a capture."""
+
+
+class CapturableStepper(Stepper, Protocol):
+    """A stepper whose steps and readout can be captured, as ``models.causal.CausalStepper``."""
+
+    window: int | None
+    rotary: Any
+
+    @property
+    def blocks(self) -> list[Any]: ...
+    @property
+    def head(self) -> list[Any]: ...
+    def steps(self, first: int, last: int) -> list[tuple[FusedBlock | None, LayerPlacement]]: ...
+    def read_out(self, hidden: Tensor) -> Tensor: ...
+    def signed_rotary_table(self, placement: LayerPlacement, positions: int) -> RotaryTables: ...
 
 
 class CaptureEngine(Protocol):
@@ -171,7 +183,7 @@ class CapturedSegment:
     """
 
     def __init__(
-        self, stepper: CausalStepper, first: int, last: int, buffers: KVBuffers, inputs: StepBuffers, keys: int
+        self, stepper: CapturableStepper, first: int, last: int, buffers: KVBuffers, inputs: StepBuffers, keys: int
     ):
         self._steps = _require_fused(stepper.steps(first, last))
         self._inputs, self._writer = inputs, _BucketWriter(buffers, inputs, keys)
@@ -201,7 +213,7 @@ class CapturedSegment:
         return AttentionInputs(self._writer, self._mask(placement), rotary, several=False)
 
     def _mask(self, placement: LayerPlacement) -> Tensor:
-        """Additive [rows, 1, 1, keys]: as ``forward_inputs.attention_mask``, from positions known at replay."""
+        """Additive [rows, 1, 1, keys]: as ``forward_context.attention_mask``, from positions known at replay."""
         here = self._inputs.positions[:, None]
         visible = self._slots <= here
         if placement.kind == SLIDING_ATTENTION and self._window is not None:
@@ -222,13 +234,13 @@ def _require_fused(
 class CapturedReadouts:
     """Captured readouts of one stepper. ``able``: whether a graph can run its norm and head."""
 
-    def __init__(self, stepper: CausalStepper, engine: CaptureEngine):
+    def __init__(self, stepper: CapturableStepper, engine: CaptureEngine):
         self._engine, self.able = engine, has_no_hooks(stepper.head)
         self._places = parameter_places(stepper.head) if self.able else []
         self._states: dict[int, Tensor] = {}  # [states, D], inputs of the graphs
         self._graphs: dict[int, CapturedGraph] = {}
 
-    def logits(self, stepper: CausalStepper, hidden: Tensor) -> Tensor:
+    def logits(self, stepper: CapturableStepper, hidden: Tensor) -> Tensor:
         """[..., V] of ``hidden`` [..., D]. Raises GraphCaptureError."""
         *shape, width = hidden.shape
         states = self._still(hidden.numel() // width, width, hidden)
@@ -256,7 +268,7 @@ class GraphCaptureWarning(UserWarning):
 class StepGraphs:
     """The graphs of one stepper. ``refused``: why nothing is captured any more, else empty."""
 
-    def __init__(self, stepper: CausalStepper, engine: CaptureEngine):
+    def __init__(self, stepper: CapturableStepper, engine: CaptureEngine):
         geometry = stepper.geometry
         self.pool = BufferPool(
             BufferShape(
@@ -285,7 +297,7 @@ class StepGraphs:
         return StaticKVCache(self.pool, stepper.layers, rows, capacity)
 
     def run(
-        self, stepper: CausalStepper, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache
+        self, stepper: CapturableStepper, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache
     ) -> Tensor | None:
         """As ``Stepper.run``, for a checked frame and cache; None if the step must run uncaptured.
 
@@ -312,7 +324,7 @@ class StepGraphs:
         frame.executed = keys
         return result
 
-    def logits(self, stepper: CausalStepper, hidden: Tensor) -> Tensor | None:
+    def logits(self, stepper: CapturableStepper, hidden: Tensor) -> Tensor | None:
         """As ``Stepper.logits``; None if the readout must run uncaptured."""
         few = 0 < hidden.numel() <= MAX_CAPTURED_ROWS * hidden.shape[-1] and hidden.dtype == stepper.dtype
         if not few or not self._readouts.able or not self._may(stepper):
@@ -324,7 +336,7 @@ class StepGraphs:
             return None
 
     def _takes(
-        self, stepper: CausalStepper, first: int, last: int, frame: ForwardContext, cache: StaticKVCache
+        self, stepper: CapturableStepper, first: int, last: int, frame: ForwardContext, cache: StaticKVCache
     ) -> bool:
         return (
             frame.queries == 1
@@ -336,7 +348,7 @@ class StepGraphs:
             and self._may(stepper)
         )
 
-    def _may(self, stepper: CausalStepper) -> bool:
+    def _may(self, stepper: CapturableStepper) -> bool:
         return (
             not self.refused
             and self._owner() is stepper  # a copy may have other tables or blocks
@@ -346,7 +358,7 @@ class StepGraphs:
 
     def _captured(
         self,
-        stepper: CausalStepper,
+        stepper: CapturableStepper,
         first: int,
         last: int,
         buffers: KVBuffers,
@@ -370,7 +382,7 @@ class StepGraphs:
         )
 
 
-def make_graphs(stepper: CausalStepper, backend: str) -> tuple[StepGraphs | None, str]:
+def make_graphs(stepper: CapturableStepper, backend: str) -> tuple[StepGraphs | None, str]:
     """The graphs of a finished stepper, and why there are none although its device has an engine, else "".
 
     ``backend``: the requested one.

@@ -69,7 +69,6 @@ from emad_ref.models.families import FAST, WALKED, anatomy_of, row_of
 from emad_ref.models.generation import describe_ignored, disable_collection, ignored_settings
 from emad_ref.models.geometry import Geometry, geometry_of, published_config
 from emad_ref.models.names import (
-    CONFIG,
     OUT_OF_REACH,
     ModelSource,
     ModelUnavailable,
@@ -366,7 +365,7 @@ def _commit_of(source: ModelSource, name: str, revision: str | None) -> str:
     """The commit of a branch, tag or the default; config, weights and tokenizer are all read from it."""
     where = _hub_arguments(source, revision)
     try:
-        path = _wrap_errors(source, name, lambda: hf_hub_download(source.place, CONFIG, **where))
+        path = _wrap_errors(source, name, lambda: hf_hub_download(source.place, bundled.CONFIG, **where))
     except ModelUnavailable as error:
         if isinstance(error.__cause__, EntryNotFoundError) and _is_stored(source, ADAPTERS[0], where):
             refuse_adapter(name, ADAPTERS[0])
@@ -389,7 +388,7 @@ def _load_stored(source: ModelSource, name: str, dtype: torch.dtype, commit: str
     _wrap_errors(source, name, lambda: require_no_adapter(name, folder))
     if source.hub_id is not None and _is_stored(source, ADAPTERS[0], where):  # its files are not all here yet
         refuse_adapter(name, ADAPTERS[0])
-    settings = read_config(name, folder) if (folder / CONFIG).is_file() else {}
+    settings = read_config(name, folder) if (folder / bundled.CONFIG).is_file() else {}
     config = _wrap_errors(
         source, name, lambda: AutoConfig.from_pretrained(source.place, trust_remote_code=False, **where)
     )
@@ -429,7 +428,7 @@ def _folder_of(source: ModelSource, commit: str | None) -> Path:
     """Folder of the files: for the hub, the cache's folder of this commit, as far as it is fetched."""
     if source.hub_id is None:
         return Path(source.place)
-    return Path(hf_hub_download(source.hub_id, CONFIG, revision=commit, local_files_only=True)).parent
+    return Path(hf_hub_download(source.hub_id, bundled.CONFIG, revision=commit, local_files_only=True)).parent
 
 
 def _fitting_checkpoint(name: str, folder: Path, settings: dict[str, Any], config: Any) -> Checkpoint | None:
@@ -540,7 +539,7 @@ def _wrap_errors(source: ModelSource, name: str, action: Callable[[], Any], file
                 "name",
                 name,
                 "a config whose fields have the types of its family",
-                f"{' '.join(str(error).split())[:300]}; mend {CONFIG}",
+                f"{' '.join(str(error).split())[:300]}; mend {bundled.CONFIG}",
             ) from error
         except UnpicklingError as error:
             raise BadArgument(
@@ -633,3 +632,49 @@ _MAKERS: dict[str, Callable[..., _LoadedParts]] = {
     "random": _load_random,
     "control": _load_control,
 }
+
+
+def require_decoder_only(loaded: LoadedModel) -> None:
+    """Raise BadArgument for an encoder-decoder, which does not continue documents."""
+    if loaded.model.config.is_encoder_decoder:
+        raise BadArgument("model", loaded.name, "a decoder-only model", "an encoder-decoder reads a source, not a text")
+
+
+def required_tokenizer(loaded: LoadedModel) -> Any:
+    """The tokenizer. Raises BadArgument if the model has none."""
+    if loaded.tokenizer is None:
+        raise BadArgument("model", loaded.name, "a model with a tokenizer", "pass the folder that holds tokenizer.json")
+    return loaded.tokenizer
+
+
+def shared_vocabulary(first: LoadedModel, second: LoadedModel) -> int:
+    """Number n of shared ids: ids 0 … n − 1 have the same meaning in both models, which need equal tokenizers.
+
+    Embeddings may differ in size above the tokenizer's largest id: these rows stand for no text (Qwen2.5 pads its
+    larger models to 152,064, the smaller to 151,936).
+
+    Raises:
+        BadArgument: naming both models.
+    """
+    names = f"{first.name}, {second.name}"
+    missing = [model.name for model in (first, second) if model.tokenizer is None]
+    if missing:
+        raise BadArgument(
+            "models", names, "two models with a tokenizer each", f"{', '.join(missing)} came without: ids mean nothing"
+        )
+    tokenizers = [model.tokenizer for model in (first, second) if model.tokenizer is not None]
+    if len({tokenizer_identity(tokenizer) for tokenizer in tokenizers}) > 1:
+        raise BadArgument(
+            "models", names, "the same tokenizer", "theirs differ: a token of one is another text to the other"
+        )
+    sizes = first.geometry.vocabulary, second.geometry.vocabulary
+    largest = max(tokenizers[0].get_vocab().values())
+    if sizes[0] != sizes[1] and min(sizes) <= largest:
+        raise BadArgument(
+            "models",
+            names,
+            f"vocabularies of one size, or that both cover id {largest} of their tokenizer, not {sizes[0]} and "
+            f"{sizes[1]}",
+            "the smaller lacks tokens that the other may emit: pair models of one family",
+        )
+    return min(sizes)

@@ -21,7 +21,6 @@ from emad_ref.errors import BadArgument, EmadError, suggest_nearest
 from emad_ref.files import is_folder
 from emad_ref.models import bundled, downloads
 
-CONFIG = "config.json"
 HUB: dict[str, str] = {
     "pythia-70m": "EleutherAI/pythia-70m",
     "pythia-160m": "EleutherAI/pythia-160m",
@@ -178,7 +177,7 @@ def require_fetched(name: str) -> None:
 def _is_cached(hub_id: str, revision: str | None) -> bool:
     from huggingface_hub import try_to_load_from_cache  # half a second, for names of the hub alone
 
-    return isinstance(try_to_load_from_cache(hub_id, CONFIG, revision=revision), str)
+    return isinstance(try_to_load_from_cache(hub_id, bundled.CONFIG, revision=revision), str)
 
 
 def unreadable_error(name: str, source: ModelSource, refusal: str, detail: str = "") -> ModelUnavailable:

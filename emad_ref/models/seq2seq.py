@@ -34,7 +34,7 @@ from transformers import EncoderDecoderCache
 
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import anatomy_of, row_of
-from emad_ref.models.forward_inputs import CacheWriter, ForwardContext, attention_mask, forward_context
+from emad_ref.models.forward_context import CacheWriter, ForwardContext, attention_mask, forward_context
 from emad_ref.models.fused_blocks import apply_linear
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.kv_cache import KVCache

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from emad_ref.errors import BadArgument, EmadError, refuse_damage
 from emad_ref.models.families import ATTENTION_KERNELS, BACKENDS
-from emad_ref.models.forward_inputs import ForwardContext
+from emad_ref.models.forward_context import ForwardContext
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.placement import to_device

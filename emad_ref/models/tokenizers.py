@@ -15,13 +15,9 @@ import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from emad_ref.errors import BadArgument, is_whole, refuse_damage
-
-if TYPE_CHECKING:
-    from emad_ref.models.loading import LoadedModel
-
 
 SAMPLE = "The quick brown fox jumps over the lazy dog, 1 2 3.\nAnd then it sleeps."
 REMEDY = "use the tokenizer that the model was trained with"
@@ -298,49 +294,3 @@ def _token_ids(name: str, value: Any, *, several: bool) -> list[int]:
     if not all(is_whole(each) for each in listed):
         raise BadArgument(name, value, f"a token id{', or a list of them' if several else ''}", "mend the file")
     return listed
-
-
-def require_decoder_only(loaded: LoadedModel) -> None:
-    """Raise BadArgument for an encoder-decoder, which does not continue documents."""
-    if loaded.model.config.is_encoder_decoder:
-        raise BadArgument("model", loaded.name, "a decoder-only model", "an encoder-decoder reads a source, not a text")
-
-
-def required_tokenizer(loaded: LoadedModel) -> Any:
-    """The tokenizer. Raises BadArgument if the model has none."""
-    if loaded.tokenizer is None:
-        raise BadArgument("model", loaded.name, "a model with a tokenizer", "pass the folder that holds tokenizer.json")
-    return loaded.tokenizer
-
-
-def shared_vocabulary(first: LoadedModel, second: LoadedModel) -> int:
-    """Number n of shared ids: ids 0 … n − 1 have the same meaning in both models, which need equal tokenizers.
-
-    Embeddings may differ in size above the tokenizer's largest id: these rows stand for no text (Qwen2.5 pads its
-    larger models to 152,064, the smaller to 151,936).
-
-    Raises:
-        BadArgument: naming both models.
-    """
-    names = f"{first.name}, {second.name}"
-    missing = [model.name for model in (first, second) if model.tokenizer is None]
-    if missing:
-        raise BadArgument(
-            "models", names, "two models with a tokenizer each", f"{', '.join(missing)} came without: ids mean nothing"
-        )
-    tokenizers = [model.tokenizer for model in (first, second) if model.tokenizer is not None]
-    if len({tokenizer_identity(tokenizer) for tokenizer in tokenizers}) > 1:
-        raise BadArgument(
-            "models", names, "the same tokenizer", "theirs differ: a token of one is another text to the other"
-        )
-    sizes = first.geometry.vocabulary, second.geometry.vocabulary
-    largest = max(tokenizers[0].get_vocab().values())
-    if sizes[0] != sizes[1] and min(sizes) <= largest:
-        raise BadArgument(
-            "models",
-            names,
-            f"vocabularies of one size, or that both cover id {largest} of their tokenizer, not {sizes[0]} and "
-            f"{sizes[1]}",
-            "the smaller lacks tokens that the other may emit: pair models of one family",
-        )
-    return min(sizes)

@@ -5,18 +5,12 @@ Names of models, corpora and files are escaped: no Markdown or HTML in them take
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from tabulate import tabulate
 
 from emad_ref.report.contents import GATE_NOTE, PageFigure, PageRun, ReportContents
-from emad_ref.report.tables import Row
-
-ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-INLINE = re.compile(r"([\\`*_\[\]|~$#])")
-LINE_MARKER = re.compile(r"^(\d*)([+=.)-])")  # begins a list or underlines a heading at the beginning of a line
-LINE_BREAKS = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+from emad_ref.report.tables import Row, escape_markdown, escape_markdown_paragraph
 
 
 def render_markdown_report(contents: ReportContents, remark: str = "") -> str:
@@ -75,19 +69,3 @@ def _table(rows: Sequence[Row]) -> str:
     text = [{escape_markdown(key): escape_markdown(cell.text) for key, cell in row.items()} for row in rows]
     table: str = tabulate(text, headers="keys", tablefmt="pipe", disable_numparse=True)
     return table
-
-
-def escape_markdown(text: str) -> str:
-    """``text`` such that Markdown shows it unchanged within a line; line breaks become ``<br>``."""
-    return "<br>".join(_escape_line(line) for line in LINE_BREAKS.split(text))
-
-
-def escape_markdown_paragraph(text: str) -> str:
-    """``escape_markdown`` for text at the beginning of a line."""
-    return LINE_MARKER.sub(r"\1\\\2", escape_markdown(text))
-
-
-def _escape_line(line: str) -> str:
-    for letter, entity in ENTITIES.items():
-        line = line.replace(letter, entity)
-    return INLINE.sub(r"\\\1", line.strip())

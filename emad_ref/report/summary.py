@@ -23,10 +23,9 @@ from tabulate import tabulate
 from emad_ref.report.deselection import describe_deselections
 from emad_ref.report.figures import RISE, entropy_rise_rows
 from emad_ref.report.gaps import declined_tests, excused_features, is_partial_run
-from emad_ref.report.markdown import escape_markdown
 from emad_ref.report.provenance import REQUESTS, RETRIES, format_request_counts
 from emad_ref.report.schema import Report
-from emad_ref.report.tables import STREAM_TIMES, format_stream_latency
+from emad_ref.report.tables import STREAM_TIMES, escape_markdown, format_stream_latency
 from emad_ref.report.tiers import format_tier
 from emad_ref.statistics import goldens, number_format
 from emad_ref.statistics.gate import UNDECIDED, deciding_leg, measurement, title_of

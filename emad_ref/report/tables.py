@@ -11,6 +11,7 @@ and each part begins with the key columns: the first, or as many as are asked fo
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -353,3 +354,25 @@ def _speed_text(ratios: Mapping[str, float] | None) -> str:
         if ratios
         else ABSENT
     )
+
+
+ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+INLINE = re.compile(r"([\\`*_\[\]|~$#])")
+LINE_MARKER = re.compile(r"^(\d*)([+=.)-])")  # begins a list or underlines a heading at the beginning of a line
+LINE_BREAKS = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+
+
+def escape_markdown(text: str) -> str:
+    """``text`` such that Markdown shows it unchanged within a line; line breaks become ``<br>``."""
+    return "<br>".join(_escape_line(line) for line in LINE_BREAKS.split(text))
+
+
+def escape_markdown_paragraph(text: str) -> str:
+    """``escape_markdown`` for text at the beginning of a line."""
+    return LINE_MARKER.sub(r"\1\\\2", escape_markdown(text))
+
+
+def _escape_line(line: str) -> str:
+    for letter, entity in ENTITIES.items():
+        line = line.replace(letter, entity)
+    return INLINE.sub(r"\\\1", line.strip())

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import first_firing_probe
-from emad_ref.models.forward_inputs import ForwardContext
+from emad_ref.models.forward_context import ForwardContext
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, ScheduleName

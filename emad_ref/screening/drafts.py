@@ -34,9 +34,8 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.bundled import bundled_names
 from emad_ref.models.generation import Generate
 from emad_ref.models.geometry import Geometry
-from emad_ref.models.loading import LoadedModel, load
+from emad_ref.models.loading import LoadedModel, load, shared_vocabulary
 from emad_ref.models.stepper import Stepper
-from emad_ref.models.tokenizers import shared_vocabulary
 from emad_ref.point import Estimator, full_depth
 from emad_ref.probes.draft_reader import DraftReader
 from emad_ref.probes.signal_values import to_host

@@ -9,27 +9,53 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import library_versions
+from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint
+from emad_ref.probes.tuned_lens import StateTranslators
 from emad_ref.screening.drafts import SelfDraftingResult
 from emad_ref.screening.guarantee import Guarantee
 from emad_ref.screening.selection import Certification, OracleHeadroom, SelectedPoint, SelectionRow, largest_headroom
-from emad_ref.screening.traces import ENOUGH_DOCUMENTS, MIN_DOCUMENTS
+from emad_ref.screening.settings import ScreeningSettings
+from emad_ref.screening.timing import CandidateTime
+from emad_ref.screening.traces import ENOUGH_DOCUMENTS, MIN_DOCUMENTS, SplitTraces, TextSplits
 from emad_ref.signals import perplexity_of
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.sweep.oracle_savings import WORTHLESS_SAVING
 
-if TYPE_CHECKING:
-    from emad_ref.screening.screen import ScreeningResult
-
-
 WORTH_SAVING = 0.05  # net, lower bound: with a smaller saving no changed output is worthwhile
 CONFIRMATION_LEVEL = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class ScreeningResult:
+    """All results of a screening. ``decoded``: rows decoded on evaluation text.
+
+    ``within_reach``: the largest possible saving of each family. ``timed``: seconds of candidate points. ``seconds``:
+    phase → its duration; ``predicted``: of the phases that take most.
+    """
+
+    model: LoadedModel
+    settings: ScreeningSettings
+    texts: TextSplits
+    fitted: FittedLens
+    evaluated: SplitTraces
+    slack: list[OracleHeadroom]
+    reached: list[SelectionRow]
+    within_reach: list[SelectionRow]
+    states: StateTranslators | None
+    certified: Certification | None
+    decoded: list[SelectedPoint]
+    timed: list[CandidateTime]
+    drafts: SelfDraftingResult
+    seconds: dict[str, float]
+    predicted: dict[str, float]
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,15 @@ from emad_ref.console import print_error
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import default_probes
-from emad_ref.models.loading import LoadedModel
-from emad_ref.models.tokenizers import require_decoder_only
+from emad_ref.models.loading import LoadedModel, require_decoder_only
 from emad_ref.probes.tuned_lens import StateTranslators, attach_lens
-from emad_ref.screening.drafts import SelfDraftingResult, choose_drafting, predict_drafting_seconds
+from emad_ref.screening.drafts import choose_drafting, predict_drafting_seconds
 from emad_ref.screening.exit import Exit
 from emad_ref.screening.exit_families import ExitFamily, free_depth_families, published_families, tuned_lens_families
-from emad_ref.screening.result import recommend, screened_json
+from emad_ref.screening.result import ScreeningResult, recommend, screened_json
 from emad_ref.screening.selection import (
     Certification,
     EvaluationIntervals,
-    OracleHeadroom,
     PointSelector,
     SelectedPoint,
     SelectionRow,
@@ -69,31 +67,6 @@ from emad_ref.screening.traces import (
 
 T = TypeVar("T")
 PHASES = ("text", "lens", "traces", "slack", "families", "decoding", "timing", "drafts")
-
-
-@dataclass(frozen=True, eq=False)
-class ScreeningResult:
-    """All results of a screening. ``decoded``: rows decoded on evaluation text.
-
-    ``within_reach``: the largest possible saving of each family. ``timed``: seconds of candidate points. ``seconds``:
-    phase → its duration; ``predicted``: of the phases that take most.
-    """
-
-    model: LoadedModel
-    settings: ScreeningSettings
-    texts: TextSplits
-    fitted: FittedLens
-    evaluated: SplitTraces
-    slack: list[OracleHeadroom]
-    reached: list[SelectionRow]
-    within_reach: list[SelectionRow]
-    states: StateTranslators | None
-    certified: Certification | None
-    decoded: list[SelectedPoint]
-    timed: list[CandidateTime]
-    drafts: SelfDraftingResult
-    seconds: dict[str, float]
-    predicted: dict[str, float]
 
 
 @dataclass

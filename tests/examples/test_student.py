@@ -9,8 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from emad_ref.models.loading import load
-from emad_ref.models.tokenizers import shared_vocabulary
+from emad_ref.models.loading import load, shared_vocabulary
 from tests.examples.conftest import EXAMPLES
 
 KEPT = (0, 3, 7, 11)

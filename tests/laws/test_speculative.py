@@ -11,8 +11,7 @@ from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.speculation import ACCEPTED, DRAFTER, REFUSED, VERIFIER, speculate
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.loading import load
-from emad_ref.models.tokenizers import shared_vocabulary
+from emad_ref.models.loading import load, shared_vocabulary
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import CATCH_UP, DECODE, VERIFY

@@ -17,8 +17,7 @@ from emad_ref.decoding.speculation import speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, rolling_means, switch
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.loading import load
-from emad_ref.models.tokenizers import shared_vocabulary
+from emad_ref.models.loading import load, shared_vocabulary
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.signal_values import NotFinite
 from emad_ref.protocol import Prompt

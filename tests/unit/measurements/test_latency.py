@@ -478,7 +478,7 @@ def test_prompt_lookup_emits_the_models_tokens_and_drafts_them():
     handle = model.register_forward_hook(lambda *called: steps.append(called[-1].logits.shape[1]))
     plain = subject.own_greedy([repeated], 8)
     alone = len(steps)
-    drafted = latency.make_prompt_lookup_generate(subject.loaded)(repeated, 8)[None]
+    drafted = latency.make_prompt_lookup_generate(subject.loaded.model, subject.stepper.device)(repeated, 8)[None]
     handle.remove()
     assert drafted.tolist() == plain.tolist()
     assert max(steps[alone + 1 :]) > 1, "several tokens a pass: it looked some up"
@@ -488,7 +488,7 @@ def test_why_prompt_lookup_does_not_run_is_said(monkeypatch):
     evidence = timing(RunResources())
     assert evidence.latency.without_lookup == ""
 
-    def refuse(loaded):
+    def refuse(model, device):
         raise ValueError("assisted generation is not supported with stateful models")
 
     monkeypatch.setattr(latency, "make_prompt_lookup_generate", refuse)

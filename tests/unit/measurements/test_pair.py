@@ -518,13 +518,13 @@ def test_transformers_ways_keep_no_record_have_no_flops_and_are_held_to_the_larg
 
 
 def test_a_way_that_transformers_refuses_is_absent_with_its_reason(models, monkeypatch) -> None:
-    def refuses(large, small):
+    def refuses(model, device, assistant):
         def arm(prompt, new):
             raise ValueError("assisted generation is not supported with stateful models\nsuch as this")
 
         return arm
 
-    monkeypatch.setattr(pair_timing, "make_assisted_generate", refuses)
+    monkeypatch.setattr(pair_timing, "make_transformers_generate", refuses)
     pair = paired(*models)
     pair.rules.compared = {TASK: worth(0.0, False)}
     found = pair.timing.library

@@ -19,7 +19,6 @@ from emad_ref.models.generation import (
     describe_ignored,
     greedy_generate,
     ignored_settings,
-    make_assisted_generate,
     make_prompt_lookup_generate,
     make_transformers_generate,
 )
@@ -166,10 +165,11 @@ def test_every_baseline_of_a_run_is_plain(nano: Any) -> None:
     prompt = Prompt(np.array(tokens))
     subject = ModelUnderTest(nano, Study(), RunResources())
     assert subject.own_greedy([prompt], NEW)[0].tolist() == wanted[len(tokens) :]
+    own = nano.model, nano.stepper.device
     for way in (
-        make_transformers_generate(nano),
-        make_prompt_lookup_generate(nano),
-        make_assisted_generate(nano, load("emad-nano")),
+        make_transformers_generate(*own),
+        make_prompt_lookup_generate(*own),
+        make_transformers_generate(*own, assistant=load("emad-nano").model),
     ):
         assert way(prompt, NEW).tolist() == wanted[len(tokens) :]
 

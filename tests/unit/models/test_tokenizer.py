@@ -18,8 +18,8 @@ from emad_ref import cli
 from emad_ref.decoding.streaming import IncrementalDetokenizer, stream
 from emad_ref.errors import BadArgument
 from emad_ref.models.bundled import weights_folder
-from emad_ref.models.loading import load
-from emad_ref.models.tokenizers import SAMPLE, require_tokenizer, shared_vocabulary, tokenizer_identity
+from emad_ref.models.loading import load, shared_vocabulary
+from emad_ref.models.tokenizers import SAMPLE, require_tokenizer, tokenizer_identity
 from tests.small import small_model
 
 ROWS = 512

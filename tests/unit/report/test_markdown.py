@@ -8,7 +8,8 @@ import re
 import pytest
 
 from emad_ref.report.contents import PageFigure, build_report_contents
-from emad_ref.report.markdown import escape_markdown, escape_markdown_paragraph, render_markdown_report
+from emad_ref.report.markdown import render_markdown_report
+from emad_ref.report.tables import escape_markdown, escape_markdown_paragraph
 from tests.unit.report.sample import report, verdict
 
 

@@ -17,7 +17,6 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.generation import (
     LOOKUP,
-    make_assisted_generate,
     make_prompt_lookup_generate,
     make_transformers_generate,
 )
@@ -243,9 +242,9 @@ def test_an_assistant_is_a_smaller_model_that_reads_the_same_ids():
 
 def test_every_lossless_way_emits_what_full_depth_does():
     ways = {
-        "generate": make_transformers_generate(nano()),
-        LOOKUP: make_prompt_lookup_generate(nano()),
-        ASSISTED: make_assisted_generate(nano(), nano()),
+        "generate": make_transformers_generate(nano().model, nano().stepper.device),
+        LOOKUP: make_prompt_lookup_generate(nano().model, nano().stepper.device),
+        ASSISTED: make_transformers_generate(nano().model, nano().stepper.device, assistant=nano().model),
         OWN_HEAD_DRAFTS: by_drafting(nano(), Drafting(1, 2, lens=drafts_lens().lens.digest)),
     }
     full = WalkedDecoder(nano().stepper, full_depth(nano().stepper.layers))
