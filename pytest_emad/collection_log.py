@@ -44,7 +44,7 @@ _ATTEMPTS = pytest.StashKey[int]()
 _BODIES = pytest.StashKey[int]()  # how often the body ran in this attempt
 
 
-def note_refusal(item: pytest.Item, features: tuple[str, ...] | None) -> None:
+def record_refusal(item: pytest.Item, features: tuple[str, ...] | None) -> None:
     """Note that the decoder declined a request of ``item`` with these ``features``, or a call of a method (None)."""
     item.stash[_REFUSED] = None if features is None else [*features]
 
@@ -62,13 +62,15 @@ class CollectionLog:
         self.claims: dict[str, str] = {}
         self.deselected: list[dict[str, Any]] = []
 
-    def take(self, items: Iterable[pytest.Item], not_asked: Mapping[str, str]) -> None:
+    def log_items(self, items: Iterable[pytest.Item], not_asked: Mapping[str, str]) -> None:
         """Log all ``items`` before any deselection; ``not_asked``: node id → reason for deselecting it."""
         self._not_asked |= not_asked
         named = {item.nodeid: environment.shipped_test_name(item) for item in items}
         self.collected |= {nodeid: name for nodeid, name in named.items() if name is not None}
         claims = {
-            item.nodeid: selection.marker_arguments(item)["claim"] for item in items if item.nodeid in self.collected
+            item.nodeid: selection.emad_marker_arguments(item)["claim"]
+            for item in items
+            if item.nodeid in self.collected
         }
         self.claims |= {nodeid: claim for nodeid, claim in claims.items() if claim is not None}
 
@@ -77,7 +79,7 @@ class CollectionLog:
             {
                 "nodeid": item.nodeid,
                 "shipped": environment.shipped_test_name(item),
-                "claim": selection.marker_arguments(item)["claim"],
+                "claim": selection.emad_marker_arguments(item)["claim"],
                 "why": self._not_asked.get(item.nodeid, DESELECTED),
             }
             for item in items
@@ -111,7 +113,7 @@ class CollectionLog:
         """Log a shipped file that skips itself as a whole because an extra is absent."""
         report = yield
         if report.skipped and isinstance(collector, pytest.File):
-            vars(report)[SHIPPED] = environment.shipped_file(collector.path)
+            vars(report)[SHIPPED] = environment.shipped_file_name(collector.path)
             at = report.longrepr[0] if isinstance(report.longrepr, tuple) else ""
             own = Path(at).resolve() == collector.path.resolve()
             vars(report)[KIND] = "not applicable" if own else "left out"
@@ -128,7 +130,7 @@ class CollectionLog:
             "collected": self.collected,
             "claims": self.claims,
             "deselected": self.deselected,
-            "providers": decoder_providers.provider_counts(self._config),
+            "providers": decoder_providers.provider_answer_counts(self._config),
         }
 
 
@@ -146,7 +148,7 @@ def _shorten_error(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest
     elif isinstance(error, EmadError):
         notes = getattr(error, "__notes__", [])  # Hypothesis puts the falsifying example there
         report.longrepr = "\n".join([f"{type(error).__name__}: {error}", *notes])
-    elif environment.is_shipped(item):
+    elif environment.is_shipped_test(item):
         first = next((place for place, entry in enumerate(call.excinfo.traceback) if _is_users(entry)), None)
         if first is not None:
             report.longrepr = call.excinfo.getrepr(style="short", tbfilter=lambda error: error.traceback[first:])
@@ -157,7 +159,7 @@ def _is_users(entry: Any) -> bool:
     path = Path(entry.path)
     if "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in NOT_THE_USERS):
         return False
-    return environment.shipped_file(path) is None
+    return environment.shipped_file_name(path) is None
 
 
 def _uses_ours(item: pytest.Item) -> bool:
@@ -184,7 +186,7 @@ class AttemptLog:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        if selection.is_related(item):
+        if selection.is_plugin_test(item):
             _start_attempt(item)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -206,10 +208,10 @@ class AttemptLog:
             raise
         finally:
             _add_record(pyfuncitem, RAISED, {"outcome": outcome, "reason": reason})
-            if environment.is_shipped(pyfuncitem):
+            if environment.is_shipped_test(pyfuncitem):
                 from pytest_emad import integrity  # parses our own source
 
-                for part in integrity.find_replacements(pyfuncitem):
+                for part in integrity.find_replaced_code(pyfuncitem):
                     _add_record(pyfuncitem, REPLACED, part)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

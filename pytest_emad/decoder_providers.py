@@ -32,7 +32,7 @@ from emad_ref.report.provenance import (
     SAMPLING,
 )
 from emad_ref.wire.address import UrlAddress
-from pytest_emad.options import HOOK_TIMEOUT_S, REMOTE_TIMEOUT_S, settings
+from pytest_emad.options import HOOK_TIMEOUT_S, REMOTE_TIMEOUT_S, get_run_settings
 
 if TYPE_CHECKING:
     from emad_ref.measurements.run_resources import RemoteDecoders
@@ -51,7 +51,7 @@ COUNTS = pytest.StashKey[dict[str, dict[str, int]]]()
 COUNTED_FEATURES = pytest.StashKey[dict[str, dict[str, list[int]]]]()  # provider → feature → [answered, declined]
 
 
-class NoDecoder(EmadError):
+class NoDecoderError(EmadError):
     """Every provider that had to answer returned None."""
 
 
@@ -100,7 +100,7 @@ class RemoteProvider:
 def register_providers(config: pytest.Config) -> None:
     """Register our provider and, with ``--emad-decoder``, that of the other process, which ends with the run."""
     config.pluginmanager.register(ReferenceProvider(), OUR_PROVIDER)
-    asked_for = settings(config)
+    asked_for = get_run_settings(config)
     if asked_for.decoder is not None:
         distant = RemoteProvider(
             asked_for.decoder, asked_for.decoder_timeout or REMOTE_TIMEOUT_S, asked_for.study.decoder_dtype
@@ -109,7 +109,7 @@ def register_providers(config: pytest.Config) -> None:
         config.add_cleanup(distant.close)
 
 
-def providers(config: pytest.Config) -> dict[str, object]:
+def registered_providers(config: pytest.Config) -> dict[str, object]:
     """Every registered provider by plugin name, ours included, in calling order."""
     found = reversed(getattr(config.hook, HOOK).get_hookimpls())
     return {implementation.plugin_name: implementation.plugin for implementation in found}
@@ -137,7 +137,7 @@ def check_hook_names(config: pytest.Config) -> None:
     for module in config.pluginmanager.get_plugins():
         found = getattr(module, "__dict__", {}).get(HOOK)
         if isinstance(module, ModuleType) and found is not None and not isroutine(found):  # pytest passes it over
-            place = provider_name(config, module.__name__, module).removeprefix("hook of ")
+            place = describe_provider(config, module.__name__, module).removeprefix("hook of ")
             said = f"{HOOK} is a {type(found).__name__}, but expected a function"
             raise pytest.UsageError(f"{place}: {said}; pytest calls no other object: write def {HOOK}(config, request)")
     hooks = {name: caller for name, caller in vars(config.hook).items() if name.startswith("pytest_emad_")}
@@ -145,14 +145,14 @@ def check_hook_names(config: pytest.Config) -> None:
     for name in hooks.keys() - set(known):
         for implementation in hooks[name].get_hookimpls():
             if not implementation.optionalhook:
-                place = provider_name(config, implementation.plugin_name, implementation.plugin)
+                place = describe_provider(config, implementation.plugin_name, implementation.plugin)
                 found = place.removeprefix("hook of ")
                 raise pytest.UsageError(f"{found}: {name} is no hook; the hooks of this plugin: {', '.join(known)}")
 
 
-def provider_choice(config: pytest.Config) -> str | None:
+def requested_provider_name(config: pytest.Config) -> str | None:
     """The provider that the command line names by address, plugin name or variant of ours; None: calling order."""
-    asked_for = settings(config)
+    asked_for = get_run_settings(config)
     if asked_for.decoder is not None:
         return REMOTE_PROVIDER
     return OUR_PROVIDER if asked_for.backend in BACKENDS else asked_for.backend
@@ -160,7 +160,7 @@ def provider_choice(config: pytest.Config) -> str | None:
 
 def _sole_provider(config: pytest.Config) -> str | None:
     """The only provider to call, or None for calling order."""
-    known, wanted = list(providers(config)), provider_choice(config)
+    known, wanted = list(registered_providers(config)), requested_provider_name(config)
     if wanted == REMOTE_PROVIDER:
         return wanted
     foreign = [name for name in known if name != OUR_PROVIDER]
@@ -197,11 +197,11 @@ def make_guarded_decoder(config: pytest.Config, stream: Callable[[], TextIO | No
 
     ``stream`` gives standard error past capture, for the stack of a call that cannot be interrupted.
     """
-    from pytest_emad.guarded_decoder import CallLimit, GuardedDecoder, require_decoder  # it brings NumPy
+    from pytest_emad.guarded_decoder import CallTimeLimit, GuardedDecoder, require_decoder  # it brings NumPy
 
-    hook_seconds = settings(config).decoder_timeout or HOOK_TIMEOUT_S
-    limited = provider_choice(config) != REMOTE_PROVIDER and set(providers(config)) != {OUR_PROVIDER}
-    with CallLimit("the plugin", hook_seconds if limited else None, stream())(HOOK):
+    hook_seconds = get_run_settings(config).decoder_timeout or HOOK_TIMEOUT_S
+    limited = requested_provider_name(config) != REMOTE_PROVIDER and set(registered_providers(config)) != {OUR_PROVIDER}
+    with CallTimeLimit("the plugin", hook_seconds if limited else None, stream())(HOOK):
         name, decoder = _make_decoder(config, request)
     if name == OUR_PROVIDER:
         return decoder
@@ -214,8 +214,8 @@ def make_guarded_decoder(config: pytest.Config, stream: Callable[[], TextIO | No
     if request.own_rule:
         count(OWN_RULE, getattr(decoder, "stated", None) is None)
     seconds = None if name == REMOTE_PROVIDER else hook_seconds
-    said = provider_name(config, name, providers(config)[name])
-    return GuardedDecoder(decoder, CallLimit(said, seconds, stream()), count)
+    said = describe_provider(config, name, registered_providers(config)[name])
+    return GuardedDecoder(decoder, CallTimeLimit(said, seconds, stream()), count)
 
 
 def make_decoder(config: pytest.Config, request: Request) -> Decoder:
@@ -224,7 +224,7 @@ def make_decoder(config: pytest.Config, request: Request) -> Decoder:
     Raises:
         pytest.UsageError: as ``check_providers``.
         emad_ref.protocol.Unsupported: the provider declines; record the claim as ``not applicable``.
-        NoDecoder: every provider that was called, the one of ``--emad-backend`` or all, returned None.
+        NoDecoderError: every provider that was called, the one of ``--emad-backend`` or all, returned None.
     """
     return _make_decoder(config, request)[1]
 
@@ -234,7 +234,7 @@ def _make_decoder(config: pytest.Config, request: Request) -> tuple[str, Decoder
     from emad_ref.protocol import Unsupported
 
     check_providers(config)
-    wanted, known = _sole_provider(config), providers(config)
+    wanted, known = _sole_provider(config), registered_providers(config)
     counts = config.stash.setdefault(COUNTS, {})
     for name in known if wanted is None else [wanted]:
         others = [plugin for other, plugin in known.items() if other != name]
@@ -250,30 +250,30 @@ def _make_decoder(config: pytest.Config, request: Request) -> tuple[str, Decoder
         if decoder is not None:
             _count_features(config, name, request, declined=False)
             return name, decoder
-    raise NoDecoder(
+    raise NoDecoderError(
         f"--emad-backend={wanted or ', '.join(known)} returned no decoder for {request.model.name} at "
         f"{request.point.name!r}; expected a Decoder or Unsupported(reason)"
     )
 
 
-def provider_counts(config: pytest.Config) -> list[dict[str, Any]]:
+def provider_answer_counts(config: pytest.Config) -> list[dict[str, Any]]:
     """The callable providers of this process with their counts of answers and refusals: JSON values only."""
     counts, offered, wanted = (
         config.stash.get(COUNTS, {}),
         config.stash.get(COUNTED_FEATURES, {}),
-        provider_choice(config),
+        requested_provider_name(config),
     )
     return [
-        {"name": provider_name(config, name, plugin), "plugin": name, "foreign": name != OUR_PROVIDER}
+        {"name": describe_provider(config, name, plugin), "plugin": name, "foreign": name != OUR_PROVIDER}
         | {FEATURES: offered.get(name, {})}
         | counts.get(name, dict.fromkeys(PROVIDER_OUTCOMES, 0))
         | (plugin.request_counts if isinstance(plugin, RemoteProvider) else {})
-        for name, plugin in providers(config).items()
+        for name, plugin in registered_providers(config).items()
         if wanted in (None, name)
     ]
 
 
-def provider_name(config: pytest.Config, name: str, plugin: object) -> str:
+def describe_provider(config: pytest.Config, name: str, plugin: object) -> str:
     """``reference (ours)``, ``hook of plugin mylib (mylib.pytest_plugin, mylib 1.2)``, ``hook of conftest.py``."""
     named = getattr(plugin, "emad_origin", None)
     if named is not None:
@@ -293,7 +293,7 @@ def unloaded_providers(config: pytest.Config) -> list[str]:
 
     Empty if the user chose a decoder by name, or if a foreign provider is loaded. This imports nothing.
     """
-    if provider_choice(config) is not None or set(providers(config)) != {OUR_PROVIDER}:
+    if requested_provider_name(config) is not None or set(registered_providers(config)) != {OUR_PROVIDER}:
         return []
     plugins = config.pluginmanager.get_plugins()
     loaded = {Path(file).resolve() for plugin in plugins if (file := getattr(plugin, "__file__", None))}

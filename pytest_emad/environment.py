@@ -27,7 +27,7 @@ from emad_ref.report import deselection as suites_source
 from emad_ref.report.deselection import path_below_suites
 from emad_ref.report.provenance import DISTRIBUTION, installed_version
 from emad_ref.statistics.verdicts import DASH_VARIANTS
-from pytest_emad.options import OPTION_FLAGS, settings
+from pytest_emad.options import OPTION_FLAGS, get_run_settings
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -94,16 +94,16 @@ def _requirer(requirement: Requirement) -> str:
     return next((words for extra, words in needs.items() if marker is None or marker.evaluate({"extra": extra})), "")
 
 
-def requested_suites(config: pytest.Config) -> list[str]:
+def requested_suite_arguments(config: pytest.Config) -> list[str]:
     """Command-line arguments that name our suites, as paths or as ``pytest_emad.suites…`` with ``--pyargs``."""
     return [argument for argument in config.args if _suite_path(argument, config) is not None]
 
 
 def _suite_path(argument: str, config: pytest.Config) -> Path | None:
-    return suite_path(argument, config.invocation_params.dir, config.getoption("pyargs"))
+    return resolve_suite_path(argument, config.invocation_params.dir, config.getoption("pyargs"))
 
 
-def suite_path(argument: str, folder: Path, pyargs: bool) -> Path | None:
+def resolve_suite_path(argument: str, folder: Path, pyargs: bool) -> Path | None:
     """The file or folder of our suites that ``argument``, typed in ``folder``, names; None: another path."""
     name = argument.split("::")[0]
     if pyargs and name.split(".")[:2] == ["pytest_emad", "suites"]:
@@ -114,11 +114,11 @@ def suite_path(argument: str, folder: Path, pyargs: bool) -> Path | None:
     return path if any(path.is_relative_to(suites) for suites in SUITES) else None
 
 
-def is_shipped(item: pytest.Item) -> bool:
-    return shipped_file(item.path) is not None
+def is_shipped_test(item: pytest.Item) -> bool:
+    return shipped_file_name(item.path) is not None
 
 
-def shipped_file(path: Path) -> str | None:
+def shipped_file_name(path: Path) -> str | None:
     """``suites/…`` for a shipped file, else None."""
     return _shipped_name(path, SUITES)
 
@@ -131,11 +131,11 @@ def _shipped_name(path: Path, suites: tuple[Path, ...]) -> str | None:
 
 def shipped_test_name(item: pytest.Item) -> str | None:
     """``suites/…/test_x.py::test_y`` for a shipped test, without its parameters."""
-    file = shipped_file(item.path)
+    file = shipped_file_name(item.path)
     return None if file is None else f"{file}::{getattr(item, 'originalname', None) or item.name}"
 
 
-def shipped_tests() -> list[str]:
+def all_shipped_test_names() -> list[str]:
     """Every shipped test, collected or not."""
     return suites_source.list_shipped_tests(SUITES)
 
@@ -146,11 +146,11 @@ def check_waivers(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: a waiver names anything else.
     """
-    if not (waivers := settings(config).waive):
+    if not (waivers := get_run_settings(config).waive):
         return
     from emad_ref.report.gaps import DECIDING_TESTS, DECODER, waivable_names  # not at the start of every run
 
-    known = waivable_names(shipped_tests())
+    known = waivable_names(all_shipped_test_names())
     for of, _ in waivers:
         if of not in known:
             claims = ", ".join(DECIDING_TESTS)
@@ -181,7 +181,7 @@ def check_other_plugins(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: one of ``CONTRADICTIONS``.
     """
-    if hasattr(config, "workerinput") or not requested_suites(config):
+    if hasattr(config, "workerinput") or not requested_suite_arguments(config):
         return
     for name, value, typed, why in CONTRADICTIONS:
         if config.getoption(name, None) == value:
@@ -197,11 +197,11 @@ def check_models(config: pytest.Config) -> None:
         pytest.UsageError: an unknown name, a model that is not installed or was not fetched, one of a hub that is out
             of reach.
     """
-    if hasattr(config, "workerinput") or config.option.collectonly or not requested_suites(config):
+    if hasattr(config, "workerinput") or config.option.collectonly or not requested_suite_arguments(config):
         return
     from emad_ref.models.names import require_available  # it brings NumPy: not at the start of every run
 
-    given = settings(config)
+    given = get_run_settings(config)
     names = [("--emad-model", name) for name in given.models]
     names += [("--emad-pair", name) for name in given.pair or () if given.pair_named]
     try:
@@ -211,7 +211,7 @@ def check_models(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
 
 
-def requested_tests(config: pytest.Config) -> list[str]:
+def requested_suite_parts(config: pytest.Config) -> list[str]:
     """The parts of our suites on the command line: ``suites``, ``suites/fidelity`` … ``…/test_x.py::test_y``."""
     asked = []
     for argument in config.args:
@@ -222,7 +222,7 @@ def requested_tests(config: pytest.Config) -> list[str]:
     return list(dict.fromkeys(asked))
 
 
-def typed_selection(config: pytest.Config) -> str:
+def describe_typed_selection(config: pytest.Config) -> str:
     """How the command line selects less than whole folders of our suites, as typed; "" where it does not.
 
     A selection in an ini file or an environment variable does not count, because the command does not show it.
@@ -230,7 +230,7 @@ def typed_selection(config: pytest.Config) -> str:
     words = [str(word) for word in config.invocation_params.args]
     flags = ("-k", "-m", "--deselect")
     typed = [flag for flag in flags if any(word.split("=")[0] == flag or _is_joined(word, flag) for word in words)]
-    return " and ".join([*typed, *(name for name in requested_tests(config) if ".py" in name)])
+    return " and ".join([*typed, *(name for name in requested_suite_parts(config) if ".py" in name)])
 
 
 def _is_joined(word: str, flag: str) -> bool:
@@ -240,7 +240,7 @@ def _is_joined(word: str, flag: str) -> bool:
 
 def is_cost_test(item: pytest.Item) -> bool:
     """Whether ``item`` is a shipped test of ``suites/cost``."""
-    return (shipped_file(item.path) or "").startswith(f"{suites_source.PREFIX}/cost/")
+    return (shipped_file_name(item.path) or "").startswith(f"{suites_source.PREFIX}/cost/")
 
 
 def check_collection(session: pytest.Session, items: Sequence[pytest.Item]) -> None:
@@ -252,7 +252,7 @@ def check_collection(session: pytest.Session, items: Sequence[pytest.Item]) -> N
     _check_node_ids(session.config, items)
     if session.testsfailed:  # pytest reports the broken module itself
         return
-    if not (asked := requested_suites(session.config)):
+    if not (asked := requested_suite_arguments(session.config)):
         return
     found = {item.path.resolve() for item in items}
     for argument in asked:
@@ -274,7 +274,7 @@ def _check_node_ids(config: pytest.Config, items: Sequence[pytest.Item]) -> None
     paths: dict[str, Path] = {}
     for item in items:
         other = paths.setdefault(item.nodeid, item.path)
-        if other != item.path and is_shipped(item):
+        if other != item.path and is_shipped_test(item):
             raise pytest.UsageError(
                 f"{other} and {item.path} both hold the test {item.nodeid}: pytest leaves the file out of ids outside "
                 f"rootdir={config.rootpath}; name their folder and choose by -k, or run one file at a time"
@@ -285,12 +285,12 @@ STORAGE = "HYPOTHESIS_STORAGE_DIRECTORY"
 BENCHMARKS = "file://./.benchmarks"  # pytest-benchmark's default storage
 
 
-def has_benchmarks(config: pytest.Config) -> bool:
+def has_pytest_benchmark(config: pytest.Config) -> bool:
     """Whether pytest-benchmark takes part in this run, under whatever name it was loaded."""
     return hasattr(config.option, "benchmark_skip")
 
 
-def use_pytest_cache(config: pytest.Config) -> None:
+def redirect_plugin_caches(config: pytest.Config) -> None:
     """Point pytest-benchmark and Hypothesis to pytest's cache, unless the user chose folders.
 
     Call it before pytest-benchmark is configured and before Hypothesis is imported.
@@ -353,7 +353,7 @@ def check_command_line(config: pytest.Config, arguments: Sequence[str]) -> None:
     """
     _check_dashes(arguments)
     given, folder = config.known_args_namespace, config.invocation_params.dir
-    ours = any(suite_path(name, folder, given.pyargs) is not None for name in given.file_or_dir)
+    ours = any(resolve_suite_path(name, folder, given.pyargs) is not None for name in given.file_or_dir)
     if ours or any(argument.startswith("--emad-") for argument in arguments):
         _check_workers(config, arguments)
         _keep_root(config, arguments)

@@ -15,8 +15,8 @@ from emad_ref.statistics.goldens import KnownVerdicts, golden_folder, known_verd
 from emad_ref.statistics.verdicts import Claim
 from pytest_emad import subprocesses, terminal
 from pytest_emad.decoder_providers import make_guarded_decoder
-from pytest_emad.options import RunSettings, claims_register, settings
-from pytest_emad.recorder import Recorder, record_answer
+from pytest_emad.options import RunSettings, get_run_settings, load_claims_register
+from pytest_emad.recorder import Recorder, decide_and_record_claim
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def emad_settings(pytestconfig: pytest.Config) -> RunSettings:
     """This run's validated options."""
-    return settings(pytestconfig)
+    return get_run_settings(pytestconfig)
 
 
 @pytest.fixture(scope="session")
@@ -74,19 +74,19 @@ def emad_record(
     record = Recorder(
         request.node.user_properties,
         emad_settings,
-        claims_register(request.config),
+        load_claims_register(request.config),
         emad_goldens,
         emad_known,
         lambda: collect_provenance(emad_settings.study) | {"models": models},
     )
     for facts in models:
-        record.model(facts)
+        record.record_model(facts)
         if facts.get("tokenizer_loses"):
-            record.note(f"{facts['name']}: {facts['tokenizer_loses']}")
+            record.record_note(f"{facts['name']}: {facts['tokenizer_loses']}")
     yield record
     for loaded, facts in zip(asked_for, models, strict=True):
         if loaded.facts != facts:
-            record.model(loaded.facts)
+            record.record_model(loaded.facts)
 
 
 def _requested_models(request: pytest.FixtureRequest) -> list[LoadedModel]:
@@ -115,9 +115,9 @@ def emad_host(pytestconfig: pytest.Config) -> RunResources:
     from emad_ref.measurements.run_resources import RunResources
 
     return RunResources(
-        partial(make_guarded_decoder, pytestconfig, terminal.uncaptured_stream),
+        partial(make_guarded_decoder, pytestconfig, terminal.uncaptured_stderr),
         terminal.progress_stream,
-        runner=subprocesses.subprocess_runner(pytestconfig),
+        runner=subprocesses.make_subprocess_runner(pytestconfig),
     )
 
 
@@ -187,25 +187,27 @@ def emad_docket(emad_settings: RunSettings, emad_register: dict[str, Claim]) -> 
 @pytest.fixture
 def emad_ask(emad_evidence: ModelMeasurements, emad_docket: RunPlan, emad_record: Recorder) -> Ask:
     """``emad_ask("EMAD-F1")`` asks a question about the model under test and records the answer."""
-    return partial(record_answer, emad_evidence, emad_evidence.subject.stepper.layers, emad_docket, emad_record)
+    return partial(
+        decide_and_record_claim, emad_evidence, emad_evidence.subject.stepper.layers, emad_docket, emad_record
+    )
 
 
 @pytest.fixture
 def emad_ask_pair(emad_pair: PairMeasurements, emad_docket: RunPlan, emad_record: Recorder) -> Ask:
     """The same about the pair."""
-    return partial(record_answer, emad_pair, emad_pair.large.subject.stepper.layers, emad_docket, emad_record)
+    return partial(decide_and_record_claim, emad_pair, emad_pair.large.subject.stepper.layers, emad_docket, emad_record)
 
 
 @pytest.fixture
 def emad_ask_names(emad_pair_names: PairNames, emad_docket: RunPlan, emad_record: Recorder) -> Ask:
     """The same about a pair of which the names alone are read."""
-    return partial(record_answer, emad_pair_names, 0, emad_docket, emad_record)
+    return partial(decide_and_record_claim, emad_pair_names, 0, emad_docket, emad_record)
 
 
 @pytest.fixture(scope="session")
 def emad_register(pytestconfig: pytest.Config) -> dict[str, Claim]:
     """The claims register, ``--emad-claims`` applied."""
-    return claims_register(pytestconfig)
+    return load_claims_register(pytestconfig)
 
 
 @pytest.fixture

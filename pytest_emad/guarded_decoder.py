@@ -138,7 +138,7 @@ def _malformed(call: str, found: str, expected: str) -> MalformedAnswerError:
     return MalformedAnswerError(f"{call} returned {found}, but expected {expected}; docs/protocol.md has the forms")
 
 
-class CallLimit:
+class CallTimeLimit:
     """The time limit of each call of the decoder ``name``; ``seconds`` None: none. ``stream``: for a last stack."""
 
     def __init__(self, name: str, seconds: float | None, stream: TextIO | None):
@@ -178,7 +178,7 @@ class CallLimit:
 class GuardedDecoder:
     """``decoder`` under a time limit. Everything that this class does not name is the decoder's own."""
 
-    def __init__(self, decoder: Decoder, limit: CallLimit, count: CountFeature):
+    def __init__(self, decoder: Decoder, limit: CallTimeLimit, count: CountFeature):
         self._decoder, self._limit, self._count = decoder, limit, count
 
     @property
@@ -201,7 +201,7 @@ class GuardedDecoder:
             return require_record("generate", self._decoder.generate(prompts, max_new, stop))
 
     def start(self, prompts: Sequence[Prompt]) -> tuple[Session, Step]:
-        with self._limit("start"), counted(self._count, SESSIONS):
+        with self._limit("start"), count_feature(self._count, SESSIONS):
             answer: Any = self._decoder.start(prompts)
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise _malformed("start", f"a {type(answer).__name__}", "a pair: the session, and its first step")
@@ -209,7 +209,7 @@ class GuardedDecoder:
 
     def log_probs(self, prompts: Sequence[Prompt], max_new: int, top: int) -> Sequence[TokenLogProbs]:
         ask = getattr(self._decoder, "log_probs", None)
-        with counted(self._count, LOG_PROBS):
+        with count_feature(self._count, LOG_PROBS):
             if ask is None:
                 return session_log_probs(self, prompts, max_new, top)
             with self._limit("log_probs"):
@@ -223,14 +223,14 @@ class GuardedDecoder:
                 self._count(feature, declined)
 
         ask = getattr(self._decoder, "token_arrivals", None)
-        with counted(count, STREAMING), self._limit("token_arrivals"):
+        with count_feature(count, STREAMING), self._limit("token_arrivals"):
             if ask is None:
                 raise Unsupported("the decoder streams nothing")
             return list(ask(prompts, max_new, stop, stream))
 
     def generate_at_once(self, requests: Sequence[GenerateArguments], at_once: int) -> Sequence[Record]:
         ask = getattr(self._decoder, "generate_at_once", None)
-        with counted(self._count, CONCURRENCY), self._limit("generate_at_once", len(requests)):
+        with count_feature(self._count, CONCURRENCY), self._limit("generate_at_once", len(requests)):
             if ask is None:
                 raise Unsupported("the decoder takes one request at a time")
             return [require_record("generate_at_once", each) for each in ask(requests, at_once)]
@@ -247,7 +247,7 @@ class GuardedDecoder:
 class GuardedSession:
     """``session`` of a ``GuardedDecoder``."""
 
-    def __init__(self, session: Session, limit: CallLimit, count: CountFeature):
+    def __init__(self, session: Session, limit: CallTimeLimit, count: CountFeature):
         self._session, self._limit, self._count = session, limit, count
 
     def __getattr__(self, name: str) -> Any:
@@ -271,7 +271,7 @@ class GuardedSession:
         with self._limit("feed"):
             if depth is None:
                 return require_step("feed", self._session.feed(tokens, depth, *last, **named))
-            with counted(self._count, FORCED_DEPTHS):
+            with count_feature(self._count, FORCED_DEPTHS):
                 return require_step("feed", self._session.feed(tokens, depth, *last, **named))
 
     def deepen(self, length: Ints) -> Step:
@@ -296,7 +296,7 @@ class GuardedSession:
 
 
 @contextmanager
-def counted(count: CountFeature, feature: str) -> Iterator[None]:
+def count_feature(count: CountFeature, feature: str) -> Iterator[None]:
     """Count ``feature`` as answered, or as declined by a refusal, which then names it."""
     try:
         yield

@@ -64,7 +64,7 @@ class HardwareStep:
         return f"{self.what} {self.model} {self.dtype}"
 
 
-def argument_parser() -> argparse.ArgumentParser:
+def build_argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pytest_emad.hardware", description="Measure this machine.")
     parser.add_argument("models", nargs="*", metavar="MODEL", default=MODELS, help=f"(default: {', '.join(MODELS)})")
     parser.add_argument("--out", type=Path, required=True, help="folder of record.json and reports")
@@ -130,10 +130,10 @@ def run_steps(chosen: argparse.Namespace, clock: Callable[[], float] = time.mono
 def suite_command(what: str, model: str, dtype: str, chosen: argparse.Namespace, folder: Path) -> list[str]:
     """The pytest command line of one suite run."""
     decoders = what == "decoders"
-    where = subprocesses.suite_arguments(chosen.suites, ("invariants", "fidelity") if decoders else ("cost",))
+    where = subprocesses.build_suite_arguments(chosen.suites, ("invariants", "fidelity") if decoders else ("cost",))
     options = {"model": model, "dtype": dtype, "device": chosen.device, "report": folder}
     only = {} if decoders else {"only": "EMAD-F2,EMAD-N1"}
-    return subprocesses.pytest_words(["-q", "-p", "no:cacheprovider", *where], options | only)
+    return subprocesses.build_pytest_arguments(["-q", "-p", "no:cacheprovider", *where], options | only)
 
 
 def run_suite(what: str, model: str, dtype: str, chosen: argparse.Namespace, left: float) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def failed_steps(record: dict[str, Any]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argument_parser()
+    parser = build_argument_parser()
     chosen = parser.parse_args(argv)
     if chosen.minutes <= 0:
         parser.error(f"--minutes={chosen.minutes}, but expected a number above 0")

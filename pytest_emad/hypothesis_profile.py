@@ -20,7 +20,7 @@ BUILT_IN = ("default", "ci")  # profiles that Hypothesis loads itself
 STEPS = 50  # Hypothesis's own default of operations per program of a state machine
 
 
-def property_settings(budget: Budget, steps: int = STEPS) -> settings:
+def property_test_settings(budget: Budget, steps: int = STEPS) -> settings:
     """At least ``budget.examples`` examples in every phase, no deadline, derandomised, no database.
 
     ``steps``: operations per program of a state machine.
@@ -59,7 +59,7 @@ def stop_search_on_refusal() -> Iterator[None]:
 
 
 @contextmanager
-def raise_refusal() -> Iterator[None]:
+def reraise_refusal() -> Iterator[None]:
     """Wrap the whole property. Raises Unsupported if the decoder declined a step."""
     try:
         yield
@@ -67,7 +67,7 @@ def raise_refusal() -> Iterator[None]:
         raise declined.refusal from None
 
 
-def weaker_profile(budget: Budget) -> str | None:
+def describe_weaker_profile(budget: Budget) -> str | None:
     """The weaker settings of the user's profile, which our suites ignore, in words; None if there are none."""
     user, name = settings(), settings.get_current_profile_name()
     if name in (*BUILT_IN, PROFILE):

@@ -343,7 +343,7 @@ _SETTINGS = pytest.StashKey[RunSettings]()
 _REGISTER = pytest.StashKey[dict[str, Claim]]()
 
 
-def settings(config: pytest.Config) -> RunSettings:
+def get_run_settings(config: pytest.Config) -> RunSettings:
     """The run's settings, built and validated on the first call.
 
     Raises:
@@ -357,12 +357,12 @@ def settings(config: pytest.Config) -> RunSettings:
     return config.stash[_SETTINGS]
 
 
-def claims_register(config: pytest.Config) -> dict[str, Claim]:
+def load_claims_register(config: pytest.Config) -> dict[str, Claim]:
     """The claims register with ``--emad-claims`` applied. Raises pytest.UsageError if that file is invalid."""
     if _REGISTER not in config.stash:
         try:
             config.stash[_REGISTER] = _register_under_gate(
-                load_register(settings(config).claims), settings(config).gating.gate
+                load_register(get_run_settings(config).claims), get_run_settings(config).gating.gate
             )
         except BadArgument as error:
             raise pytest.UsageError(f"--emad-claims: {error}") from error
@@ -455,4 +455,12 @@ def _check_update(built: RunSettings, config: pytest.Config, environment: Mappin
         )
 
 
-__all__ = ["OPTIONS", "OPTION_FLAGS", "SELFCHECK", "RunSettings", "add_options", "claims_register", "settings"]
+__all__ = [
+    "OPTIONS",
+    "OPTION_FLAGS",
+    "SELFCHECK",
+    "RunSettings",
+    "add_options",
+    "get_run_settings",
+    "load_claims_register",
+]

@@ -29,9 +29,9 @@ from pytest_emad import (
     subprocesses,
     terminal,
 )
-from pytest_emad.options import SELFCHECK, add_options, claims_register, settings
+from pytest_emad.options import SELFCHECK, add_options, get_run_settings, load_claims_register
 from pytest_emad.run_report import USAGE_ERROR_NODE, ReportPlugin
-from pytest_emad.terminal import header
+from pytest_emad.terminal import format_header
 
 MARKER = "emad(claim=None, budget='smoke', measures=False): the claim a test decides, the smallest budget it runs in, whether it measures time or energy"  # noqa: E501  # one line, because pytest --markers prints it as it stands
 OWN_PLUGINS = ("emad-fixtures", "emad-attendance", "emad-attempts", "emad-reporting", "emad-status")
@@ -51,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """``--emad-selfcheck`` judges the suites and not a decoder: nothing else is run; nor beside a share of a race."""
-    if subprocesses.is_replicate(config):
+    if subprocesses.is_replicate_process(config):
         return subprocesses.run_replicate(config)
     if config.getoption(SELFCHECK) is None:
         return None
@@ -76,10 +76,10 @@ class ExitStatusKeeper:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, object, object]:
         status = yield
-        if status or hasattr(config, "workerinput") or subprocesses.is_replicate(config):
+        if status or hasattr(config, "workerinput") or subprocesses.is_replicate_process(config):
             return status
         if self._session is None:
-            if not environment.requested_suites(config) or any(config.getoption(name) for name in NO_SESSION):
+            if not environment.requested_suite_arguments(config) or any(config.getoption(name) for name in NO_SESSION):
                 return status
             said, status = "emad: a plugin's pytest_cmdline_main ended this run before it began: no test ran", 1
         elif _runs_suites(config) and (kept := int(self._session.exitstatus)):
@@ -106,16 +106,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _prepare(config: pytest.Config) -> None:
     environment.check_installation()
-    settings(config)
+    get_run_settings(config)
     environment.check_waivers(config)
     environment.check_other_plugins(config)
     environment.check_models(config)
     _prepare_benchmarks(config)
-    terminal.open_stream(worker=hasattr(config, "workerinput"))
-    config.add_cleanup(terminal.close_stream)
+    terminal.open_stderr_copy(worker=hasattr(config, "workerinput"))
+    config.add_cleanup(terminal.close_stderr_copy)
     _refuse_blocked_plugins(config)
-    if environment.requested_suites(config):
-        environment.use_pytest_cache(config)
+    if environment.requested_suite_arguments(config):
+        environment.redirect_plugin_caches(config)
     config.stash[_COLLECTION_LOG] = attended = collection_log.CollectionLog(config)
     config.pluginmanager.register(attended, "emad-attendance")
     config.pluginmanager.register(collection_log.AttemptLog(), "emad-attempts")
@@ -131,9 +131,9 @@ def _prepare_benchmarks(config: pytest.Config) -> None:
 
     Without pytest-benchmark the suites' mark of that name is known all the same: only its table is left out.
     """
-    if not environment.has_benchmarks(config):
+    if not environment.has_pytest_benchmark(config):
         config.addinivalue_line("markers", "benchmark(timer): of pytest-benchmark, which is switched off")
-    if environment.requested_suites(config) and config.get_verbosity() < 1:
+    if environment.requested_suite_arguments(config) and config.get_verbosity() < 1:
         config.option.benchmark_quiet = True
 
 
@@ -148,7 +148,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and not _missing_plugins(config):
         _settle_report(config)  # ``--help`` and the like begin no session
         if _runs_suites(config):
-            terminal.name_remaining_threads()
+            terminal.report_remaining_threads()
     if _PREVIOUS_PROFILE in config.stash:
         from hypothesis import settings as hypothesis_settings
 
@@ -160,7 +160,7 @@ def pytest_load_initial_conftests(
     early_config: pytest.Config, args: list[str], parser: pytest.Parser
 ) -> Generator[None, None, None]:
     environment.check_command_line(early_config, args)
-    if not subprocesses.is_replicate(early_config):
+    if not subprocesses.is_replicate_process(early_config):
         _announce_report(early_config)
     yield
     early_config.pluginmanager.register(ExitStatusKeeper(), "emad-status")
@@ -185,25 +185,27 @@ def _settle_report(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    return _header(config) if environment.requested_suites(config) else []
+    return _header(config) if environment.requested_suite_arguments(config) else []
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
     """Where our suites lie in a folder that was asked for, or a test of the user's asks for something of ours."""
-    if environment.requested_suites(config) or not any(selection.is_related(item) for item in items):
+    if environment.requested_suite_arguments(config) or not any(selection.is_plugin_test(item) for item in items):
         return []
     return _header(config)
 
 
 def _header(config: pytest.Config) -> list[str]:
-    return header(settings(config), format_decoder_names(decoder_providers.provider_counts(config)))
+    return format_header(
+        get_run_settings(config), format_decoder_names(decoder_providers.provider_answer_counts(config))
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    subprocesses.note_providers(session.config)
+    subprocesses.record_provider_names(session.config)
     has_terminal = session.config.pluginmanager.has_plugin("terminalreporter")  # -p no:terminal leaves it out
-    if has_terminal and environment.requested_suites(session.config):
+    if has_terminal and environment.requested_suite_arguments(session.config):
         from emad_ref.console import replace_unencodable
 
         # pytest itself would write a line of escapes, its end among them
@@ -214,7 +216,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection(session: pytest.Session) -> None:
     """Before any test module is imported: ``@given`` binds the settings in force at that moment."""
     decoder_providers.check_hook_names(session.config)
-    if environment.requested_suites(session.config):
+    if environment.requested_suite_arguments(session.config):
         environment.check_requirements()
         _load_hypothesis_profile(session.config)
 
@@ -223,22 +225,22 @@ def _load_hypothesis_profile(config: pytest.Config) -> None:
     """A profile the user loaded can strengthen ours and never weaken it."""
     from hypothesis import settings as hypothesis_settings
 
-    from pytest_emad.hypothesis_profile import PROFILE, property_settings, weaker_profile
+    from pytest_emad.hypothesis_profile import PROFILE, describe_weaker_profile, property_test_settings
 
     config.stash[_PREVIOUS_PROFILE] = hypothesis_settings.get_current_profile_name()
-    if weaker := weaker_profile(settings(config).budget):
+    if weaker := describe_weaker_profile(get_run_settings(config).budget):
         try:
             warnings.warn(pytest.PytestConfigWarning(weaker), stacklevel=2)
         except pytest.PytestConfigWarning as error:  # the user's filters make errors of warnings
             raise pytest.UsageError(f"{weaker}; load another, or -W ignore::pytest.PytestConfigWarning") from error
-    hypothesis_settings.register_profile(PROFILE, property_settings(settings(config).budget))
+    hypothesis_settings.register_profile(PROFILE, property_test_settings(get_run_settings(config).budget))
     hypothesis_settings.load_profile(PROFILE)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Session scope lets pytest free one model before it loads the next."""
     if "emad_model" in metafunc.fixturenames:
-        names = settings(metafunc.config).models
+        names = get_run_settings(metafunc.config).models
         metafunc.parametrize("emad_model", names, indirect=True, scope="session", ids=model_test_ids(names))
 
 
@@ -249,9 +251,9 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         marked = [item for item in items if item.get_closest_marker("emad") is not None]
         for item in marked:
             _check_marker(item)
-        if marked or any(environment.is_shipped(item) for item in items):
+        if marked or any(environment.is_shipped_test(item) for item in items):
             decoder_providers.check_providers(config)
-        if any(selection.is_related(item) for item in items):
+        if any(selection.is_plugin_test(item) for item in items):
             _select_device(config)
         _deselect(config, items)
         items[:] = selection.sort_by_folder(items)
@@ -269,10 +271,12 @@ def pytest_gates_first(config: pytest.Config, items: list[pytest.Item]) -> None:
         _refuse_optimized(items)
     except pytest.UsageError as error:
         _raise_usage_error(config, items, error)
-    if not any(map(environment.is_shipped, items)):
+    if not any(map(environment.is_shipped_test, items)):
         return
-    gating = {name for name, row in claims_register(config).items() if row.gates(settings(config).gate_claims)}
-    exact = {name for name, row in claims_register(config).items() if row.kind == "exact"}
+    gating = {
+        name for name, row in load_claims_register(config).items() if row.gates(get_run_settings(config).gate_claims)
+    }
+    exact = {name for name, row in load_claims_register(config).items() if row.kind == "exact"}
     items[:] = selection.sort_gates_first(items, gating, exact)
 
 
@@ -286,14 +290,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
         if not isinstance(refusal, Unsupported):
             raise
-        collection_log.note_refusal(item, refusal.features)
+        collection_log.record_refusal(item, refusal.features)
         pytest.skip(f"not applicable ({refusal})")
 
 
 def _select_device(config: pytest.Config) -> None:
     """Before a model is loaded; for one process nothing changes."""
     worker = getattr(config, "workerinput", None)
-    if worker is not None and settings(config).study.device == "cuda":
+    if worker is not None and get_run_settings(config).study.device == "cuda":
         number = worker["workerid"].removeprefix("gw")  # one that was given a name has none, and shares the first GPU
         try:
             environment.select_gpu(int(number) if number.isdecimal() else 0)
@@ -303,27 +307,29 @@ def _select_device(config: pytest.Config) -> None:
 
 def _check_marker(item: pytest.Item) -> None:
     marker = item.get_closest_marker("emad")
-    arguments = selection.marker_arguments(item)
+    arguments = selection.emad_marker_arguments(item)
     if (marker and marker.args) or set(arguments) != {"claim", "budget", "measures"}:
         raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.emad takes the keywords claim, budget and measures")
     if arguments["budget"] not in BUDGETS:
         raise pytest.UsageError(
             f"{item.nodeid}: budget={arguments['budget']!r}, but expected one of {', '.join(BUDGETS)}"
         )
-    known = claims_register(item.config)
+    known = load_claims_register(item.config)
     if arguments["claim"] is not None and arguments["claim"] not in known:
         raise pytest.UsageError(f"{item.nodeid}: claim={arguments['claim']!r}, but the register has {', '.join(known)}")
 
 
 def _deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that neither are ours nor bear our mark are none of our business: nothing is read for them."""
-    concerned = [item for item in items if environment.is_shipped(item) or item.get_closest_marker("emad") is not None]
+    concerned = [
+        item for item in items if environment.is_shipped_test(item) or item.get_closest_marker("emad") is not None
+    ]
     left_out = {
         item.nodeid: reason
         for item in concerned
-        if (reason := selection.deselection_reason(item, settings(config), claims_register(config)))
+        if (reason := selection.deselection_reason(item, get_run_settings(config), load_claims_register(config)))
     }
-    config.stash[_COLLECTION_LOG].take(items, left_out)
+    config.stash[_COLLECTION_LOG].log_items(items, left_out)
     if left := [item for item in items if item.nodeid in left_out]:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item.nodeid not in left_out]
@@ -332,7 +338,7 @@ def _deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
 def _refuse_parallel_measuring(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Processes that share cores slow one another down: times taken that way say nothing."""
     workers = getattr(config, "workerinput", {}).get("workercount", 0)
-    measuring = [item for item in items if selection.is_measuring(item)]
+    measuring = [item for item in items if selection.is_timing_or_energy_test(item)]
     if workers > 1 and measuring:
         raise pytest.UsageError(
             f"-n {workers}: {measuring[0].nodeid} measures time or energy, which needs the machine to itself; "
@@ -342,7 +348,7 @@ def _refuse_parallel_measuring(config: pytest.Config, items: list[pytest.Item]) 
 
 def _refuse_traced_measuring(items: list[pytest.Item]) -> None:
     """A coverage tool, profiler or debugger slows one arm more than the other: times taken beside one say nothing."""
-    if not (measuring := [item for item in items if selection.is_measuring(item)]):
+    if not (measuring := [item for item in items if selection.is_timing_or_energy_test(item)]):
         return
     from emad_ref.benchmark.clock import active_tracers
 
@@ -357,7 +363,7 @@ def _refuse_forked(config: pytest.Config, items: list[pytest.Item]) -> None:
     """pytest-forked runs a test in a child process: audits and verdicts recorded there never reach the report."""
     if (everything := config.getoption("forked", None)) is None:  # that plugin is not loaded
         return
-    for item in filter(selection.is_related, items):
+    for item in filter(selection.is_plugin_test, items):
         if everything or item.get_closest_marker("forked") is not None:
             named = "--forked" if everything else "@pytest.mark.forked"
             raise pytest.UsageError(
@@ -370,7 +376,7 @@ def _refuse_optimized(items: list[pytest.Item]) -> None:
     """``python -O`` leaves out assert statements, in which audits compare: what they would refute passes."""
     if __debug__:
         return
-    for item in filter(selection.is_related, items):
+    for item in filter(selection.is_plugin_test, items):
         raise pytest.UsageError(
             f"python -O, or PYTHONOPTIMIZE: {item.nodeid} would run without assert statements, and pass whatever they "
             "would find; run it without"
@@ -379,8 +385,10 @@ def _refuse_optimized(items: list[pytest.Item]) -> None:
 
 def _parallel_alternative(items: list[pytest.Item]) -> str:
     """What of our suites measures nothing: folders, and of those that also hold others a part."""
-    ours = [(file.rpartition("/")[0], item) for item in items if (file := environment.shipped_file(item.path))]
-    free, busy = ({folder for folder, item in ours if selection.is_measuring(item) is each} for each in (False, True))
+    ours = [(file.rpartition("/")[0], item) for item in items if (file := environment.shipped_file_name(item.path))]
+    free, busy = (
+        {folder for folder, item in ours if selection.is_timing_or_energy_test(item) is each} for each in (False, True)
+    )
     words = [*sorted(free), *(["-m 'not emad(measures=True)'"] if free & busy else [])]
     return f", or ask in parallel for what measures nothing: {' '.join(words)}" if words else ""
 
@@ -417,5 +425,5 @@ def _missing_plugins(config: pytest.Config) -> list[str]:
 def _runs_suites(config: pytest.Config) -> bool:
     """Whether the run was asked for our suites, or has collected a test of them."""
     return _REGISTERED in config.stash and bool(
-        environment.requested_suites(config) or config.stash[_COLLECTION_LOG].collected
+        environment.requested_suite_arguments(config) or config.stash[_COLLECTION_LOG].collected
     )

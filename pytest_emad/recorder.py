@@ -70,7 +70,7 @@ class Recorder:
         self._model = ""  # that the test is about: the first on record
         self._run = RunConditions(study.seed, study.budget.name, ", ".join(options))
 
-    def claim(self, verdict: Verdict, corpus: str = "", fingerprint: str = "", refused: str = "") -> None:
+    def record_claim(self, verdict: Verdict, corpus: str = "", fingerprint: str = "", refused: str = "") -> None:
         """Record a verdict, then fail or warn as ``gating`` says.
 
         Args:
@@ -102,16 +102,16 @@ class Recorder:
         if found.failure:
             pytest.fail(found.failure, pytrace=False)
 
-    def exhibits(self, model: str, shown: Attachments) -> None:
+    def record_attachments(self, model: str, shown: Attachments) -> None:
         """Record every table, note and point of ``shown``, about ``model``."""
         for point in shown.points:
-            self.point(point)
+            self.record_point(point)
         for table in shown.tables:
-            self.table(table.title, model, table.rows, table.figure)
+            self.record_table(table.title, model, table.rows, table.figure)
         for note in shown.notes:
-            self.note(note)
+            self.record_note(note)
 
-    def point(self, values: Mapping[str, Any]) -> None:
+    def record_point(self, values: Mapping[str, Any]) -> None:
         """Record an operating point for the summary; keys as ``report.tables.operating_point_rows`` reads them.
 
         Raises:
@@ -122,14 +122,14 @@ class Recorder:
                 raise BadArgument(f"point[{key!r}]", values.get(key), "the name it is reported under")
         self._add(POINT, dict(values))
 
-    def model(self, facts: Mapping[str, Any]) -> None:
+    def record_model(self, facts: Mapping[str, Any]) -> None:
         """Record facts about a model (``name`` and, say, fingerprint, layers) for ``report.json``."""
         if not facts.get("name"):
             raise BadArgument("model['name']", facts.get("name"), "the name it is reported under")
         self._model = self._model or str(facts["name"])
         self._add(MODEL, dict(facts))
 
-    def table(self, title: str, model: str, rows: Sequence[Mapping[str, Any]], figure: str = "") -> None:
+    def record_table(self, title: str, model: str, rows: Sequence[Mapping[str, Any]], figure: str = "") -> None:
         """Record a table for the summary and ``report.json``: ``rows`` share their keys, which are its columns.
 
         Args:
@@ -153,7 +153,7 @@ class Recorder:
             require_drawable(figure, rows)
         self._add(TABLE, {"title": title, "model": model, "rows": [dict(row) for row in rows]} | drawn)
 
-    def audit(self, finding: Finding) -> None:
+    def record_audit(self, finding: Finding) -> None:
         """Record what an audit found, whatever becomes of it."""
         self._add(
             AUDIT,
@@ -168,11 +168,11 @@ class Recorder:
             | ({} if finding.sample is None else {"sample": dict(finding.sample)}),
         )
 
-    def note(self, text: str) -> None:
+    def record_note(self, text: str) -> None:
         """Record a sentence that the reader of the summary needs."""
         self._add(NOTE, text)
 
-    def golden(self, name: str, found: Any) -> Any | None:
+    def load_golden(self, name: str, found: Any) -> Any | None:
         """The golden stored under ``name``, for the test to compare with ``found``; None if none is recorded.
 
         Under ``--emad-update-golden`` ``found``, or what it gives as a function, is stored and returned: JSON values.
@@ -219,7 +219,7 @@ class Recorder:
         self._properties.append((kind, _strict_json(kind, value)))
 
 
-def record_answer(
+def decide_and_record_claim(
     evidence: NamedMeasurements,
     layers: int,
     docket: RunPlan,
@@ -242,12 +242,12 @@ def record_answer(
         refuted = complaint
     if refuted is not None:  # outside of the handler, or pytest would print the complaint twice
         if refuted.finding is not None:
-            record.audit(refuted.finding)
+            record.record_audit(refuted.finding)
         asked = docket.asked(claim, evidence.name, layers)
-        record.claim(asked.unmeasured(f"not decided: {refuted}"), evidence.corpus, evidence.fingerprint)
+        record.record_claim(asked.unmeasured(f"not decided: {refuted}"), evidence.corpus, evidence.fingerprint)
         pytest.fail(f"{claim} is not decided: {refuted}", pytrace=False)
-    record.exhibits(evidence.name, answer.exhibits)
-    record.claim(answer.verdict, answer.corpus, answer.fingerprint, answer.refused)
+    record.record_attachments(evidence.name, answer.exhibits)
+    record.record_claim(answer.verdict, answer.corpus, answer.fingerprint, answer.refused)
 
 
 def _strict_json(name: str, value: object) -> str:
@@ -259,7 +259,7 @@ def _strict_json(name: str, value: object) -> str:
         ) from error
 
 
-def read_properties(properties: Sequence[tuple[str, object]]) -> Iterator[tuple[str, Any]]:
+def iterate_records(properties: Sequence[tuple[str, object]]) -> Iterator[tuple[str, Any]]:
     """(kind, value) for each of our records among a report's ``user_properties``, in order."""
     for kind, value in filter(is_record, properties):
         yield kind, json.loads(str(value))
@@ -267,7 +267,7 @@ def read_properties(properties: Sequence[tuple[str, object]]) -> Iterator[tuple[
 
 def first_attempt_records(properties: Sequence[tuple[str, object]]) -> Iterator[tuple[str, Any]]:
     """The same of the first attempt alone: what a later one found decides nothing."""
-    for kind, value in read_properties(properties):
+    for kind, value in iterate_records(properties):
         if kind == ATTEMPT and value > 1:
             return
         yield kind, value

@@ -53,7 +53,7 @@ class RejudgeRun:
         return "-".join(part.replace(":", "-") for part in (self.model, self.corpus, f"seed-{self.seed}") if part)
 
 
-def argument_parser() -> argparse.ArgumentParser:
+def build_argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pytest_emad.rejudge", description="Hold verdicts against record.")
     parser.add_argument("models", nargs="*", metavar="MODEL",
                         help=f"bundled or downloaded names, or {PAIR} (default: all but downloaded)")  # fmt: skip
@@ -98,10 +98,12 @@ def pytest_arguments(run: RejudgeRun, chosen: argparse.Namespace) -> list[str]:
     flags += ["--emad-update-golden"] if chosen.update else []
     timed = ["-m", "not emad(measures=True)"]
     junit = [f"--junitxml={chosen.out / run.name}.xml"]
-    return subprocesses.pytest_words([*(beside if run.model == PAIR else alone), *timed, *flags, *junit], options)
+    return subprocesses.build_pytest_arguments(
+        [*(beside if run.model == PAIR else alone), *timed, *flags, *junit], options
+    )
 
 
-def run_outcome(run: RejudgeRun, chosen: argparse.Namespace) -> tuple[int, str]:
+def run_and_summarize(run: RejudgeRun, chosen: argparse.Namespace) -> tuple[int, str]:
     """(exit status, what a line says of it). An update fails by design where something changed; a test must not."""
     log = chosen.out / f"{run.name}.log"
     status = subprocesses.run_pytest(pytest_arguments(run, chosen), log)
@@ -124,7 +126,7 @@ def failed_tests(junit: Path) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     from emad_ref.models.bundled import bundled_names
 
-    parser = argument_parser()
+    parser = build_argument_parser()
     chosen = parser.parse_args(argv)
     known = (*bundled_names(), PAIR)
     if unknown := [name for name in chosen.models if name not in (*known, *DOWNLOADS)]:
@@ -143,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     worst = 0
     for run in wanted:
-        status, said = run_outcome(run, chosen)
+        status, said = run_and_summarize(run, chosen)
         print(f"{run.name}: {said}", flush=True)
         worst = max(worst, status)
     return worst

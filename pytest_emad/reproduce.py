@@ -62,7 +62,7 @@ PARTITION_PLUGIN = ("-p", "pytest_emad.reproduce")
 RUNNABLE, COULD_NOT_RUN = 0, 4  # status of a model that can be judged so far, and of one that cannot
 
 
-def argument_parser() -> argparse.ArgumentParser:
+def build_argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pytest_emad.reproduce", description="Judge models one by one.")
     parser.add_argument("models", nargs="+", metavar="MODEL")
     parser.add_argument("--out", type=_absolute, required=True, help="folder of all reports")
@@ -84,7 +84,7 @@ def _package_or_path(text: str) -> str:
     return str(_absolute(text)) if Path(text).exists() else text
 
 
-def run_options(model: str, chosen: argparse.Namespace) -> dict[str, object]:
+def suite_run_options(model: str, chosen: argparse.Namespace) -> dict[str, object]:
     data = {"data": chosen.data} if chosen.data else {}
     return {"model": model, "budget": chosen.budget, "device": chosen.device} | data
 
@@ -95,16 +95,17 @@ def unit_identity(model: str, part: str, chosen: argparse.Namespace) -> dict[str
     return asked | {"model": model, "part": part, "version": __version__, "commit": str(package_git_commit())}
 
 
-def collect_parts(model: str, folder: Path, chosen: argparse.Namespace) -> int:
+def write_part_plan(model: str, folder: Path, chosen: argparse.Namespace) -> int:
     """Have pytest say which parts the suites come in for ``model``; its exit status."""
-    words = [*PARTITION_PLUGIN, "--collect-only", "-q", *subprocesses.suite_arguments(chosen.suites)]
+    words = [*PARTITION_PLUGIN, "--collect-only", "-q", *subprocesses.build_suite_arguments(chosen.suites)]
     status = subprocesses.run_pytest(
-        subprocesses.pytest_words(words, run_options(model, chosen) | {"cut": folder / PARTS_FILE}), folder / LOG_FILE
+        subprocesses.build_pytest_arguments(words, suite_run_options(model, chosen) | {"cut": folder / PARTS_FILE}),
+        folder / LOG_FILE,
     )
     return COULD_NOT_RUN if status == 1 else status  # a collection has no verdicts
 
 
-def work_units(model: str, folder: Path, chosen: argparse.Namespace) -> list[SuitePart]:
+def plan_suite_parts(model: str, folder: Path, chosen: argparse.Namespace) -> list[SuitePart]:
     """What was cut for ``model``, in the order in which one run of all would ask it."""
     return [_work_unit(model, part, folder, chosen) for part in read_part_plan(folder)["parts"]]
 
@@ -114,14 +115,16 @@ def _work_unit(model: str, part: Mapping[str, Any], folder: Path, chosen: argpar
     name = part["folder"] or whole_of_it
     name = f"{name}-{part['only']}" if part["only"] else name
     only = [*PARTITION_PLUGIN, f"--emad-part={part['only']}"] if part["only"] else []
-    where = subprocesses.suite_arguments(chosen.suites, [part["folder"]] if part["folder"] else [])
-    words = subprocesses.pytest_words([*only, *where], run_options(model, chosen) | {"report": folder / name})
+    where = subprocesses.build_suite_arguments(chosen.suites, [part["folder"]] if part["folder"] else [])
+    words = subprocesses.build_pytest_arguments(
+        [*only, *where], suite_run_options(model, chosen) | {"report": folder / name}
+    )
     known = unit_identity(model, name, chosen)
     return SuitePart(model, name, part["measures"], tuple(words), folder / name, Path.cwd(), known)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argument_parser()
+    parser = build_argument_parser()
     given = sys.argv[1:] if argv is None else list(argv)
     chosen = parser.parse_args(given)
     names = [model_folder_name(model) for model in chosen.models]
@@ -136,7 +139,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # a summary begins as a report does
         require_replaceable_file(chosen.out / SUMMARY_FILE, "--out", "a summary", option_values.REPORTED["report.json"])
         with open_workers(chosen.executor) as crew:
-            statuses, reports = run_units(folders, chosen, crew, ["python", "-m", "pytest_emad.reproduce", *given])
+            statuses, reports = run_and_merge_parts(
+                folders, chosen, crew, ["python", "-m", "pytest_emad.reproduce", *given]
+            )
     except (BadArgument, BadFile) as error:
         parser.error(str(error))
     except WorkersLost as error:  # what was judged is kept, and found again by the next command
@@ -146,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return max(statuses.values()) if set(statuses.values()) <= set(DECIDED_STATUSES) else COULD_NOT_RUN
 
 
-def run_units(
+def run_and_merge_parts(
     folders: Mapping[str, Path], chosen: argparse.Namespace, crew: WorkerPool | None, command: Sequence[str]
 ) -> tuple[dict[str, int], list[Report]]:
     """Each model's status, and the reports of those that could be judged."""
@@ -154,8 +159,8 @@ def run_units(
     units: list[SuitePart] = []
     for model, folder in folders.items():
         schema.mark_run_started(folder)
-        statuses[model] = collect_parts(model, folder, chosen)
-        units += work_units(model, folder, chosen) if statuses[model] == RUNNABLE else []
+        statuses[model] = write_part_plan(model, folder, chosen)
+        units += plan_suite_parts(model, folder, chosen) if statuses[model] == RUNNABLE else []
     before = {id(unit): status for unit in units if (status := unit.earlier_exit_status()) is not None}
     left = [unit for unit in units if id(unit) not in before]
     with tqdm(total=len(units), initial=len(before), desc="judged", unit="unit", disable=None) as bar:
@@ -194,7 +199,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part = config.getoption("--emad-part")
     if part is not None:
-        left = [item for item in items if selection.is_measuring(item) is (part == REST)]
+        left = [item for item in items if selection.is_timing_or_energy_test(item) is (part == REST)]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
 
@@ -206,13 +211,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     attended = cast(CollectionLog, session.config.pluginmanager.get_plugin("emad-attendance"))
     measuring: dict[str, set[bool]] = {}  # folder → whether tests of it measure
     for item, folder in zip(session.items, _suite_folders(session), strict=True):
-        measuring.setdefault(folder, set()).add(selection.is_measuring(item))
+        measuring.setdefault(folder, set()).add(selection.is_timing_or_energy_test(item))
     found = {
-        "tests": environment.requested_tests(session.config) or ([PREFIX] if attended.collected else []),
+        "tests": environment.requested_suite_parts(session.config) or ([PREFIX] if attended.collected else []),
         "deselected": attended.deselected,
         "parts": [
             {"folder": folder, "measures": each, "only": [REST, MEASURING][each] if len(kinds) > 1 else None}
-            for folder, kinds in sorted(measuring.items(), key=lambda each: selection.folder_rank(each[0]))
+            for folder, kinds in sorted(measuring.items(), key=lambda each: selection.suite_folder_rank(each[0]))
             for each in sorted(kinds)
         ],
     }

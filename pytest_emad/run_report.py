@@ -39,7 +39,7 @@ from emad_ref.report.schema import REPORT_FILE, SCHEMA, TEST_OUTCOMES, Outcome, 
 from emad_ref.report.tiers import build_tier_entry
 from pytest_emad import collection_log, decoder_providers, environment
 from pytest_emad.collection_log import FEATURES, KIND, SHIPPED, STOP
-from pytest_emad.options import claims_register, settings
+from pytest_emad.options import get_run_settings, load_claims_register
 from pytest_emad.recorder import (
     ATTEMPT,
     AUDIT,
@@ -54,9 +54,9 @@ from pytest_emad.recorder import (
     TABLE,
     first_attempt_records,
     is_record,
-    read_properties,
+    iterate_records,
 )
-from pytest_emad.terminal import claim_lines, drop_own_warnings, verdict_colour, write_summary
+from pytest_emad.terminal import drop_own_warnings, format_claims, worst_verdict_markup, write_summary
 
 if TYPE_CHECKING:
     from emad_ref.report.page import WrittenPages
@@ -82,7 +82,7 @@ class RunRecord:
     """
 
     def __init__(self, config: pytest.Config, log: collection_log.CollectionLog) -> None:
-        self.config, self.settings = config, settings(config)
+        self.config, self.settings = config, get_run_settings(config)
         self.records: dict[str, list[Any]] = {key: [] for key in (*RECORDS, "repeats", "replaced")}
         self.tests: dict[str, dict[str, Any]] = {}
         self.torch_threads: int | None = None
@@ -98,7 +98,7 @@ class RunRecord:
 
     # ------------------------------------------------------------ records of tests
 
-    def take(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+    def add_outcome(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         """Add the outcome of one phase of a test, and the records that the test made since the phase before."""
         outcome, reason = _phase_outcome(report)
         entry = self.tests.setdefault(report.nodeid, _test_entry(report.nodeid, None))
@@ -114,7 +114,7 @@ class RunRecord:
     def _take_records(self, entry: dict[str, Any], report: pytest.TestReport) -> None:
         """Add new records: each phase repeats those of earlier phases, and equal facts of several tests count once."""
         worker = report.nodeid, str(getattr(report, "worker_id", ""))
-        found = list(read_properties(report.user_properties))
+        found = list(iterate_records(report.user_properties))
         known, self._taken[worker] = self._taken.get(worker, 0), max(len(found), self._taken.get(worker, 0))
         attempts, repeated = entry.get("attempts", []), False
         for kind, value in found[known:]:
@@ -173,7 +173,7 @@ class RunRecord:
         return any(self.records[key] for key in RECORDS)
 
     @property
-    def is_judging(self) -> bool:
+    def uses_plugin(self) -> bool:
         """Whether this run uses the plugin; test runs that do not are left alone."""
         if self.has_records or self._requested_tests or self.settings.expect_decoder:
             return True
@@ -182,7 +182,7 @@ class RunRecord:
     @property
     def _requested_tests(self) -> list[str]:
         """The parts of our suites on the command line; all of them if it names a folder around ours."""
-        return environment.requested_tests(self.config) or ([PREFIX] if self._collected else [])
+        return environment.requested_suite_parts(self.config) or ([PREFIX] if self._collected else [])
 
     @property
     def _logs(self) -> list[dict[str, Any]]:
@@ -202,23 +202,23 @@ class RunRecord:
     def _claims(self) -> dict[str, str]:
         return {nodeid: claim for log in self._logs for nodeid, claim in log["claims"].items()}
 
-    def require_consistency(self, exit_status: int) -> None:
+    def fail_on_contradictions(self, exit_status: int) -> None:
         """Fail the run if verdicts, audits and reported outcomes contradict each other, even in an incomplete run."""
         from emad_ref.report.verification import find_contradictions  # not at the start of every run
 
-        self.failures += find_contradictions(self.report(exit_status))
+        self.failures += find_contradictions(self.build_report(exit_status))
 
-    def require_decisions(self, exit_status: int) -> None:
+    def fail_on_undecided_tests(self, exit_status: int) -> None:
         """Fail the run for requested tests that the decoder under test left undecided, unless waived."""
         from emad_ref.report.gaps import is_waived, undecided_reasons_and_gaps  # not at the start of every run
 
-        shipped, register = environment.shipped_tests(), claims_register(self.config)
-        reasons, gaps = undecided_reasons_and_gaps(self.report(exit_status), shipped, register)
+        shipped, register = environment.all_shipped_test_names(), load_claims_register(self.config)
+        reasons, gaps = undecided_reasons_and_gaps(self.build_report(exit_status), shipped, register)
         self.failures += reasons
         for waiver in self.waivers:
             waiver["needed"] = any(is_waived(gap, [waiver["of"]]) for gap in gaps)
 
-    def report(self, exit_status: int | None) -> dict[str, Any]:
+    def build_report(self, exit_status: int | None) -> dict[str, Any]:
         """The current content of ``report.json`` (``report.schema``). A model without a record is listed by name."""
         done, providers, requested = exit_status is not None, self._providers, self._requested_tests
         # workers deselect alike: each test once
@@ -243,7 +243,7 @@ class RunRecord:
                 "exit_status": exit_status,
                 "failures": self.failures,
                 "asked": requested,
-                "partial": environment.typed_selection(self.config),
+                "partial": environment.describe_typed_selection(self.config),
                 "claims_file": self._claims_file,
                 "project": self._project,
             },
@@ -341,7 +341,7 @@ class ReportPlugin:
     """Collects results on the controller, prints the summary and writes ``report.json``. Not registered on workers."""
 
     def __init__(self, config: pytest.Config, log: collection_log.CollectionLog) -> None:
-        self.config, self.settings = config, settings(config)
+        self.config, self.settings = config, get_run_settings(config)
         self.run = RunRecord(config, log)
         self.report: Path | None = None
         self._pages: WrittenPages | None = None  # the readable pages, once written
@@ -359,7 +359,7 @@ class ReportPlugin:
         if report.nodeid == USAGE_ERROR_NODE:
             pytest.exit(str(report.longrepr), returncode=int(pytest.ExitCode.USAGE_ERROR))
         if report.skipped and isinstance(getattr(report, SHIPPED, None), str):
-            self.run.take(report)
+            self.run.add_outcome(report)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self) -> None:
@@ -380,7 +380,7 @@ class ReportPlugin:
             return
         try:
             self._kept = _finished_report(self.settings.report)
-            write_report(self.settings.report, self.run.report(None))
+            write_report(self.settings.report, self.run.build_report(None))
         except OSError as error:
             self.run.failures.append(f"--emad-report: {error}")
 
@@ -389,9 +389,9 @@ class ReportPlugin:
         """Take a report; end the run with one error if no further test can succeed."""
         if (stop := getattr(report, STOP, None)) is not None:
             pytest.exit(stop, returncode=int(pytest.ExitCode.USAGE_ERROR))
-        self.run.take(report)
+        self.run.add_outcome(report)
         if report.when == "teardown":
-            shorten_properties(report)
+            shorten_records(report)
             self._name_class(report)
 
     def _name_class(self, report: pytest.TestReport) -> None:
@@ -408,16 +408,16 @@ class ReportPlugin:
         """Print verdicts in place of the test's dot, so that the first one shows as soon as it is reached."""
         if report.when != "call" or report.skipped or hasattr(report, "wasxfail") or self.config.get_verbosity() != 0:
             return None
-        records = list(read_properties(report.user_properties))
+        records = list(iterate_records(report.user_properties))
         if (ATTEMPT, 2) in records:
             return None
         claims = [value for kind, value in records if kind == CLAIM]
         writer = self.config.get_terminal_writer()
-        said = claim_lines(claims, writer.fullwidth)
+        said = format_claims(claims, writer.fullwidth)
         if not said:
             return None
         start = "\n" if writer.width_of_current_line else ""
-        return report.outcome, f"{start}{said}\n", (report.outcome.upper(), verdict_colour(claims))
+        return report.outcome, f"{start}{said}\n", (report.outcome.upper(), worst_verdict_markup(claims))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
@@ -439,12 +439,12 @@ class ReportPlugin:
             if (
                 self._without_tests in FIXTURES_ONLY
                 and session.exitstatus == pytest.ExitCode.OK
-                and self.run.is_judging
+                and self.run.uses_plugin
             ):
                 session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED  # pytest's status for a run without tests
             return
         self.run.state = self._ended(session)
-        if self.run.state == "interrupted" and session.exitstatus == pytest.ExitCode.OK and self.run.is_judging:
+        if self.run.state == "interrupted" and session.exitstatus == pytest.ExitCode.OK and self.run.uses_plugin:
             # pytest.exit(returncode=0) from any code: a stopped run did not pass
             session.exitstatus = pytest.ExitCode.INTERRUPTED
         gate = self.settings.gating
@@ -452,17 +452,17 @@ class ReportPlugin:
             from emad_ref.report.gaps import unmet_requirements  # not at the start of every run
 
             self.run.failures += unmet_requirements(
-                self.run.report(int(session.exitstatus)), claims_register(self.config)
+                self.run.build_report(int(session.exitstatus)), load_claims_register(self.config)
             )
-        if self.run.state != "usage error" and self.run.is_judging:
-            self.run.require_consistency(int(session.exitstatus))
-        if self.run.state == "complete" and self.run.is_judging:
-            self.run.require_decisions(int(session.exitstatus))
+        if self.run.state != "usage error" and self.run.uses_plugin:
+            self.run.fail_on_contradictions(int(session.exitstatus))
+        if self.run.state == "complete" and self.run.uses_plugin:
+            self.run.fail_on_undecided_tests(int(session.exitstatus))
         status = int(session.exitstatus)
         if self.run.failures and status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if self.run.is_judging or self.run.failures or self.run.waivers:
-            self._last = self.run.report(int(session.exitstatus))
+        if self.run.uses_plugin or self.run.failures or self.run.waivers:
+            self._last = self.run.build_report(int(session.exitstatus))
         self._write(session)
         self._append_job_summary(session)
         self._session, self._status = session, int(session.exitstatus)
@@ -474,7 +474,7 @@ class ReportPlugin:
     def pytest_unconfigure(self) -> None:
         """Restore the exit status if a later ``pytest_sessionfinish`` hook cleared it."""
         session, status = self._session, self._status
-        if session is not None and status and session.exitstatus == pytest.ExitCode.OK and self.run.is_judging:
+        if session is not None and status and session.exitstatus == pytest.ExitCode.OK and self.run.uses_plugin:
             session.exitstatus = status
             said = f"emad: a hook set the exit status to 0 after this run had ended with {status}; it stays {status}"
             print(said, file=sys.stderr)
@@ -497,7 +497,7 @@ class ReportPlugin:
             elif not self._started and _finished_report(folder) is not None:
                 self._stays = True
             else:
-                self._last = self._last or self.run.report(int(session.exitstatus))
+                self._last = self._last or self.run.build_report(int(session.exitstatus))
                 write_report(folder, self._last)
                 from emad_ref.report.page import write_pages  # tabulate: not at the start of every run
 
@@ -510,7 +510,7 @@ class ReportPlugin:
     def _append_job_summary(self, session: pytest.Session) -> None:
         """Append the summary as Markdown to the file that a GitHub job names."""
         path = os.environ.get(JOB_SUMMARY)
-        if not path or not self._last or not self.run.is_judging:
+        if not path or not self._last or not self.run.uses_plugin:
             return
         from emad_ref.report.summary import build_run_summary, format_ci_job_summary
 
@@ -527,7 +527,7 @@ class ReportPlugin:
         """Print the summary after pytest's own failures, so that verdicts stand last on the screen."""
         yield
         if self._without_tests:
-            if self.run.is_judging and (self._without_tests in FIXTURES_ONLY or self.config.get_verbosity() >= 0):
+            if self.run.uses_plugin and (self._without_tests in FIXTURES_ONLY or self.config.get_verbosity() >= 0):
                 said = f"emad: {NO_TEST_OPTIONS[self._without_tests]} runs no test: nothing was decided"
                 terminalreporter.line(f"{said}, and no report is written")
         elif self._last is None:
@@ -568,7 +568,7 @@ def _finished_report(folder: Path) -> str | None:
     return None
 
 
-def shorten_properties(report: pytest.TestReport) -> None:
+def shorten_records(report: pytest.TestReport) -> None:
     """Replace our records among the properties of ``report`` by their short form; call it after their last use."""
     claims = [value for kind, value in first_attempt_records(report.user_properties) if kind == CLAIM]
     others = [entry for entry in report.user_properties if not is_record(entry)]

@@ -17,34 +17,34 @@ from emad_ref.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR
 from emad_ref.report.tiers import STATED_CLAIM, is_tier_test, parse_test_parameters
 from emad_ref.statistics.verdicts import EXIT_PREFIX, Claim
 from pytest_emad import environment
-from pytest_emad.environment import is_shipped, shipped_file
+from pytest_emad.environment import is_shipped_test, shipped_file_name
 from pytest_emad.options import RunSettings
 
 EXIT_FIXTURE = "emad_exit"  # the fixture with the exit of --emad-exit
 PAIR_FIXTURES = frozenset({"emad_pair", "emad_pair_names"})  # the fixtures with the pair of --emad-pair
 
 
-def marker_arguments(item: pytest.Item) -> dict[str, Any]:
+def emad_marker_arguments(item: pytest.Item) -> dict[str, Any]:
     """The nearest ``emad`` marker's arguments with their defaults."""
     nearest = item.get_closest_marker("emad")
     return {"claim": None, "budget": "smoke", "measures": False} | (dict(nearest.kwargs) if nearest else {})
 
 
-def is_measuring(item: pytest.Item) -> bool:
+def is_timing_or_energy_test(item: pytest.Item) -> bool:
     """Whether ``item`` measures time or energy; then no other test may run beside it."""
-    return bool(marker_arguments(item)["measures"]) or environment.is_cost_test(item)
+    return bool(emad_marker_arguments(item)["measures"]) or environment.is_cost_test(item)
 
 
-def is_related(item: pytest.Item) -> bool:
+def is_plugin_test(item: pytest.Item) -> bool:
     """Whether ``item`` belongs to this plugin: a shipped test, a test of a claim, or a user of our fixtures."""
     fixtures = getattr(item, "fixturenames", ())
-    marked = environment.is_shipped(item) or item.get_closest_marker("emad") is not None
+    marked = environment.is_shipped_test(item) or item.get_closest_marker("emad") is not None
     return marked or any(name.startswith("emad_") for name in fixtures)
 
 
 def deselection_reason(item: pytest.Item, chosen: RunSettings, register: Mapping[str, Claim]) -> str:
     """Why ``item`` is deselected, as one of ``report.deselection``'s reasons; "" if it runs."""
-    arguments, ours = marker_arguments(item), environment.is_shipped(item)
+    arguments, ours = emad_marker_arguments(item), environment.is_shipped_test(item)
     claim, of_pair = arguments["claim"], not PAIR_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
     of_tier = chosen.tier == "claims" and claim == STATED_CLAIM
     requested = of_tier or _is_requested(claim, of_pair, chosen, register)
@@ -74,12 +74,12 @@ FOLDERS = ("invariants", "fidelity", "claims", "cost", "ablations")
 
 def sort_by_folder(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """``items`` with shipped tests ordered by folder of ``suites``, and within a folder as collected."""
-    ours = {place: file for place, item in enumerate(items) if (file := shipped_file(item.path)) is not None}
-    moved = iter(sorted(ours, key=lambda place: folder_rank(ours[place].split("/")[1])))
+    ours = {place: file for place, item in enumerate(items) if (file := shipped_file_name(item.path)) is not None}
+    moved = iter(sorted(ours, key=lambda place: suite_folder_rank(ours[place].split("/")[1])))
     return [items[next(moved)] if place in ours else item for place, item in enumerate(items)]
 
 
-def folder_rank(folder: str) -> int:
+def suite_folder_rank(folder: str) -> int:
     """The rank of a folder of ``suites`` in running order."""
     return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
 
@@ -102,8 +102,8 @@ def sort_gates_first(
         parts[-1].append(item)
 
     def when(item: pytest.Item) -> int:
-        asked = marker_arguments(item)
-        if asked["claim"] not in gating or asked["measures"] or not is_shipped(item):
+        asked = emad_marker_arguments(item)
+        if asked["claim"] not in gating or asked["measures"] or not is_shipped_test(item):
             return 3
         return 0 if _model_name(item) is None else 1 if asked["claim"] in exact else 2
 

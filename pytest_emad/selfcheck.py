@@ -37,13 +37,13 @@ from emad_ref.report.mutation_results import (
     iterate_complaints,
     summarize_mutations,
 )
-from pytest_emad.options import OPTIONS, SELFCHECK, settings
+from pytest_emad.options import OPTIONS, SELFCHECK, get_run_settings
 
 IMPORTED = ("torch._dynamo", "transformers", "hypothesis.stateful", "scipy.stats", "emad_ref.mutants.catalogue")
 LIMIT_S = 1800.0  # of one planted decoder: one that hangs is not caught by anybody
 
 
-def run_pytest(arguments: list[str], log: Path) -> bool:
+def run_pytest_within_limit(arguments: list[str], log: Path) -> bool:
     """A pytest of these ``arguments``, all of whose words go to ``log``; whether it ended within ``LIMIT_S``."""
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context: Any = multiprocessing.get_context(method)  # of either kind; typeshed's base class has no Process
@@ -81,7 +81,7 @@ def run_selfcheck(config: pytest.Config) -> int:
     """
     try:
         planted = _selected_mutants(config.getoption(SELFCHECK))
-        asked = settings(config)
+        asked = get_run_settings(config)
         if len(asked.models) > 1:
             raise BadArgument("--emad-model", asked.models, f"one model beside {SELFCHECK}", "run it for each")
     except BadArgument as error:
@@ -118,7 +118,7 @@ def _selected_mutants(names: str) -> list[Mutant]:
 def _check_mutant(config: pytest.Config, planted: Mutant, folder: Path, everything: bool) -> MutationResult:
     began = time.monotonic()
     folder.mkdir()
-    if run_pytest(_arguments(config, planted, folder, everything), folder / LOG_FILE):
+    if run_pytest_within_limit(_arguments(config, planted, folder, everything), folder / LOG_FILE):
         found, by, message = classify_mutant_run(planted, list(iterate_complaints(folder)), folder)
     else:
         found, by, message = UNFINISHED, "", f"stopped after {LIMIT_S:g} s; is the machine busy, or the model large?"
@@ -133,7 +133,7 @@ def _arguments(config: pytest.Config, planted: Mutant, folder: Path, everything:
     if everything:
         names = list(dict.fromkeys(["invariants", "fidelity", *names]))
         names = [name for name in names if "::" not in name or name.split("/")[0] not in names]
-    model = settings(config).models[0]
+    model = get_run_settings(config).models[0]
     case = f"[{model.replace('/', '|')}-{planted.case}]" if planted.case.startswith("EMAD") else ""
     given = [
         part

@@ -22,7 +22,7 @@ from emad_ref.errors import EmadError
 from emad_ref.wire.address import ServerAddress, UrlAddress
 from emad_ref.workers import child_process
 from pytest_emad import decoder_providers, terminal
-from pytest_emad.options import settings
+from pytest_emad.options import get_run_settings
 
 if TYPE_CHECKING:
     from emad_ref.measurements.run_resources import SubprocessRunner
@@ -42,11 +42,11 @@ def add_replicate_option(parser: pytest.Parser) -> None:
     parser.getgroup("emad").addoption(REPLICATE_FLAG, metavar="FILE", default=None, help=argparse.SUPPRESS)
 
 
-def is_replicate(config: pytest.Config) -> bool:
+def is_replicate_process(config: pytest.Config) -> bool:
     return getattr(config.known_args_namespace, "emad_afresh", None) is not None
 
 
-def note_providers(config: pytest.Config) -> None:
+def record_provider_names(config: pytest.Config) -> None:
     """Note the providers that exist before collection: a process with the same command line has them, too."""
     config.stash[_INITIAL_PROVIDERS] = _provider_names(config)
 
@@ -54,18 +54,18 @@ def note_providers(config: pytest.Config) -> None:
 # ---------------------------------------------------------------- the timing run
 
 
-def subprocess_runner(config: pytest.Config) -> SubprocessRunner:
+def make_subprocess_runner(config: pytest.Config) -> SubprocessRunner:
     """The starter of replicates of this run, or the reason why it can start none."""
     from emad_ref.measurements.run_resources import SubprocessRunner
 
     if without := _obstacle(config):
         return SubprocessRunner(without=without)
-    return SubprocessRunner(partial(_start_replicate, config), allowed_s=settings(config).process_timeout)
+    return SubprocessRunner(partial(_start_replicate, config), allowed_s=get_run_settings(config).process_timeout)
 
 
 def _obstacle(config: pytest.Config) -> str:
     """Why a new process could not have the same decoder; "" if it can."""
-    decoder = settings(config).decoder
+    decoder = get_run_settings(config).decoder
     if hasattr(config, "workerinput"):
         return "this is a worker of pytest-xdist; with -n 0 the run starts fresh processes"
     if isinstance(decoder, ServerAddress | UrlAddress):
@@ -100,7 +100,7 @@ def _start_replicate(config: pytest.Config, task: Path, output: Path, seconds: f
 
 def _provider_names(config: pytest.Config) -> list[str]:
     """Names of the decoder providers; the class name where pytest invented a name, which differs by process."""
-    known = decoder_providers.providers(config).items()
+    known = decoder_providers.registered_providers(config).items()
     return [type(plugin).__qualname__ if name.isdecimal() else name for name, plugin in known]
 
 
@@ -133,14 +133,14 @@ def _require_same_providers(config: pytest.Config, theirs: list[str]) -> None:
         )
 
 
-def suite_arguments(suites: str, parts: Sequence[str] = ()) -> list[str]:
+def build_suite_arguments(suites: str, parts: Sequence[str] = ()) -> list[str]:
     """Pytest arguments for ``parts`` (folders) of ``suites``, a path or a package; all of it by default."""
     if Path(suites).exists():
         return [str(Path(suites, part)) for part in parts] or [suites]
     return ["--pyargs", *([f"{suites}.{part}" for part in parts] or [suites])]
 
 
-def pytest_words(asked: Sequence[str], options: Mapping[str, object]) -> list[str]:
+def build_pytest_arguments(asked: Sequence[str], options: Mapping[str, object]) -> list[str]:
     """Pytest arguments: ``asked``, then ``--emad-NAME=VALUE`` for each of ``options``.
 
     Name and value are one word, because pytest takes a folder in a word of its own for a test path.

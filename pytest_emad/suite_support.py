@@ -52,16 +52,16 @@ class Auditor:
         self._lens, self._tolerance, self._settings, self._record = lens, tolerance, settings, record
 
     def __call__(self, finding: Finding) -> None:
-        self._record.audit(finding)
+        self._record.record_audit(finding)
         if finding.passed:
             return
         said = f"audit {finding.check}: {finding.detail}"
         if finding.passed is False or self._settings.gating.inconclusive == "fail":
             pytest.fail(said, pytrace=False)
-        self._record.note(f"inconclusive {said}")
+        self._record.record_note(f"inconclusive {said}")
         warnings.warn(EmadWarning(f"inconclusive {said}"), stacklevel=2)
 
-    def same_tokens(
+    def require_same_tokens(
         self,
         prompts: Sequence[Prompt],
         found: TokenRows,
@@ -75,13 +75,13 @@ class Auditor:
         """Fail unless each row's tokens (and depths) are equal to the end, or to a tie (``audit.token_comparison``)."""
         given = (self._tolerance, prompts, found, wanted, point, found_depths, wanted_depths)
         finding = same_tokens(self._lens, *given, declared=declared)
-        self._record.audit(finding)
+        self._record.record_audit(finding)
         if not finding.passed:
             pytest.fail(finding.detail, pytrace=False)
         if finding.ties:
-            self._record.note(finding.detail)
+            self._record.record_note(finding.detail)
 
-    def golden(
+    def compare_with_golden(
         self,
         about: tuple[str, str, str, int, str],
         take: Callable[[], GoldenTokens],
@@ -105,9 +105,9 @@ class Auditor:
         asked = {"prompts": [prompt.tokens.tolist() for prompt in prompts]}
         decided = {} if point is None else {"point": golden_thresholds(point)}
         take = cache(take)  # nothing is decoded where nothing is on record, and nothing twice
-        golden = self._record.golden(key, lambda: asked | decided | take().to_json())
+        golden = self._record.load_golden(key, lambda: asked | decided | take().to_json())
         if golden is None:
-            self._record.note("golden rows not applicable (no golden recorded)")
+            self._record.record_note("golden rows not applicable (no golden recorded)")
             return False
         # a threshold that lies elsewhere by so much decides as a signal that does
         shift = largest_threshold_change(golden.get("point"), decided["point"]) if decided else 0.0
@@ -130,7 +130,7 @@ class ReplayClock:
     def __call__(self) -> float:
         return next(self._readings)
 
-    def load(self, seconds: Sequence[float]) -> None:
+    def load_samples(self, seconds: Sequence[float]) -> None:
         self._readings = _clock_readings([float(duration) for duration in seconds])
 
 
@@ -145,10 +145,10 @@ def _clock_readings(seconds: Sequence[float]) -> Iterator[float]:
 CLOCK = ReplayClock()
 
 
-def record_samples(benchmark: Any, seconds: Sequence[float], group: str) -> None:
+def record_benchmark_samples(benchmark: Any, seconds: Sequence[float], group: str) -> None:
     """Record ``seconds`` as the rounds of ``benchmark``, a fixture whose timer is ``CLOCK``, in ``group``."""
     benchmark.group = group
-    CLOCK.load(seconds)
+    CLOCK.load_samples(seconds)
     benchmark.pedantic(_no_op, rounds=len(seconds), iterations=1, warmup_rounds=0)
 
 

@@ -27,7 +27,7 @@ COLOURS: dict[str, dict[str, bool]] = {"good": {"green": True}, "bad": {"red": T
 TONES = (("falsified", "bad"), ("inconclusive", "open"), ("survived", "good"))  # the worst first
 
 
-def header(settings: RunSettings, decoder: str) -> list[str]:
+def format_header(settings: RunSettings, decoder: str) -> list[str]:
     """Header lines: ``emad: model …; corpus …; device …; dtype …; budget …; gate …`` and other non-default options.
 
     Then a line for the decoder under test, and a line per waiver.
@@ -109,7 +109,7 @@ def drop_own_warnings(terminal: pytest.TerminalReporter) -> None:
         terminal.stats["warnings"] = others
 
 
-def claim_lines(claims: Sequence[Mapping[str, Any]], width: int) -> str:
+def format_claims(claims: Sequence[Mapping[str, Any]], width: int) -> str:
     """Each claim that a test decided, in lines of ``width`` characters: id, claim, verdict, estimate; "" without any.
 
     Claims without a verdict (``not applicable``, ``unmeasured``) get no line.
@@ -127,7 +127,7 @@ def claim_lines(claims: Sequence[Mapping[str, Any]], width: int) -> str:
     return "\n".join(lines)
 
 
-def verdict_colour(claims: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+def worst_verdict_markup(claims: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
     """The colour of the worst verdict among ``claims``."""
     found = {claim["verdict"] for claim in claims}
     return next((COLOURS[tone] for verdict, tone in TONES if verdict in found), {})
@@ -136,19 +136,19 @@ def verdict_colour(claims: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
 _streams: list[tuple[TextIO, bool]] = []  # a stack: pytester runs a pytest inside a pytest
 
 
-def open_stream(worker: bool) -> None:
+def open_stderr_copy(worker: bool) -> None:
     """Open a copy of standard error at ``pytest_configure``, while capture is suspended; in xdist workers unseen."""
-    stream = open(os.dup(2), "w", encoding="utf-8", errors="replace")  # noqa: SIM115  # close_stream
+    stream = open(os.dup(2), "w", encoding="utf-8", errors="replace")  # noqa: SIM115  # close_stderr_copy
     _streams.append((stream, not worker and os.isatty(2)))
 
 
-def close_stream() -> None:
+def close_stderr_copy() -> None:
     """Close the copy of standard error at ``pytest_unconfigure``."""
     if _streams:
         _streams.pop()[0].close()
 
 
-def uncaptured_stream() -> TextIO | None:
+def uncaptured_stderr() -> TextIO | None:
     """Standard error as it was before capture started; None outside of a run."""
     return _streams[-1][0] if _streams else None
 
@@ -183,7 +183,7 @@ class _NewLineStream:
 THREAD_WAIT_S = 3.0  # threads of pools end by themselves when the main thread does
 
 
-def name_remaining_threads() -> None:
+def report_remaining_threads() -> None:
     """Say which threads keep the process alive after the run, if some do; none is stopped.
 
     Python waits for every thread that is no daemon, so a decoder that leaves one keeps a finished run from ending.

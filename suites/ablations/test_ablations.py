@@ -26,7 +26,7 @@ def ablate(emad_evidence: ModelMeasurements, emad_record: Recorder, emad_rng: np
 
     def rows(ablation: Callable[..., Any]) -> Rows:
         shown = ablation(emad_evidence, emad_rng)
-        emad_record.exhibits(emad_evidence.name, shown)
+        emad_record.record_attachments(emad_evidence.name, shown)
         found: Rows = shown.tables[0].rows
         return found
 
@@ -82,7 +82,7 @@ def test_minimum_exit_layer(emad_evidence: ModelMeasurements, emad_record: Recor
     if absence := exits.absence:
         pytest.skip("{} ({})".format(*absence))
     shown = minimum_layer_tables(exits)
-    emad_record.exhibits(emad_evidence.name, shown)
+    emad_record.record_attachments(emad_evidence.name, shown)
     layers = emad_evidence.subject.stepper.layers
     for table in shown.tables:
         assert table.rows[0]["mean exit"] == layers

@@ -14,8 +14,8 @@ def test_one_table_of_switching_and_speculation(emad_pair: PairMeasurements, ema
         pytest.skip(f"not applicable ({reason})")
     shown = constants_table(emad_pair)
     for note in shown.notes:
-        emad_record.note(note)
+        emad_record.record_note(note)
     (table,) = shown.tables
-    emad_record.table(table.title, emad_pair.name, table.rows)
+    emad_record.record_table(table.title, emad_pair.name, table.rows)
     shares = {row["large-model share %"] for row in table.rows}
     assert shares >= {0.0, 1.0}, "both models alone belong to the table"

@@ -9,8 +9,8 @@ from emad_ref.audit.finding import Finding
 from emad_ref.claims.base import RunPlan
 from emad_ref.claims.speedup import timed_point
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from pytest_emad.environment import has_benchmarks
-from pytest_emad.suite_support import CLOCK, Ask, Auditor, claim_parameters, record_samples
+from pytest_emad.environment import has_pytest_benchmark
+from pytest_emad.suite_support import CLOCK, Ask, Auditor, claim_parameters, record_benchmark_samples
 
 
 @pytest.mark.parametrize("claim", claim_parameters("cost", "model"))
@@ -29,7 +29,7 @@ def test_samples_are_recorded_as_benchmarks(
     arm: str,
 ) -> None:
     """pytest-benchmark's tables and JSON hold the samples of the paired run: replayed, not timed again."""
-    if not has_benchmarks(request.config):
+    if not has_pytest_benchmark(request.config):
         pytest.skip("pytest-benchmark is switched off; report.json holds the times")
     asked = emad_docket.asked("EMAD-F2", emad_evidence.name, emad_evidence.subject.stepper.layers)
     point, _ = timed_point(emad_evidence, asked)
@@ -37,6 +37,8 @@ def test_samples_are_recorded_as_benchmarks(
     batch = min(timed)
     seconds = timed[batch].seconds[arm]
     # asked for here: that plugin warns of a fixture that a failed test did not use
-    record_samples(request.getfixturevalue("benchmark"), seconds.tolist(), f"{emad_evidence.name}, batch {batch}")
+    record_benchmark_samples(
+        request.getfixturevalue("benchmark"), seconds.tolist(), f"{emad_evidence.name}, batch {batch}"
+    )
     detail = f"{len(seconds)} requests of arm {arm} at batch {batch}, {seconds.min():.3g} s to {seconds.max():.3g} s"
     emad_audit(Finding("samples", bool(np.isfinite(seconds).all() and (seconds > 0).all()), detail, len(seconds), 0))

@@ -17,10 +17,10 @@ def test_flop_counts_stand_on_what_was_asked_for(
 ) -> None:
     witnessed, asked = emad_evidence.flop_verification, emad_settings.evidence
     if witnessed.finding.passed is None:  # no complaint by itself: ``--emad-evidence`` says what is enough
-        emad_record.audit(witnessed.finding)
+        emad_record.record_audit(witnessed.finding)
     else:
         emad_audit(witnessed.finding)
     detail = f"{emad_evidence.name}: FLOP counts are {witnessed.evidence}: {witnessed.finding.detail}"
-    emad_record.note(detail)
+    emad_record.record_note(detail)
     if FLOP_EVIDENCE.index(witnessed.evidence) < FLOP_EVIDENCE.index(asked):
         pytest.fail(f"{detail}; --emad-evidence {asked} asks for more", pytrace=False)

@@ -66,7 +66,7 @@ def test_made_up_states_are_those_of_our_own_decoder(
     with subject.open(point, max_rows=ROWS) as decoder:
         found = decoder.generate(prompts, NEW, frozenset())
     alone = [WalkedDecoder(subject.stepper, point).generate([prompt], NEW, frozenset()) for prompt in prompts]
-    emad_audit.same_tokens(prompts, _lists(found.emitted), _lists([each.emitted[0] for each in alone]), point)
+    emad_audit.require_same_tokens(prompts, _lists(found.emitted), _lists([each.emitted[0] for each in alone]), point)
 
 
 def test_drafts_leave_the_models_own_output(
@@ -80,7 +80,7 @@ def test_drafts_leave_the_models_own_output(
         wanted = decoder.generate(prompts, NEW, frozenset())
     found = DraftingDecoder(subject.stepper, drafting, max_rows=ROWS, always=True).generate(prompts, NEW, frozenset())
     noise = decoder.capabilities.logit_noise
-    emad_audit.same_tokens(prompts, _lists(found.emitted), _lists(wanted.emitted), declared=noise)
+    emad_audit.require_same_tokens(prompts, _lists(found.emitted), _lists(wanted.emitted), declared=noise)
 
 
 def _lists(emitted: Sequence[Ints]) -> list[list[int]]:

@@ -26,7 +26,7 @@ def test_without_exits_tokens_are_the_models_own_greedy_continuation(
         record = decoder.generate(prompts, new, frozenset())
         declared = decoder.capabilities.logit_noise
     own = subject.own_greedy(prompts, new)
-    emad_audit.same_tokens(prompts, [e.tolist() for e in record.emitted], own.tolist(), declared=declared)
+    emad_audit.require_same_tokens(prompts, [e.tolist() for e in record.emitted], own.tolist(), declared=declared)
     texts = subject.share_of(TEXTS, FEWEST_TEXTS)
     drawn, _ = subject.drawn_rows(emad_rng, [min(TEXT, subject.window - 1)] * texts, 1)
     read = [each.tokens for each in drawn]
@@ -38,7 +38,7 @@ def test_without_exits_tokens_are_the_models_own_greedy_continuation(
             for first in range(0, len(prompts), TOGETHER)
             for emitted in decoder.generate(prompts[first : first + TOGETHER], 1, frozenset()).emitted
         ]
-    emad_audit.same_tokens(prompts, said, wanted, declared=declared)
+    emad_audit.require_same_tokens(prompts, said, wanted, declared=declared)
 
 
 def test_last_layer_readout_is_the_models_distribution(emad_evidence: ModelMeasurements, emad_audit: Auditor) -> None:

@@ -72,6 +72,6 @@ def test_tokens_and_depths_are_the_golden_ones(
         about = evidence.fingerprint[:16], subject.dtype, evidence.corpus, subject.seed, kind
         given = about, take, prompts, signal_noise(point)
         declared, drawn = subject.allowed(decoder.capabilities), bool(asked.temperature)
-        compared = emad_audit.golden(*given, declared=declared, point=point, drawn=drawn)
+        compared = emad_audit.compare_with_golden(*given, declared=declared, point=point, drawn=drawn)
     if not compared:
         pytest.skip("not applicable (no golden recorded)")

@@ -87,5 +87,5 @@ def test_a_pair_emits_its_golden_tokens(emad_pair: PairMeasurements, audit: Audi
     def take() -> GoldenTokens:
         return PAIRED[kind](emad_pair, prompts)
 
-    if not audit.golden(about, take, prompts, NOISE, declared=declared, drawn=kind == DRAWN):
+    if not audit.compare_with_golden(about, take, prompts, NOISE, declared=declared, drawn=kind == DRAWN):
         pytest.skip("not applicable (no golden recorded)")

@@ -32,6 +32,6 @@ def test_counted_work_is_the_work_that_runs(
     """Work that runs unseen is recorded as undecided and is no complaint: ``suites/cost`` asks the clock."""
     seen = emad_evidence.flop_verification.observed
     if seen.passed is None:
-        emad_record.audit(seen)
+        emad_record.record_audit(seen)
     else:
         emad_audit(seen)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from emad_ref.claims.base import Answer, ClaimContext, question_of
 from emad_ref.claims.identities import FED, SEEDS, answer_from_differences, differences_at
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from pytest_emad.hypothesis_profile import property_settings, raise_refusal, stop_search_on_refusal
+from pytest_emad.hypothesis_profile import property_test_settings, reraise_refusal, stop_search_on_refusal
 from pytest_emad.options import RunSettings
 from pytest_emad.suite_support import Ask
 
@@ -25,13 +25,13 @@ def test_logits_at_any_admissible_depth_are_the_full_models(
     def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         drawn = []
 
-        @property_settings(emad_settings.budget)
+        @property_test_settings(emad_settings.budget)
         @given(st.lists(st.integers(1, layers), min_size=FED, max_size=FED), st.integers(0, SEEDS))
         def compare(falls: list[int], seed: int) -> None:
             with stop_search_on_refusal():
                 drawn.append(differences_at(evidence, falls, seed))
 
-        with raise_refusal():
+        with reraise_refusal():
             compare()
         return answer_from_differences(evidence, asked, drawn)
 

@@ -54,7 +54,7 @@ def test_every_position_is_written_and_read(
     subject = emad_evidence.subject
     ours, share = subject.decoder_is_ours, subject.audit_share
     if share < 1:
-        emad_record.note(
+        emad_record.record_note(
             f"{subject.name}: audits of our own decoder ask for {share:.0%} of their rows, tokens, seeds and variants, "
             f"or the fewest that decide, in the first {subject.audited_window} positions; --emad-budget standard asks "
             "for all"

@@ -144,7 +144,7 @@ def test_requests_at_once_get_the_answers_that_each_gets_alone(
         try:
             finding = sampled_at_once(open_sampled, seeds, greedy, prompts, SAMPLED_NEW, temperature, emad_rng)
         except Unsupported as refusal:
-            emad_record.note(f"requests sampled at once are not judged: {refusal}")
+            emad_record.record_note(f"requests sampled at once are not judged: {refusal}")
         else:
             emad_audit(finding)
 
@@ -169,13 +169,13 @@ def test_streamed_tokens_are_those_of_whole_answers(
         try:
             sampled = sampled_streams(open_sampled, seeds, under_test, prompts, STREAMED_NEW, temperature)
         except Unsupported as refusal:
-            emad_record.note(f"sampled streams are not judged: {refusal}")
+            emad_record.record_note(f"sampled streams are not judged: {refusal}")
         else:
             emad_audit(sampled)
     if "PYTEST_XDIST_WORKER" in os.environ:
-        emad_record.note("streamed answers are not timed under -n, where other tests run beside them")
+        emad_record.record_note("streamed answers are not timed under -n, where other tests run beside them")
     else:
-        emad_record.table(STREAM_TIMES, subject.name, stream_latency_rows(arrivals))
+        emad_record.record_table(STREAM_TIMES, subject.name, stream_latency_rows(arrivals))
 
 
 @DEPTHS

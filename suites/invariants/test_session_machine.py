@@ -30,7 +30,7 @@ from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.protocol import Decoder, Prompt, Session, Step
 from emad_ref.record import Floats
-from pytest_emad.hypothesis_profile import property_settings, raise_refusal, stop_search_on_refusal
+from pytest_emad.hypothesis_profile import property_test_settings, reraise_refusal, stop_search_on_refusal
 from pytest_emad.options import RunSettings
 from pytest_emad.suite_support import Auditor
 
@@ -250,12 +250,12 @@ def test_session_survives_any_order_of_operations(
 
     Case ``full`` forces no depth.
     """
-    subject, wanted = emad_evidence.subject, property_settings(emad_settings.budget, STEPS)
+    subject, wanted = emad_evidence.subject, property_test_settings(emad_settings.budget, STEPS)
     point = subject.full if full else emad_evidence.replay_validity.probing_point
     with subject.open(point, max_rows=ROWS) as decoder:
         bound = {"subject": subject, "decoder": decoder, "tolerance": subject.allowed(decoder.capabilities)}
         bound["forces"] = not full
-        with raise_refusal():
+        with reraise_refusal():
             run_state_machine_as_test(type("BoundMachine", (SessionMachine,), bound), settings=wanted)
     orders, steps = wanted.max_examples, wanted.stateful_step_count
     detail = f"at most {orders} orders of at most {steps} operations each, and every answer as a fresh session gives it"

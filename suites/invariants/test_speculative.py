@@ -73,5 +73,5 @@ def emit_the_same(
     for decoder in decoders:
         found = decoder.generate(prompts, NEW, frozenset())
         theirs, mine = ([tokens.tolist() for tokens in one.emitted] for one in (found, own))
-        audit.same_tokens(prompts, theirs, mine, point, declared=verifier.decoder.capabilities.logit_noise)
+        audit.require_same_tokens(prompts, theirs, mine, point, declared=verifier.decoder.capabilities.logit_noise)
         audit(generation(replace(large.under_test(decoder, point), exact_context=True), prompts, NEW, needed=needed))

@@ -28,7 +28,7 @@ from emad_ref.models.loading import load
 from emad_ref.point import BinSpec
 from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByPair
-from pytest_emad.suite_support import CLOCK, record_samples
+from pytest_emad.suite_support import CLOCK, record_benchmark_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 
@@ -73,7 +73,7 @@ def test_probes_are_calibrated_at_about_the_speed_of_a_plain_forward(benchmark, 
     seconds = time_pairs({"plain": plain, "calibrated": calibrated}, pairs, np.random.default_rng(1)).process_seconds
     ratio = estimate_speedup_per_request(ByPair(seconds["plain"]), ByPair(seconds["calibrated"]), threshold=LEAST[name])
     benchmark.extra_info |= {"forward / calibration of probes": ratio.value}
-    record_samples(benchmark, seconds["calibrated"], f"{name}, probes")
+    record_benchmark_samples(benchmark, seconds["calibrated"], f"{name}, probes")
     print(
         f"{name}: calibrating the probes {probes} of {stepper.layers} layers has {ratio.value:.3f} "
         f"[{ratio.low:.3f}, {ratio.high:.3f}] of a plain forward's throughput; FLOPs allow "
@@ -112,7 +112,7 @@ def test_calibration_costs_little_beyond_its_forward_and_heads(benchmark, name):
     )
     assert total[0].tokens.sum() == (pairs + 1) * windows * (length - 1)
     benchmark.extra_info |= {"forward / calibration": forward.value, "(forward + heads) / calibration": heads.value}
-    record_samples(benchmark, seconds["calibrated"], name)
+    record_benchmark_samples(benchmark, seconds["calibrated"], name)
     print(
         f"{name}: throughput of all layers {forward.value:.3f} of a plain forward's, "
         f"{heads.value:.3f} [{heads.low:.3f}, {heads.high:.3f}] of a forward's with a head after every layer"

@@ -25,7 +25,7 @@ from emad_ref.probes.estimators import (
 )
 from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByPair
-from pytest_emad.suite_support import CLOCK, record_samples
+from pytest_emad.suite_support import CLOCK, record_benchmark_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 
@@ -117,6 +117,6 @@ def test_a_cheap_probe_is_a_fraction_of_a_block(benchmark, samples):
         ratio = estimate_speedup_per_request(ByPair(seconds), ByPair(block), threshold=1.0)
         benchmark.extra_info[name] = ratio.value
         print(f"{name:28s} {ratio.value:6.3f} blocks [{ratio.low:.3f}, {ratio.high:.3f}]")
-    record_samples(benchmark, samples["lowrank 64"], "lowrank 64")
+    record_benchmark_samples(benchmark, samples["lowrank 64"], "lowrank 64")
     for name, most in MOST.items():
         assert estimate_speedup_per_request(ByPair(samples[name]), ByPair(block), threshold=1.0).value <= most, name

@@ -27,7 +27,7 @@ from emad_ref.replay import replay_all
 from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByPair
 from emad_ref.sweep.losses import loss_table
-from pytest_emad.suite_support import CLOCK, record_samples
+from pytest_emad.suite_support import CLOCK, record_benchmark_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 
@@ -119,7 +119,7 @@ def test_full_depth_is_no_slower_than_generate(benchmark, loaded, samples):
     least = SHAPES[loaded.name][-1]
     ratio = estimate_speedup_per_request(ByPair(samples["generate"]), ByPair(samples["full"]), threshold=least)
     benchmark.extra_info["generate / full depth"] = ratio.value
-    record_samples(benchmark, samples["full"], loaded.name)
+    record_benchmark_samples(benchmark, samples["full"], loaded.name)
     print(f"{loaded.name}: generate / full depth = {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]")
     assert ratio.value >= least
 
@@ -132,7 +132,7 @@ def test_a_share_of_the_layers_takes_that_share_of_the_blocks_time(benchmark, lo
     line = samples["one"] + (layers * SHARES[share] // 4 - 1) * per_block
     ratio = estimate_speedup_per_request(ByPair(samples[share]), ByPair(line), threshold=MOST_OVER)
     benchmark.extra_info[f"{share} of the layers / (embedding + head + that share of the blocks)"] = ratio.value
-    record_samples(benchmark, samples[share], loaded.name)
+    record_benchmark_samples(benchmark, samples[share], loaded.name)
     told = f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
     print(f"{loaded.name}, weights {weights}: {share} / its share = {told}")
     if weights == "cold":
@@ -191,7 +191,7 @@ def test_a_thousand_points_cost_a_fifth_of_one_pass(benchmark, name):
         "loss table / trace": tabled / tracing,
     }
     benchmark.extra_info |= shares
-    record_samples(benchmark, replayed, f"replay of one point, {name}")
+    record_benchmark_samples(benchmark, replayed, f"replay of one point, {name}")
     told = ", ".join(f"{what} {share:.3f}" for what, share in shares.items())
     print(f"{name}, {len(trace)} tokens: plain pass {plain:.2f} s of one core; {SWEPT_POINTS} points: {told}")
     assert shares["replay / pass"] <= MOST_OF_A_PASS

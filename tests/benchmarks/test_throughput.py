@@ -19,7 +19,7 @@ from emad_ref.models.loading import load
 from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByPair
 from emad_ref.text import world
-from pytest_emad.suite_support import CLOCK, record_samples
+from pytest_emad.suite_support import CLOCK, record_benchmark_samples
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 from emad_ref.tasks.lm_eval_model import EmadLM
@@ -79,7 +79,7 @@ def test_full_depth_answers_as_fast_as_lm_evals_own_model(benchmark, loaded, ask
         for seconds in (times.process_seconds, times.seconds)
     )
     benchmark.extra_info |= {"hf / emad": used.value, "hf / emad, wall clock": wall.value}
-    record_samples(benchmark, times.seconds["emad"], f"{ask.__name__}, {rows} rows")
+    record_benchmark_samples(benchmark, times.seconds["emad"], f"{ask.__name__}, {rows} rows")
     print(
         f"{loaded.name}, {ask.__name__}, {rows} rows: hf / emad = {used.value:.3f} [{used.low:.3f}, {used.high:.3f}], "
         f"wall clock {wall.value:.3f} [{wall.low:.3f}, {wall.high:.3f}]"

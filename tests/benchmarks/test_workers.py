@@ -30,7 +30,7 @@ from emad_ref.models.model_spec import ModelSpec, load_cached
 from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByPair
 from emad_ref.workers.dispatch import open_workers
-from pytest_emad.suite_support import CLOCK, record_samples
+from pytest_emad.suite_support import CLOCK, record_benchmark_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 
@@ -117,7 +117,7 @@ def test_two_workers_get_done_what_two_processes_do(benchmark, loaded, plan, row
     gain = estimate_speedup_per_request(seconds["one worker"], seconds["two workers"], threshold=LEAST_GAIN)
     most = estimate_speedup_per_request(seconds["one process"], seconds["two processes"])
     benchmark.extra_info |= {"gain of two workers": gain.value, "gain of two processes": most.value}
-    record_samples(benchmark, taken["two workers"], "two workers")
+    record_benchmark_samples(benchmark, taken["two workers"], "two workers")
     for arm, found in taken.items():
         print(f"{arm}: {', '.join(f'{second:.1f}' for second in found)} s")
     print(f"two workers are {gain.value:.3f} [{gain.low:.3f}, {gain.high:.3f}] × as fast as one")
@@ -139,6 +139,6 @@ def test_two_workers_are_not_held_up_by_who_cuts_and_adds(benchmark, loaded, pla
     assert by_worker == alone
     most = 1 / (left / whole + 1 / 2)
     benchmark.extra_info |= {"most that two workers can gain": most}
-    record_samples(benchmark, [left], "cutting and adding")
+    record_benchmark_samples(benchmark, [left], "cutting and adding")
     print(f"{left:.2f} s of {whole:.2f} s stay behind: two workers can be {most:.2f} × as fast as one")
     assert most >= LEAST_GAIN

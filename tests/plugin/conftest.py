@@ -35,7 +35,7 @@ import pytest
 from emad_ref.audit.finding import Finding
 
 @pytest.fixture(autouse=True)
-def recorded(emad_record): emad_record.audit(Finding("premise", True, "as seen", 1, 0))
+def recorded(emad_record): emad_record.record_audit(Finding("premise", True, "as seen", 1, 0))
 """
 
 Run = Callable[..., pytest.RunResult]
@@ -126,11 +126,11 @@ def wheel_layout(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> P
         (folder / "__init__.py").touch()
     (suites / "claims" / "test_claim.py").write_text(
         "from emad_ref.audit.finding import Finding\ndef test_claim(emad_settings, emad_record):\n"
-        "    emad_record.audit(Finding('seed', emad_settings.study.seed == 0, '', 1, 0))\n"
+        "    emad_record.record_audit(Finding('seed', emad_settings.study.seed == 0, '', 1, 0))\n"
     )
     (suites / "cost" / "test_time.py").write_text(
         "from emad_ref.audit.finding import Finding\ndef test_time(emad_record):\n"
-        "    emad_record.audit(Finding('clock', True, '', 1, 0))\n"
+        "    emad_record.record_audit(Finding('clock', True, '', 1, 0))\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(site))
     return suites

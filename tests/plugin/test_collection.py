@@ -149,7 +149,7 @@ def test_hypothesis_settings_of_other_tests_are_left_alone(project: pytest.Pytes
 
 PROFILED = """
 from hypothesis import Phase, given, settings, strategies as st
-from pytest_emad.hypothesis_profile import property_settings
+from pytest_emad.hypothesis_profile import property_test_settings
 from emad_ref.measurements.study import BUDGETS
 drawn = []
 @given(st.integers())
@@ -157,7 +157,7 @@ def test_property(number): drawn.append(number)
 def test_count(): assert len(drawn) >= {least}
 def test_later():
     settings.load_profile("mine")  # as a fixture of the user's may
-    asked = property_settings(BUDGETS["smoke"], steps=7)
+    asked = property_test_settings(BUDGETS["smoke"], steps=7)
     assert asked.max_examples == {least} and asked.deadline is None and set(asked.phases) == set(Phase)
     assert asked.stateful_step_count == {steps}
     settings.load_profile("emad")

@@ -47,25 +47,25 @@ FALSIFIED = """
 from verdicts import verdict
 from emad_ref.audit.finding import Finding
 
-def test_mark(emad_record): emad_record.claim(verdict("falsified", "EMAD-F1"))
-def test_makereport(emad_record): emad_record.claim(verdict("falsified", "EMAD-F2"))
-def test_call(emad_record): emad_record.claim(verdict("falsified", "EMAD-E2"))
-def test_pyfunc(emad_record): emad_record.claim(verdict("falsified", "EMAD-E5"))
-def test_logreport(emad_record): emad_record.claim(verdict("falsified", "EAD-H1"))
-def test_skipped(emad_record): emad_record.claim(verdict("falsified", "EMAD-E1"))
+def test_mark(emad_record): emad_record.record_claim(verdict("falsified", "EMAD-F1"))
+def test_makereport(emad_record): emad_record.record_claim(verdict("falsified", "EMAD-F2"))
+def test_call(emad_record): emad_record.record_claim(verdict("falsified", "EMAD-E2"))
+def test_pyfunc(emad_record): emad_record.record_claim(verdict("falsified", "EMAD-E5"))
+def test_logreport(emad_record): emad_record.record_claim(verdict("falsified", "EAD-H1"))
+def test_skipped(emad_record): emad_record.record_claim(verdict("falsified", "EMAD-E1"))
 def test_audited(emad_record):
-    emad_record.audit(Finding("rows", False, "row 2 is off", 7, 1))
+    emad_record.record_audit(Finding("rows", False, "row 2 is off", 7, 1))
     raise AssertionError("row 2 is off")
-def test_cleared(emad_record): emad_record.claim(verdict("falsified", "EMAD-E3"))
+def test_cleared(emad_record): emad_record.record_claim(verdict("falsified", "EMAD-E3"))
 def test_empty(emad_record): pass
-def test_never(emad_record): emad_record.claim(verdict("falsified", "EMAD-E4"))
+def test_never(emad_record): emad_record.record_claim(verdict("falsified", "EMAD-E4"))
 def test_again(emad_record):
     tries.append(1)
-    emad_record.claim(verdict("falsified" if len(tries) < 2 else "survived", "EMAD-E6"))
+    emad_record.record_claim(verdict("falsified" if len(tries) < 2 else "survived", "EMAD-E6"))
 tries = []
 def test_plain(emad_record):
     assert len(tries) == 2
-    emad_record.claim(verdict("survived", "EMAD-E7"))
+    emad_record.record_claim(verdict("survived", "EMAD-E7"))
 """
 CHANGES = """
 import pytest
@@ -175,20 +175,21 @@ tries = {}
 def first(name):
     tries[name] = tries.get(name, 0) + 1
     return tries[name] == 1
-def test_claim(emad_record): emad_record.claim(verdict("falsified" if first("claim") else "survived", "EMAD-F1"))
-def test_silent(emad_record): emad_record.claim(verdict("falsified" if first("silent") else "survived", "EMAD-F2"))
+def test_claim(emad_record): emad_record.record_claim(verdict("falsified" if first("claim") else "survived", "EMAD-F1"))
+def test_silent(emad_record):
+    emad_record.record_claim(verdict("falsified" if first("silent") else "survived", "EMAD-F2"))
 def test_audit(emad_record):
     passed = not first("audit")
-    emad_record.audit(Finding("rows", passed, "row 2", 7, 1))
+    emad_record.record_audit(Finding("rows", passed, "row 2", 7, 1))
     assert passed
 def test_crash(emad_record):
     if first("crash"): raise OSError("no route to the hub")
-    emad_record.claim(verdict("survived", "EMAD-E2"))
+    emad_record.record_claim(verdict("survived", "EMAD-E2"))
 class Unprintable(Exception):
     def __str__(self): return 1 / 0
 def test_unprintable(emad_record):
     if first("unprintable"): raise Unprintable
-    emad_record.audit(Finding("rows", True, "", 7, 0))
+    emad_record.record_audit(Finding("rows", True, "", 7, 0))
 """
 
 
@@ -227,9 +228,9 @@ def test_a_claim_that_two_tests_decide_differently_is_decided_once(project: pyte
         import pytest
         from verdicts import verdict
         @pytest.mark.parametrize("n", [1, 2, 3])
-        def test_claim(emad_record, n): emad_record.claim(verdict("survived" if n < 3 else "inconclusive"))
+        def test_claim(emad_record, n): emad_record.record_claim(verdict("survived" if n < 3 else "inconclusive"))
         @pytest.mark.parametrize("n", [1, 2])
-        def test_alike(emad_record, n): emad_record.claim(verdict("survived", "EMAD-F2"))
+        def test_alike(emad_record, n): emad_record.record_claim(verdict("survived", "EMAD-F2"))
         """
     )
     assert run(*REPORT).ret == FAILED
@@ -266,7 +267,7 @@ def test_an_exit_status_that_was_changed_stays_red(
     suites: Path, project: pytest.Pytester, run: Run, conftest: str
 ) -> None:
     (suites / "test_a.py").write_text(
-        'from verdicts import verdict\ndef test(emad_record): emad_record.claim(verdict("falsified"))\n'
+        'from verdicts import verdict\ndef test(emad_record): emad_record.record_claim(verdict("falsified"))\n'
     )
     project.makeconftest(f"import pytest\n{conftest}")
     assert run("suites", *REPORT).ret != OK
@@ -363,7 +364,7 @@ def patched(request, monkeypatch):
         monkeypatch.setattr(suite_support, "largest_threshold_change", lambda *given: 0.0)
         monkeypatch.setattr(finding, "TIE_LIMIT", 1.0)
         monkeypatch.setattr(finding, "Tally", type("Tally", (finding.Tally,), {}))
-        monkeypatch.setattr(recorder.Recorder, "note", functools.partialmethod(print))
+        monkeypatch.setattr(recorder.Recorder, "record_note", functools.partialmethod(print))
         monkeypatch.setattr(suite_support.Auditor, "__call__", lambda self, found: None)
 
 def pytest_collection_modifyitems(items):
@@ -376,7 +377,7 @@ def pytest_runtest_call(item):
 """
 JUDGES = """
 from emad_ref.audit.finding import Finding
-def audited(emad_record): emad_record.audit(Finding("rows", True, "", 1, 0))
+def audited(emad_record): emad_record.record_audit(Finding("rows", True, "", 1, 0))
 def test_fixture(emad_record, emad_rng): audited(emad_record)
 def test_patched(emad_record): audited(emad_record)
 def test_argument(emad_record, emad_register): audited(emad_record)
@@ -403,7 +404,7 @@ def test_a_part_of_ours_that_is_replaced_is_named(
         "pytest_emad.suite_support.largest_threshold_change",
         "emad_ref.audit.finding.TIE_LIMIT",
         "emad_ref.audit.finding.Tally",
-        "pytest_emad.recorder.Recorder.note",
+        "pytest_emad.recorder.Recorder.record_note",
         "pytest_emad.suite_support.Auditor.__call__",
     }
     assert {what.rpartition(".")[2] for what in named if "emad_ref" in what} == {"same_tokens", "TIE_LIMIT", "Tally"}

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pytest_emad.decoder_providers import OUR_PROVIDER, provider_choice
-from pytest_emad.options import settings
+from pytest_emad.decoder_providers import OUR_PROVIDER, requested_provider_name
+from pytest_emad.options import get_run_settings
 from tests.plugin.conftest import Run
 
 ASK = """
@@ -93,7 +93,7 @@ def test_only_the_named_backend_is_asked(project: pytest.Pytester, run: Run) -> 
     project.makepyfile(**provider("one", "return 1"), **provider("two", "return None"), test_it=ASK.format(expected=1))
     result = run("-p", "one", "-p", "two", "--emad-backend", "two")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*NoDecoder: --emad-backend=two returned no decoder for m at 'full depth'*"])
+    result.stdout.fnmatch_lines(["*NoDecoderError: --emad-backend=two returned no decoder for m at 'full depth'*"])
 
 
 def test_an_unknown_backend_is_a_usage_error(project: pytest.Pytester, run: Run) -> None:
@@ -130,8 +130,8 @@ def test_ours_answers_last_and_can_be_named(
 def test_how_ours_walks_is_chosen_by_the_same_option(project: pytest.Pytester, given: str | None, walk: str) -> None:
     arguments = () if given is None else ("--emad-backend", given)
     config = project.parseconfig("-p", "no:cacheprovider", *arguments)
-    assert settings(config).study.walk == walk
-    assert provider_choice(config) == (OUR_PROVIDER if given in ("fast", "eager", "walked") else given)
+    assert get_run_settings(config).study.walk == walk
+    assert requested_provider_name(config) == (OUR_PROVIDER if given in ("fast", "eager", "walked") else given)
 
 
 def test_refusals_reach_the_test(project: pytest.Pytester, run: Run) -> None:

@@ -20,7 +20,7 @@ def one_verdict(project: pytest.Pytester, outcome: str, claim: str = "EMAD-F1", 
         f"""
         from verdicts import verdict
         def test_claim(emad_record):
-            emad_record.claim(verdict({outcome!r}, {claim!r}){call})
+            emad_record.record_claim(verdict({outcome!r}, {claim!r}){call})
         """
     )
 
@@ -69,7 +69,7 @@ def test_the_message_is_the_line_of_the_summary_and_why(project: pytest.Pytester
         def test_claim(emad_record):
             legs = (Leg("world:premise", "falsified", .03, (.02, .04), 200, .01, "relative rise"),
                     Leg("copy", "inconclusive", None, None, 12, .01, "accuracy", "n = 12, but 100 are needed"))
-            emad_record.claim(verdict("falsified", reason="the upper layers matter", legs=legs))
+            emad_record.record_claim(verdict("falsified", reason="the upper layers matter", legs=legs))
         """
     )
     result = run()
@@ -99,7 +99,7 @@ def test_a_warning_that_the_summary_repeats_is_printed_once(project: pytest.Pyte
         from verdicts import verdict
         def test_claim(emad_record):
             warnings.warn(UserWarning("of somebody else"))
-            emad_record.claim(verdict("inconclusive"))
+            emad_record.record_claim(verdict("inconclusive"))
         """
     )
     result = run()
@@ -223,8 +223,8 @@ def test_a_verdict_on_time_is_not_compared_and_that_is_said(project: pytest.Pyte
     project.makepyfile(
         """
         from verdicts import verdict
-        def test_known(emad_record): emad_record.claim(verdict("survived"), "world:premise")
-        def test_timed(emad_record): emad_record.claim(verdict("falsified", "EMAD-F2"), "world:premise")
+        def test_known(emad_record): emad_record.record_claim(verdict("survived"), "world:premise")
+        def test_timed(emad_record): emad_record.record_claim(verdict("falsified", "EMAD-F2"), "world:premise")
         """
     )
     result = run("--emad-gate", "known", "--emad-golden", "goldens", "--emad-require", "golden")
@@ -252,8 +252,8 @@ def test_require_golden_wants_each_verdict_on_record(project: pytest.Pytester, r
     project.makepyfile(
         """
         from verdicts import verdict
-        def test_known(emad_record): emad_record.claim(verdict("survived"), "world:premise")
-        def test_new(emad_record): emad_record.claim(verdict("survived", "EMAD-E1"), "world:premise")
+        def test_known(emad_record): emad_record.record_claim(verdict("survived"), "world:premise")
+        def test_new(emad_record): emad_record.record_claim(verdict("survived", "EMAD-E1"), "world:premise")
         """
     )
     assert run("--emad-gate", "known", "--emad-golden", "goldens").ret == PASSES
@@ -285,11 +285,11 @@ def test_what_a_decoder_declines_outside_a_claim_is_skipped_with_its_reason(proj
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        ("claim(verdict('survived', 'EMAD-X'))", "claim='EMAD-X', but expected a row of the register"),
-        ("point({'name': 'p'})", "point['model']"),
-        ("point({'name': 'p', 'model': 'm', 'mean_depth': float('nan')})", "leave absent numbers out"),
-        ("point({'name': 'p', 'model': 'm', 'mean_depth': numpy.float32(1)})", "built-in JSON values"),
-        ("model({})", "model['name']"),
+        ("record_claim(verdict('survived', 'EMAD-X'))", "claim='EMAD-X', but expected a row of the register"),
+        ("record_point({'name': 'p'})", "point['model']"),
+        ("record_point({'name': 'p', 'model': 'm', 'mean_depth': float('nan')})", "leave absent numbers out"),
+        ("record_point({'name': 'p', 'model': 'm', 'mean_depth': numpy.float32(1)})", "built-in JSON values"),
+        ("record_model({})", "model['name']"),
     ],
 )
 def test_misuse_of_the_recorder_is_an_error(project: pytest.Pytester, run: Run, call: str, said: str) -> None:

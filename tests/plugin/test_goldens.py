@@ -138,9 +138,9 @@ def test_verdicts_of_another_schema_are_not_written_over(tmp_path: Path) -> None
 SUITE = """
 from verdicts import verdict
 def test_golden(emad_record):
-    stored = emad_record.golden("tokens/abc", {value})
+    stored = emad_record.load_golden("tokens/abc", {value})
     assert stored in (None, {value})
-    emad_record.claim(verdict("survived"), "world:premise")
+    emad_record.record_claim(verdict("survived"), "world:premise")
 """
 
 
@@ -189,7 +189,7 @@ def test_a_verdict_on_time_never_goes_on_record(project: pytest.Pytester, run: R
 
 
 def test_no_golden_recorded_is_not_a_failure_unless_required(project: pytest.Pytester, run: Run) -> None:
-    project.makepyfile("def test(emad_record): assert emad_record.golden('never/recorded', [1]) is None")
+    project.makepyfile("def test(emad_record): assert emad_record.load_golden('never/recorded', [1]) is None")
     assert run("--emad-report", "out").ret == pytest.ExitCode.OK
     assert report_of(project.path / "out")["goldens"] == [{"id": "never/recorded", "outcome": "absent"}]
     result = run("--emad-require", "golden")

@@ -17,7 +17,7 @@ import pytest
 from emad_ref.protocol import Capabilities, Prompt, Step, Unsupported
 from emad_ref.record import Record, Tokens, Work
 from pytest_emad.guarded_decoder import (
-    CallLimit,
+    CallTimeLimit,
     DecoderTooSlowError,
     GuardedDecoder,
     GuardedSession,
@@ -25,7 +25,7 @@ from pytest_emad.guarded_decoder import (
 )
 
 PROMPTS = [Prompt(np.arange(3))]
-NO_LIMIT = CallLimit("mine", None, None)
+NO_LIMIT = CallTimeLimit("mine", None, None)
 STEP = Step(np.zeros((1, 1, 5)), np.ones((1, 1), dtype=np.int64), np.empty((1, 1, 0)))
 NO_TOKENS = Tokens(*(np.empty(0, dtype=np.int64) for _ in range(7)), np.empty(0, dtype=bool))
 RECORD = Record(NO_TOKENS, np.empty((0, 0)), [np.ones(1, dtype=np.int64)], ["length"])
@@ -83,7 +83,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_that_hangs_ends_in_time_by_name(call: str) -> None:
     before, began = signal.getsignal(signal.SIGALRM), time.monotonic()
-    decoder = GuardedDecoder(Slow(), CallLimit("hook of mine", 0.2, None), lambda *seen: None)  # type: ignore[arg-type]
+    decoder = GuardedDecoder(Slow(), CallTimeLimit("hook of mine", 0.2, None), lambda *seen: None)  # type: ignore[arg-type]
     with pytest.raises(DecoderTooSlowError, match=rf"{call} of hook of mine gave no answer within 0\.2 s"):
         CALLS[call](decoder)
     assert time.monotonic() - began < 10
@@ -95,7 +95,7 @@ def test_code_that_never_returns_ends_the_process() -> None:
     """A loop in C cannot be interrupted: the stack is written and the process ends."""
     code = (
         "import sys, pytest_emad.guarded_decoder as g; g.GRACE_S = 0.1\n"
-        "with g.CallLimit('mine', 0.1, sys.__stderr__)('generate'): sum(range(10**12))"
+        "with g.CallTimeLimit('mine', 0.1, sys.__stderr__)('generate'): sum(range(10**12))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

@@ -24,7 +24,7 @@ from tests.graphs import TapeEngine, capturing
 
 @pytest.fixture
 def chosen(tmp_path: Path) -> Any:
-    return hardware.argument_parser().parse_args(["emad-nano", "--out", str(tmp_path), "--device", "cpu"])
+    return hardware.build_argument_parser().parse_args(["emad-nano", "--out", str(tmp_path), "--device", "cpu"])
 
 
 @pytest.fixture(autouse=True)

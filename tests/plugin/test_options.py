@@ -11,7 +11,7 @@ import pytest
 
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.wire.address import ProgramAddress, ServerAddress
-from pytest_emad.options import OPTIONS, RunSettings, settings
+from pytest_emad.options import OPTIONS, RunSettings, get_run_settings
 from tests.plugin.conftest import Run
 
 VALUES: dict[str, tuple[str, Any]] = {
@@ -61,7 +61,7 @@ def files(project: pytest.Pytester) -> None:
 
 
 def parsed(project: pytest.Pytester, *arguments: str) -> RunSettings:
-    return settings(project.parseconfig("-p", "no:cacheprovider", *arguments))
+    return get_run_settings(project.parseconfig("-p", "no:cacheprovider", *arguments))
 
 
 def field_of(found: RunSettings, name: str) -> Any:

@@ -18,7 +18,7 @@ from emad_ref.statistics.verdicts import Verdict
 def test_it(emad_record, emad_settings, pytestconfig):
     (model,), seed = emad_settings.models, emad_settings.study.seed
     outcome = (pytestconfig.rootpath / "outcome.txt").read_text().split()[seed]
-    emad_record.claim(Verdict("EMAD-E13", model, outcome, 1.0, None, 1, 1.0, "1 = tied", False, ""), "text")
+    emad_record.record_claim(Verdict("EMAD-E13", model, outcome, 1.0, None, 1, 1.0, "1 = tied", False, ""), "text")
 
 @pytest.mark.emad(claim="EMAD-F2", measures=True)
 def test_timed():
@@ -84,7 +84,7 @@ def test_every_bundled_model_and_the_pair_are_asked_on_every_text() -> None:
 
 def test_a_downloaded_model_is_judged_on_natural_text_without_slow_claims(tmp_path: Path) -> None:
     model = "smollm2-135m"
-    chosen = rejudge.argument_parser().parse_args([model, "--data", "texts", "--out", str(tmp_path)])
+    chosen = rejudge.build_argument_parser().parse_args([model, "--data", "texts", "--out", str(tmp_path)])
     runs = list(rejudge.planned_runs(chosen.models, (0,)))
     assert [run.name for run in runs] == [f"{model}-gsm8k-seed-0", f"{model}-wikitext-seed-0"]
     words = rejudge.pytest_arguments(runs[0], chosen)

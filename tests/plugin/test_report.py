@@ -15,13 +15,13 @@ from tests.plugin.conftest import Run, report_of, unwrapped
 SUITE = """
 from verdicts import verdict
 def test_falsified(emad_record):
-    emad_record.model({"name": "emad-tiny", "fingerprint": "abc", "layers": 12})
-    emad_record.point({"model": "emad-tiny", "name": "emad m=0.20", "mean_depth": 5.25, "net_reduction": 0.41})
-    emad_record.note("the baseline sleeps")
-    emad_record.claim(verdict("falsified"))
+    emad_record.record_model({"name": "emad-tiny", "fingerprint": "abc", "layers": 12})
+    emad_record.record_point({"model": "emad-tiny", "name": "emad m=0.20", "mean_depth": 5.25, "net_reduction": 0.41})
+    emad_record.record_note("the baseline sleeps")
+    emad_record.record_claim(verdict("falsified"))
 def test_survived(emad_record):
-    emad_record.model({"name": "emad-tiny", "fingerprint": "abc", "layers": 12})
-    emad_record.claim(verdict("survived", "EMAD-E1"))
+    emad_record.record_model({"name": "emad-tiny", "fingerprint": "abc", "layers": 12})
+    emad_record.record_claim(verdict("survived", "EMAD-E1"))
 """
 
 
@@ -80,8 +80,8 @@ def test_legs_and_tables_are_printed_at_twice_verbose(project: pytest.Pytester, 
         from verdicts import Leg, verdict
         def test_legs(emad_record):
             legs = (Leg("world:premise", "survived", .003, (.002, .004), 200, .01, "relative rise"),)
-            emad_record.table("equal FLOPs", "emad-tiny", [{"family": "EMAD"}])
-            emad_record.claim(verdict("survived", "EMAD-E1", legs=legs))
+            emad_record.record_table("equal FLOPs", "emad-tiny", [{"family": "EMAD"}])
+            emad_record.record_claim(verdict("survived", "EMAD-E1", legs=legs))
         """
     )
     tables = ["*emad-tiny: equal FLOPs*", "EMAD", "*EMAD-E1 on emad-tiny*", "world:premise*survived*"]
@@ -128,7 +128,7 @@ FIGURE = """
 import pytest
 ROWS = [{"family": "EMAD", "net reduction %": 0.25, "rise %": 0.5}]
 def test_drawn(emad_record):
-    emad_record.table("equal FLOPs", "emad-tiny", ROWS, figure="pareto")
+    emad_record.record_table("equal FLOPs", "emad-tiny", ROWS, figure="pareto")
 """
 
 
@@ -201,7 +201,7 @@ def test_an_interrupted_run_is_shown_as_far_as_it_got(project: pytest.Pytester, 
 def test_a_figure_that_cannot_draw_its_rows_fails_where_it_is_recorded(
     project: pytest.Pytester, run: Run, rows: str, figure: str, message: str
 ) -> None:
-    project.makepyfile(f"def test(emad_record):\n    emad_record.table('t', 'm', {rows}, figure={figure!r})")
+    project.makepyfile(f"def test(emad_record):\n    emad_record.record_table('t', 'm', {rows}, figure={figure!r})")
     result = run()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"BadArgument: {message}"])
@@ -211,10 +211,10 @@ def test_quality_and_time_of_one_point_share_a_row(project: pytest.Pytester, run
     project.makepyfile(
         """
         def test_quality(emad_record):
-            emad_record.point({"model": "m", "name": "p", "mean_depth": 5.0, "time_ratio": None})
-            emad_record.point({"model": "other", "name": "p", "mean_depth": 6.0, "time_ratio": None})
+            emad_record.record_point({"model": "m", "name": "p", "mean_depth": 5.0, "time_ratio": None})
+            emad_record.record_point({"model": "other", "name": "p", "mean_depth": 6.0, "time_ratio": None})
         def test_time(emad_record):
-            emad_record.point({"model": "m", "name": "p", "mean_depth": None, "time_ratio": {"1": 1.5}})
+            emad_record.record_point({"model": "m", "name": "p", "mean_depth": None, "time_ratio": {"1": 1.5}})
         """
     )
     run("--emad-report", "out")
@@ -227,9 +227,9 @@ def test_quality_and_time_of_one_point_share_a_row(project: pytest.Pytester, run
 TABLES = """
 def test_one(emad_record):
     rows = [{"stride": 2, "rise %": 0.0125, "recall": None}, {"stride": 4, "rise %": 0.0, "recall": 0.5}]
-    emad_record.table("probe stride", "emad-tiny", rows)
+    emad_record.record_table("probe stride", "emad-tiny", rows)
 def test_two(emad_record):
-    emad_record.table("probe stride", "other", [{"interval": [0.5, 1.25]}])
+    emad_record.record_table("probe stride", "other", [{"interval": [0.5, 1.25]}])
 """
 
 
@@ -273,7 +273,7 @@ def test_tables_are_printed_between_points_and_claims_and_reported_as_given(proj
 def test_tables_that_cannot_be_set_or_reported_are_refused(
     project: pytest.Pytester, run: Run, rows: str, message: str
 ) -> None:
-    project.makepyfile(f"def test(emad_record):\n    emad_record.table('probe stride', 'm', {rows})")
+    project.makepyfile(f"def test(emad_record):\n    emad_record.record_table('probe stride', 'm', {rows})")
     result = run("--emad-report", "out")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"BadArgument: {message}"])
@@ -285,7 +285,7 @@ def test_a_verdict_is_kept_when_its_test_fails_later(project: pytest.Pytester, r
         """
         from verdicts import verdict
         def test(emad_record):
-            emad_record.claim(verdict("survived"))
+            emad_record.record_claim(verdict("survived"))
             assert False
         """
     )
@@ -358,7 +358,9 @@ def test_a_job_summary_is_added_to_the_file_that_the_job_names(
 def test_a_job_summary_that_cannot_be_written_is_one_error_and_loses_no_report(
     project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project.makepyfile("from verdicts import verdict\ndef test(emad_record): emad_record.claim(verdict('survived'))")
+    project.makepyfile(
+        "from verdicts import verdict\ndef test(emad_record): emad_record.record_claim(verdict('survived'))"
+    )
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.path))
     result = run("--emad-report", "out")
     assert result.ret == pytest.ExitCode.TESTS_FAILED

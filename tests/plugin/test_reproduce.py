@@ -24,7 +24,7 @@ from emad_ref.statistics.verdicts import Verdict
 def test_it(emad_record, emad_settings):
     (model,) = emad_settings.models
     outcome = "falsified" if model == "bad" else "survived"
-    emad_record.claim(Verdict("EMAD-E13", model, outcome, 1.0, None, 1, 1.0, "1 = tied", False, "counted"))
+    emad_record.record_claim(Verdict("EMAD-E13", model, outcome, 1.0, None, 1, 1.0, "1 = tied", False, "counted"))
     assert model != "failing"
 """
 
@@ -152,9 +152,9 @@ def noted(request):
 def told(emad_record, emad_settings):
     (model,) = emad_settings.models
     def tell(claim):
-        emad_record.point({"model": model, "name": "p", claim: 1.0})
-        emad_record.note(f"of {claim}")
-        emad_record.claim(Verdict(claim, model, "survived", 1.0, None, 1, 1.0, "1 = tied", False, "counted"))
+        emad_record.record_point({"model": model, "name": "p", claim: 1.0})
+        emad_record.record_note(f"of {claim}")
+        emad_record.record_claim(Verdict(claim, model, "survived", 1.0, None, 1, 1.0, "1 = tied", False, "counted"))
     return tell
 """
 FIRST = """
@@ -218,7 +218,7 @@ def judged(*words: str) -> int:
 
 def one_run(place: Path) -> Any:
     """The report of a pytest that is asked everything at once."""
-    words = subprocesses.pytest_words(
+    words = subprocesses.build_pytest_arguments(
         ["suites"], {"model": "m", "budget": "smoke", "device": "cpu", "report": place / "at-once"}
     )
     assert subprocesses.run_pytest(words, place / "at-once.txt") == 0

@@ -23,7 +23,7 @@ from verdicts import verdict
 CLAIMS = ["EMAD-E1", "EMAD-F1", "EMAD-R1", "EMAD-R2"]
 @pytest.mark.parametrize("claim", [pytest.param(c, marks=pytest.mark.emad(claim=c)) for c in CLAIMS])
 def test_claim(emad_record, claim):
-    emad_record.claim(verdict("survived", claim))
+    emad_record.record_claim(verdict("survived", claim))
 def test_of_no_claim(): pass
 """
 PAIR = """
@@ -31,7 +31,7 @@ import pytest
 from verdicts import verdict
 @pytest.mark.emad(claim="EAD-H1")
 def test_claim_of_names(emad_pair_names, emad_record):
-    emad_record.claim(verdict("survived", "EAD-H1"))
+    emad_record.record_claim(verdict("survived", "EAD-H1"))
 @pytest.mark.emad(claim="EAD-F1")
 def test_claim(emad_pair): assert False, "no model is loaded"
 def test_tokens(emad_pair): assert False, "no model is loaded"
@@ -197,10 +197,10 @@ from verdicts import verdict
     pytest.param("EMAD-X1", marks=pytest.mark.emad(claim="EMAD-X1", budget="standard")),
 ])
 def test_claim(emad_record, claim):
-    emad_record.claim(verdict("survived", claim))
+    emad_record.record_claim(verdict("survived", claim))
 @pytest.mark.emad(claim="EAD-A1", budget="standard")
 def test_of_the_pair(emad_record, emad_pair_names):
-    emad_record.claim(verdict("survived", "EAD-A1"))
+    emad_record.record_claim(verdict("survived", "EAD-A1"))
 """
 SOON = ("EMAD-F1",)  # it gates
 LATE = ("EMAD-E12", "EMAD-F1", "EMAD-X1", "EAD-A1")

@@ -16,7 +16,7 @@ from emad_ref.measurements.study import Study
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.statistics.verdicts import load_register
-from pytest_emad.recorder import record_answer
+from pytest_emad.recorder import decide_and_record_claim
 from pytest_emad.suite_support import Auditor
 
 TOLERANCE, NOISE = 1e-3, 2.0
@@ -40,14 +40,14 @@ class Stored:
         self.findings: list[Finding] = []
         self.notes: list[str] = []
 
-    def golden(self, key: str, give: Callable[[], Any]) -> Any:
+    def load_golden(self, key: str, give: Callable[[], Any]) -> Any:
         before, self.held = self.held, self.held or give()
         return before
 
-    def audit(self, finding: Finding) -> None:
+    def record_audit(self, finding: Finding) -> None:
         self.findings.append(finding)
 
-    def note(self, said: str) -> None:
+    def record_note(self, said: str) -> None:
         self.notes.append(said)
 
 
@@ -58,7 +58,7 @@ def stored() -> Stored:
 
 def holds(stored: Stored, point: OperatingPoint, found: GoldenTokens, prompts: list[Prompt] = PROMPTS) -> None:
     auditor = Auditor(cast(Any, None), TOLERANCE, cast(Any, None), cast(Any, stored))
-    auditor.golden(ABOUT, lambda: found, prompts, NOISE, declared=0.0, point=point)
+    auditor.compare_with_golden(ABOUT, lambda: found, prompts, NOISE, declared=0.0, point=point)
 
 
 def test_where_none_is_on_record_that_is_said(stored: Stored) -> None:
@@ -102,14 +102,14 @@ def test_a_threshold_that_moved_excuses_what_lies_between(stored: Stored) -> Non
 
 def test_nothing_is_decoded_where_none_is_on_record() -> None:
     class Without(Stored):
-        def golden(self, key: str, give: Callable[[], Any]) -> Any:
+        def load_golden(self, key: str, give: Callable[[], Any]) -> Any:
             return None
 
     def take() -> GoldenTokens:
         raise AssertionError("decoded")
 
     auditor = Auditor(cast(Any, None), TOLERANCE, cast(Any, None), cast(Any, Without()))
-    assert not auditor.golden(ABOUT, take, PROMPTS, NOISE, declared=0.0)
+    assert not auditor.compare_with_golden(ABOUT, take, PROMPTS, NOISE, declared=0.0)
 
 
 def test_never_is_never() -> None:
@@ -139,12 +139,16 @@ def test_a_claim_whose_answers_are_refuted_is_recorded_as_not_decided_and_fails(
     claim = load_register()["EMAD-F1"]
     audits: list[Finding] = []
     verdicts: list[Any] = []
-    record: Any = SimpleNamespace(audit=audits.append, claim=lambda verdict, *about: verdicts.append((verdict, about)))
+    record: Any = SimpleNamespace(
+        record_audit=audits.append, record_claim=lambda verdict, *about: verdicts.append((verdict, about))
+    )
     plan, evidence = RunPlan({claim.id: claim}, Study()), Refuted()
     with pytest.raises(
         pytest.fail.Exception, match=r"EMAD-F1 is not decided: .*row 31, position 4: emitted 3"
     ) as failed:
-        record_answer(evidence, 4, plan, record, "EMAD-F1", Question("EMAD-F1", "model", refuted, legs=lambda *_: 1))
+        decide_and_record_claim(
+            evidence, 4, plan, record, "EMAD-F1", Question("EMAD-F1", "model", refuted, legs=lambda *_: 1)
+        )
     assert failed.value.__context__ is None, "pytest would print the complaint twice"
     assert audits == [FOUND]
     ((verdict, about),) = verdicts

@@ -62,17 +62,17 @@ def test_where_standard_error_is_no_terminal_bars_stay_captured(run_apart: objec
 
 def test_workers_of_xdist_share_a_terminal_and_so_leave_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "isatty", lambda descriptor: True)
-    terminal_module.open_stream(worker=True)
+    terminal_module.open_stderr_copy(worker=True)
     try:
         assert terminal_module.progress_stream() is None
     finally:
-        terminal_module.close_stream()
+        terminal_module.close_stderr_copy()
 
 
 def test_a_decided_claim_is_told_in_words_and_whole() -> None:
     claim = {"id": "EAD-H1", "verdict": "survived", "estimate": 0.0005, "interval": None, "unit": "saving"}
     claim |= {"model": "emad-nano + emad-tiny", "title": "The paper's token shares give the savings it states"}
-    wide, narrow = (terminal_module.claim_lines([claim], width) for width in (160, 50))
+    wide, narrow = (terminal_module.format_claims([claim], width) for width in (160, 50))
     told = "The paper's token shares give the savings it states: survived, 0.1 % saving (emad-nano + emad-tiny)"
     assert wide == f"  EAD-H1    {told}"
     assert " ".join(narrow.split()) == f"EAD-H1 {told}"

@@ -30,7 +30,7 @@ SUITES = {
         from verdicts import verdict
         def test_logits_at_any_admissible_depth_are_the_full_models(emad_record, opened):
             opened()
-            emad_record.claim(verdict("survived", "EMAD-E2"))
+            emad_record.record_claim(verdict("survived", "EMAD-E2"))
         """,
     "fidelity/test_bridge": """
         import pytest
@@ -49,7 +49,7 @@ SUITES = {
         import pytest
         from verdicts import verdict
         @pytest.mark.parametrize("claim", ["EMAD-F1"])
-        def test_claim(emad_record, claim): emad_record.claim(verdict("survived", claim))
+        def test_claim(emad_record, claim): emad_record.record_claim(verdict("survived", claim))
         """,
     "claims/test_tables": """
         import pytest
@@ -62,7 +62,7 @@ SUITES = {
         @pytest.mark.parametrize("claim", ["EMAD-E5", "EMAD-F2"])
         def test_claim(emad_record, opened, claim):
             opened()
-            emad_record.claim(verdict("survived", claim))
+            emad_record.record_claim(verdict("survived", claim))
         @pytest.mark.emad(budget="full")
         def test_long(): pass
         """,
@@ -138,7 +138,7 @@ GATES = """
         from verdicts import verdict
         def of(claim): return pytest.param(claim, marks=pytest.mark.emad(claim=claim))
         @pytest.mark.parametrize("claim", [of("EMAD-F1"), of("EMAD-E1")])
-        def test_claim(emad_record, claim): emad_record.claim(verdict("survived", claim))
+        def test_claim(emad_record, claim): emad_record.record_claim(verdict("survived", claim))
         """
 LEFT_OUT = {  # a conftest that keeps the test of {claim} from running → why it is not decided
     "mark": (
@@ -177,7 +177,7 @@ def test_a_gate_that_was_asked_for_and_left_no_verdict_fails_every_run(
     assert run("suites/claims", "-k", "not EMAD-F1").ret == OK  # a person left it out
 
 
-VERDICT = "emad_record.claim(verdict({outcome!r}, claim, reason='as it is'){refused})"
+VERDICT = "emad_record.record_claim(verdict({outcome!r}, claim, reason='as it is'){refused})"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_row_is_decided_unless_the_decoder_left_it_open(
     suites: Path, project: pytest.Pytester, run: Run, outcome: str, refused: str, said: str | None
 ) -> None:
     told = SUITES["claims/test_model"].replace(
-        'emad_record.claim(verdict("survived", claim))', VERDICT.format(outcome=outcome, refused=refused)
+        'emad_record.record_claim(verdict("survived", claim))', VERDICT.format(outcome=outcome, refused=refused)
     )
     rewritten(suites, "claims/test_model", told)
     (project.path / "claims.toml").write_text("[EMAD-F1]\ngate = false\n")
@@ -422,7 +422,7 @@ def ours_is_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = types.ModuleType("emad_ref.measurements.run_resources")
     stand_in.make_judge_decoder = lambda request: "ours"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "emad_ref.measurements.run_resources", stand_in)
-    monkeypatch.setattr(integrity, "find_replacements", lambda item: [])  # which would name the stand-in
+    monkeypatch.setattr(integrity, "find_replaced_code", lambda item: [])  # which would name the stand-in
 
 
 def test_a_conftest_that_was_not_loaded_is_named(

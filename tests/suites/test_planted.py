@@ -77,7 +77,7 @@ def complaints(evidence: ModelMeasurements, test: str) -> Iterator[str]:
     path, _, name = test.partition("::")
     function: Any = getattr(importlib.import_module(f"suites.{path.removesuffix('.py').replace('/', '.')}"), name)
     settings = SimpleNamespace(gating=SimpleNamespace(inconclusive="fail"), budget=STUDY.budget)
-    record = SimpleNamespace(audit=lambda finding: None, note=lambda text: None)
+    record = SimpleNamespace(record_audit=lambda finding: None, record_note=lambda text: None)
     audit = Auditor(evidence.subject.lens, evidence.subject.tolerance, settings, record)  # type: ignore[arg-type]  # of a run
     marks = [mark.args for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
     for values in product(*(given for _, given in marks)):

@@ -19,7 +19,7 @@ PARTS = ["invariants", "fidelity", "claims-rest", "claims-measuring", "cost"]
 @pytest.mark.slow
 def test_verdicts_are_those_of_one_run(tiny: Path, tmp_path: Path) -> None:
     options = {"model": tiny, "budget": "smoke", "device": "cpu", "report": tmp_path / "at-once"}
-    subprocesses.run_pytest(subprocesses.pytest_words([str(SUITES)], options), tmp_path / "at-once.txt")
+    subprocesses.run_pytest(subprocesses.build_pytest_arguments([str(SUITES)], options), tmp_path / "at-once.txt")
     words = ["--suites", str(SUITES), "--budget", "smoke", "--executor", "processes:2"]
     reproduce.main([str(tiny), "--out", str(tmp_path / "out"), *words])
     found, wanted = (

@@ -20,7 +20,9 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A bundled name whose geometry is tiny: ``random:`` reads its config and no weights."""
     AutoConfig.for_model("gpt_neox", **SIZES).save_pretrained(tmp_path / "weights" / "pocket")
     monkeypatch.setattr(bundled, "weights_folder", lambda: tmp_path / "weights")
-    monkeypatch.setattr(integrity, "find_replacements", lambda item: [])  # the folder of weights is replaced on purpose
+    monkeypatch.setattr(
+        integrity, "find_replaced_code", lambda item: []
+    )  # the folder of weights is replaced on purpose
     return "random:pocket"
 
 
