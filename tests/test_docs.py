@@ -137,7 +137,7 @@ def test_what_is_only_checked_is_known_to_whoever_would_read_it(pytester: pytest
             case "pytest":
                 pytester.parseconfig("-p", "no:cacheprovider", *words[1:])
             case "python" if words[2].startswith("pytest_emad."):
-                COMMANDS[words[2]].argument_parser().parse_args(words[3:])
+                COMMANDS[words[2]].build_argument_parser().parse_args(words[3:])
             case "python":
                 assert words[1:3] == ["-m", "emad_ref.lm_eval"], words
                 cli = pytest.importorskip("lm_eval._cli", reason="the extra `tasks` is not installed")

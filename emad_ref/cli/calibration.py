@@ -65,11 +65,11 @@ def calibrate(args: argparse.Namespace) -> None:
     if args.probes:
         probes = tuple(args.probes)
     else:
-        probes = strided_probes(args.stride, stepper.layers) if args.stride else default_probes(stepper.layers)
+        probes = strided_probe_layers(args.stride, stepper.layers) if args.stride else default_probes(stepper.layers)
     require_probes(probes, stepper.layers)
     for quantile in args.quantiles or ():
         require_quantile(quantile)
-    corpora = open_corpora(args, loaded)
+    corpora = build_window_readers(args, loaded)
     plan = CalibrationPlan(
         model=loaded.name,
         fingerprint=loaded.fingerprint,
@@ -96,7 +96,7 @@ def calibrate(args: argparse.Namespace) -> None:
     print(f"{profile.tokens} tokens; written to {args.out}")
 
 
-def strided_probes(stride: int, layers: int) -> tuple[int, ...]:
+def strided_probe_layers(stride: int, layers: int) -> tuple[int, ...]:
     """Every ``stride``-th layer below the last of ``layers``.
 
     Raises:
@@ -112,7 +112,7 @@ def corpus_window_limit(args: argparse.Namespace) -> int | None:
     return DEFAULT_DOCUMENTS if args.documents is None and args.tokens is None else args.documents
 
 
-def open_corpora(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
+def build_window_readers(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
     """Name of each corpus → function that returns its windows from the first on.
 
     Raises:

@@ -52,7 +52,7 @@ REQUIRED_OPTION = {"margin": "profile", "entropy": "lens", "divergence": "lens",
 )
 
 
-def terminal_colours(environment: Mapping[str, str], is_terminal: bool) -> Colours:
+def supported_colours(environment: Mapping[str, str], is_terminal: bool) -> Colours:
     """Colours that the output stream supports, by the environment's NO_COLOR, TERM and COLORTERM."""
     if not is_terminal or environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
         return "none"
@@ -123,8 +123,8 @@ def generate(args: argparse.Namespace) -> None:
 
 def _output_colours(when: str) -> Colours:
     if when == "always":
-        return terminal_colours({**os.environ, "NO_COLOR": ""}, is_terminal=True)
-    return terminal_colours(os.environ, when == "auto" and sys.stdout.isatty())
+        return supported_colours({**os.environ, "NO_COLOR": ""}, is_terminal=True)
+    return supported_colours(os.environ, when == "auto" and sys.stdout.isatty())
 
 
 def _stream_tokens(args: argparse.Namespace, loaded: LoadedModel, small: LoadedModel | None) -> Iterator[StreamedToken]:

@@ -60,7 +60,7 @@ def judge(args: argparse.Namespace) -> int:
     from emad_ref.report.summary import build_run_summary
     from emad_ref.report.tables import format_sections
 
-    run = name_options_of_verb(judge_claims(args), add_judge_arguments)
+    run = translate_option_names(judge_claims(args), add_judge_arguments)
     report = run.report
     print(build_run_summary(report).headline)
     for message in run.warnings:
@@ -88,7 +88,7 @@ def compare_models(args: argparse.Namespace) -> int:
     else:
         require_available(args.other)
         request.other = args.other
-    return _print_comparison(name_options_of_verb(judge_claims(request), add_same_arguments), args.other)
+    return _print_comparison(translate_option_names(judge_claims(request), add_same_arguments), args.other)
 
 
 def _print_comparison(run: JudgmentResult, other: str) -> int:
@@ -112,7 +112,7 @@ class JudgmentResult:
     warnings: list[str]
 
 
-def name_options_of_verb(run: JudgmentResult, arguments: Callable[[argparse.ArgumentParser], None]) -> JudgmentResult:
+def translate_option_names(run: JudgmentResult, arguments: Callable[[argparse.ArgumentParser], None]) -> JudgmentResult:
     """``run``, whose texts name the options of the verb that ``arguments`` declares."""
     return JudgmentResult(
         *(replace_pytest_options(part, arguments) for part in (run.report, run.failures, run.warnings))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from emad_ref.cli.arguments import add_examples, parse_path
-from emad_ref.cli.reports import read_report_with_tests
+from emad_ref.cli.reports import read_report_listing_tests
 from emad_ref.errors import BadArgument, suggest_nearest
 from emad_ref.files import resolved
 from emad_ref.report.provenance import DISTRIBUTION
@@ -37,7 +37,7 @@ def replay_test(args: argparse.Namespace) -> int:
     """Repeat one test of a reported run with its seed and options, and print what the report says of it."""
     if args.keep and resolved(args.report) in (resolved(args.keep), resolved(args.keep / REPORT_FILE)):
         raise BadArgument("--keep", str(args.keep), "another folder than that of REPORT", "the replay would replace it")
-    report = read_report_with_tests(args.report)
+    report = read_report_listing_tests(args.report)
     test = find_test_id(report, args.row)
     print("\n".join(describe_recorded_test(report, test)))
     with tempfile.TemporaryDirectory(prefix="emad-replay-") as temporary:
@@ -47,7 +47,7 @@ def replay_test(args: argparse.Namespace) -> int:
         print(f"replayed: pytest {shlex.join(words)}", flush=True)
         status = subprocess.run([sys.executable, "-m", "pytest", *words], check=False).returncode
         with suppress(BadReport):  # a run that broke off wrote none, and has said why
-            print("\n".join(compare_replay(report, read_report_with_tests(folder), test)))
+            print("\n".join(compare_replay(report, read_report_listing_tests(folder), test)))
         if not args.keep:
             print(f"The replay's own report, {temporary}, is deleted now; --keep DIR keeps one.")
         return status

@@ -37,7 +37,7 @@ from emad_ref.measurements.option_values import LEAVE_OUT, report_folder
 from emad_ref.report.deselection import PREFIX, list_shipped_tests, suite_folder_names
 from emad_ref.report.schema import REPORT_FILE, Report, read_report, read_reports, unfinished_run_start_time
 from emad_ref.report.tiers import TIERS, format_tier
-from emad_ref.report.verification import find_proof_faults
+from emad_ref.report.verification import find_report_faults
 
 if TYPE_CHECKING:
     from emad_ref.report.comparison import ReportChange, ReportComparison
@@ -133,7 +133,7 @@ def add_report_arguments(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def read_report_with_tests(place: Path) -> Report:
+def read_report_listing_tests(place: Path) -> Report:
     """The report at ``place``.
 
     Raises:
@@ -148,10 +148,10 @@ def read_report_with_tests(place: Path) -> Report:
 
 def verify_report(args: argparse.Namespace) -> int:
     """Check that a report is complete and passed: every required test ran, and nothing is undecided."""
-    report = read_report_with_tests(args.report)
+    report = read_report_listing_tests(args.report)
     shipped = list_shipped_tests()
     suites = required_suite_folders(args.require_suite, shipped)
-    messages = list(find_proof_faults(report, suites, shipped, args.require_decoder, args.require_tier))
+    messages = list(find_report_faults(report, suites, shipped, args.require_decoder, args.require_tier))
     if start := unfinished_run_start_time(args.report):
         messages.insert(0, f"a later run, started {start}, did not finish, and this is not its report; run it again")
     for message in messages:

@@ -19,7 +19,7 @@ from emad_ref.errors import EmadError
 from emad_ref.mutants.mutant import RUN, VERIFY, Mutant
 from emad_ref.report.deselection import NO_PAIR, list_shipped_tests
 from emad_ref.report.schema import Report, read_report
-from emad_ref.report.verification import find_proof_faults
+from emad_ref.report.verification import find_report_faults
 
 LOG_FILE = "log"  # output of the run, beside the report
 CAUGHT, GREEN, ABSENT = "caught", "green", "not applicable"
@@ -114,7 +114,7 @@ def iterate_complaints(folder: Path) -> Iterator[Complaint]:
             yield Complaint(str(entry["shipped"]), entry["nodeid"], entry["reason"])
     for failure in report["run"]["failures"]:
         yield Complaint(RUN, "", failure)
-    for fault in find_proof_faults(report, [], list_shipped_tests(), None):
+    for fault in find_report_faults(report, [], list_shipped_tests(), None):
         yield Complaint(VERIFY, "", fault)
 
 

@@ -4,7 +4,7 @@ A decoder's tier is found by asking. Each provider counts the features that it a
 (``report.provenance``); the tier is the highest one whose features it answered. ``TIERS`` is the one table of tests and
 promises. A tier includes the tests and the promise of every tier in ``includes``.
 
-A test counts as live if its audit passed. ``audited_live_counts`` adds up, by model, what the decoder answered in them:
+A test counts as live if its audit passed. ``live_answer_counts_by_model`` adds up what the decoder answered in them:
 
     positions        new tokens of ``generate``, each held against the oracle
     prompt_lengths   different lengths of prompts, the shortest a single token
@@ -181,7 +181,7 @@ def offered_tiers(report: Report) -> list[str]:
     return [name for name in TIERS if all(TIERS[each].feature in answered for each in included_tiers(name))]
 
 
-def audited_live_counts(report: Report) -> dict[str, dict[str, Any]]:
+def live_answer_counts_by_model(report: Report) -> dict[str, dict[str, Any]]:
     """Model → what passed audits had the decoder answer; ``prompt_lengths`` as a sorted list."""
     counts: dict[str, dict[str, Any]] = {}
     for audit in report["audits"]:
@@ -206,7 +206,7 @@ def find_tier_shortfalls(report: Report, tier: str) -> Iterator[str]:
     if not any(provider["foreign"] for provider in providers):
         declined |= {STREAMING, CONCURRENCY}  # ours streams nothing, and takes one request at a time
     free = {part for name in declined for part in OPTIONAL[name]}
-    models, counts = report["settings"].get("models", ()), audited_live_counts(report)
+    models, counts = report["settings"].get("models", ()), live_answer_counts_by_model(report)
     for model, id in zip(models, model_test_ids(models), strict=True):
         live = [entry for entry in report["tests"] if _is_live(entry) and _is_about(entry, id)]
         for test, case in required_tier_tests(tier):
@@ -244,12 +244,12 @@ def _has_case(entry: Mapping[str, Any], case: str, models: Iterable[str]) -> boo
 
 def build_tier_entry(report: Report) -> dict[str, Any]:
     """The entry ``tier`` of ``report.json``: ``offered_features``, and ``live`` counts by model."""
-    return {"offered": offered_tiers(report)[-1], "live": audited_live_counts(report)}
+    return {"offered": offered_tiers(report)[-1], "live": live_answer_counts_by_model(report)}
 
 
 def format_tier(report: Report) -> str:
     """The decoder's tier and its live counts, in one line."""
-    counts = audited_live_counts(report)
+    counts = live_answer_counts_by_model(report)
     parts = []
     for model, found in counts.items():
         told = [f"{len(value) if isinstance(value, list) else value} {name.replace('_', ' ')}"

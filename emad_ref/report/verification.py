@@ -10,7 +10,7 @@ not decided, never a contradiction. ``find_contradictions`` gives one sentence f
 - One verdict per claim, model and run, from the first attempt. A second try has another error rate.
 - No part of the judge is replaced.
 
-``find_proof_faults`` gives one sentence for each thing that keeps a report from being proof.
+``find_report_faults`` gives one sentence for each thing that keeps a report from being proof.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _first_names(nodeids: Sequence[str]) -> str:
     return f"{', '.join(nodeids[:MAX_NAMES])}{more}"
 
 
-def find_proof_faults(
+def find_report_faults(
     report: Report, selection: Sequence[str], shipped: Sequence[str], decoder: str | None, tier: str | None = None
 ) -> Iterator[str]:
     """One sentence for each thing that keeps ``report`` from being proof; empty if it is proof.

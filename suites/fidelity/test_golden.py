@@ -31,20 +31,20 @@ class GoldenKind:
     temperature: float = 0.0
 
 
-def probing(**changed: Any) -> Callable[[ReplayValidity], OperatingPoint]:
+def probing_point_with(**changed: Any) -> Callable[[ReplayValidity], OperatingPoint]:
     """The probing point under another schedule."""
     return lambda bridging: replace(bridging.probing_point, **changed)
 
 
 GOLDEN_KINDS = {
-    "greedy": GoldenKind(probing(), rows=4),
+    "greedy": GoldenKind(probing_point_with(), rows=4),
     "shallow": GoldenKind(lambda bridging: bridging.shallow_point),
     "full": GoldenKind(lambda bridging: bridging.subject.full),
-    "eager": GoldenKind(probing(schedule="free_eager")),
-    "deferred": GoldenKind(probing(schedule="free_deferred")),
-    "copying": GoldenKind(probing(schedule="copying")),
-    "chunked": GoldenKind(probing(schedule="chunked", period=4)),
-    "drawn": GoldenKind(probing(), temperature=1.0),
+    "eager": GoldenKind(probing_point_with(schedule="free_eager")),
+    "deferred": GoldenKind(probing_point_with(schedule="free_deferred")),
+    "copying": GoldenKind(probing_point_with(schedule="copying")),
+    "chunked": GoldenKind(probing_point_with(schedule="chunked", period=4)),
+    "drawn": GoldenKind(probing_point_with(), temperature=1.0),
 }
 
 

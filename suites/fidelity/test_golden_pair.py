@@ -25,7 +25,7 @@ DRAWN = "ead drawn"
 Taking = Callable[[PairMeasurements, Sequence[Prompt]], GoldenTokens]
 
 
-def switched(temperature: float) -> Taking:
+def generate_by_switching(temperature: float) -> Taking:
     """Entropy-adaptive decoding: which model emitted each token stands in the place of its depth."""
 
     def take(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
@@ -41,29 +41,29 @@ def switched(temperature: float) -> Taking:
     return take
 
 
-def verified(decoder: VerifierDecoder, verifier: Partner, prompts: Sequence[Prompt]) -> GoldenTokens:
+def generate_verified(decoder: VerifierDecoder, verifier: Partner, prompts: Sequence[Prompt]) -> GoldenTokens:
     made = decoder.generate(prompts, NEW, frozenset())
     margin = logit_margins(verifier.decoder, prompts, made.emitted)
     return GoldenTokens(np.stack(made.emitted), emitted_depths(made), margin, threshold_distances(made, verifier.point))
 
 
-def speculated(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
+def generate_by_speculation(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
     with pair.models.partners(rows=ROWS) as (draft, verifier):
-        return verified(speculative_decoder(draft, verifier), verifier, prompts)
+        return generate_verified(speculative_decoder(draft, verifier), verifier, prompts)
 
 
-def drafted_by_itself(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
+def generate_self_drafted(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
     if reason := pair.models.without_drafting:
         pytest.skip(f"not applicable ({reason})")
     with pair.models.drafting(ROWS) as model:
-        return verified(self_speculative_decoder(model, pair.models.exit_layers[0]), model, prompts)
+        return generate_verified(self_speculative_decoder(model, pair.models.exit_layers[0]), model, prompts)
 
 
 PAIRED: dict[str, Taking] = {
-    "ead": switched(0.0),
-    DRAWN: switched(1.0),
-    "speculative": speculated,
-    "self-speculative": drafted_by_itself,
+    "ead": generate_by_switching(0.0),
+    DRAWN: generate_by_switching(1.0),
+    "speculative": generate_by_speculation,
+    "self-speculative": generate_self_drafted,
 }
 
 

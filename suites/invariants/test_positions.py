@@ -78,10 +78,10 @@ def test_generation_passes_every_position(
     point = replace(probing, name="watching", thresholds=unreached)
     subject, rows = emad_evidence.subject, max(emad_evidence.subject.budget.batch_sizes) + 1
     new = -(-(subject.audited_window - 1) // rows) + BEYOND
-    emad_audit(generation_over_the_window(subject, point, emad_rng, rows, new))
+    emad_audit(check_generation_to_window_end(subject, point, emad_rng, rows, new))
 
 
-def generation_over_the_window(
+def check_generation_to_window_end(
     subject: ModelUnderTest, point: OperatingPoint, rng: np.random.Generator, rows: int, new: int
 ) -> Finding:
     """Check ``rows`` of at most ``new`` tokens that begin evenly spread over the window and end with it at the latest.
@@ -139,4 +139,4 @@ def test_generation_holds_far_into_the_window(
         with subject.open_drawn(point, emad_rng, lengths, 1) as (under_test, prompts, _):
             emad_audit(generation(under_test, prompts, new, needed=0))
     if others:
-        emad_audit(generation_over_the_window(subject, point, emad_rng, PASSING, subject.audited_window - SHORTER))
+        emad_audit(check_generation_to_window_end(subject, point, emad_rng, PASSING, subject.audited_window - SHORTER))

@@ -53,7 +53,7 @@ DEPTHS = pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
 CASES = pytest.mark.parametrize("case", ["full", "sessions", "probing"])
 
 
-def point_of(evidence: ModelMeasurements, full: bool) -> OperatingPoint:
+def full_or_probing_point(evidence: ModelMeasurements, full: bool) -> OperatingPoint:
     return evidence.subject.full if full else evidence.replay_validity.probing_point
 
 
@@ -63,7 +63,7 @@ def test_batches_as_large_as_verdicts_read_decide_row_by_row(
 ) -> None:
     """One row more than the largest, and a drawn number of rows below it; through ``generate`` alone, also few rows."""
     subject = emad_evidence.subject
-    point, most = point_of(emad_evidence, case != "probing"), max(FEWEST, emad_evidence.most_rows) + 1
+    point, most = full_or_probing_point(emad_evidence, case != "probing"), max(FEWEST, emad_evidence.most_rows) + 1
     counts = [most, int(emad_rng.integers(FEWEST, most))]
     if case == "full":
         together = TOGETHER[: subject.share_of(len(TOGETHER), 2)]
@@ -76,7 +76,7 @@ def test_batches_as_large_as_verdicts_read_decide_row_by_row(
 def test_rows_end_at_any_stop_token_and_at_no_other(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
 ) -> None:
-    subject, point = emad_evidence.subject, point_of(emad_evidence, full)
+    subject, point = emad_evidence.subject, full_or_probing_point(emad_evidence, full)
     lengths = subject.brief(emad_rng, subject.share_of(ENDING, FEWEST_ENDING), NEW)
     with subject.open_drawn(point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(endings(under_test, prompts, NEW, emad_rng))
@@ -91,7 +91,7 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
     It is asked for fewer new tokens, too, if they tell enough prompts apart.
     """
     subject, full = emad_evidence.subject, case != "probing"
-    point, blocks = point_of(emad_evidence, full), case == "full" and not subject.decoder_is_ours
+    point, blocks = full_or_probing_point(emad_evidence, full), case == "full" and not subject.decoder_is_ours
     for shortest, longest in (SHARED, SHARED_BLOCKS, SHARED_HALVES) if blocks else (SHARED,):
         halves = (shortest, longest) == SHARED_HALVES
         room = subject.window - TOLD_APART
@@ -184,7 +184,7 @@ def test_requests_between_the_steps_of_sessions_change_nothing(
 ) -> None:
     """Three decoders at once: two at full depth, and one whose depth comes down or that stays there, too."""
     subject = emad_evidence.subject
-    points = [subject.full, point_of(emad_evidence, full), subject.full]
+    points = [subject.full, full_or_probing_point(emad_evidence, full), subject.full]
     between = subject.share_of(BETWEEN, FEWEST_BETWEEN)
     prompts, continuation = subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, FED), FED)
     with ExitStack() as stack:

@@ -63,11 +63,11 @@ class OpenSession:
     done: list[str]
     returned: list[tuple[str, Numbers, Numbers]] = field(default_factory=list)
 
-    def keep(self, name: str, array: Numbers) -> None:
+    def keep_copy(self, name: str, array: Numbers) -> None:
         self.returned.append((f"{name} after {self.done[-1]}", array, np.array(array)))
 
 
-def may_decline(step: Callable[..., None]) -> Callable[..., None]:
+def stop_search_if_declined(step: Callable[..., None]) -> Callable[..., None]:
     @wraps(step)
     def taken(machine: SessionMachine, *given: Any, **named: Any) -> None:
         with stop_search_on_refusal():
@@ -86,39 +86,39 @@ class SessionMachine(RuleBasedStateMachine):
     sessions: list[OpenSession]
 
     @initialize(seed=st.integers(0, 2**16), data=st.data())
-    @may_decline
+    @stop_search_if_declined
     def start(self, seed: int, data: st.DataObject) -> None:
         self.rng = np.random.default_rng(seed)
         self.layers = self.subject.stepper.layers
         self.sessions = []
         self.open_session(data)
 
-    def random(self, n: int) -> list[int]:
+    def draw_random_tokens(self, n: int) -> list[int]:
         drawn: list[int] = self.rng.integers(0, self.subject.stepper.vocabulary, n).tolist()
         return drawn
 
     @precondition(lambda self: len(self.sessions) < 2)
     @rule(data=st.data())
-    @may_decline
+    @stop_search_if_declined
     def open_session(self, data: st.DataObject) -> None:
         longest = min(LONG, self.subject.window - GROWTH)
         length = st.one_of(st.integers(1, SHORT), st.integers(1, longest))
         lengths = data.draw(st.lists(length, min_size=1, max_size=ROWS), label="prompts")
-        prompts = [self.random(n) for n in lengths]
+        prompts = [self.draw_random_tokens(n) for n in lengths]
         session, step = self.decoder.start([Prompt(np.array(prompt)) for prompt in prompts])
         # a prompt's last position is the first decoding step
         rows = [SessionRow(prompt, [self.layers] * (len(prompt) - 1), len(prompt) + GROWTH) for prompt in prompts]
         opened = OpenSession(session, rows, [f"a start over prompts of {lengths} tokens"])
         self.sessions.append(opened)
-        self.write(opened, step, 1, 1)
+        self.record_step(opened, step, 1, 1)
 
-    def pick(self, data: st.DataObject) -> OpenSession:
+    def pick_session(self, data: st.DataObject) -> OpenSession:
         return self.sessions[data.draw(st.integers(0, len(self.sessions) - 1), label="session")]
 
-    def write(self, opened: OpenSession, step: Step, n: int, last: int) -> None:
+    def record_step(self, opened: OpenSession, step: Step, n: int, last: int) -> None:
         """Keep what ``step`` shows of the last ``n`` tokens of each row, logits of ``last`` of them."""
         for part in ("logits", "depth", "signal"):
-            opened.keep(f"step.{part}", getattr(step, part))
+            opened.keep_copy(f"step.{part}", getattr(step, part))
         assert step.logits.shape[:2] == (len(opened.rows), last), f"logits of shape {step.logits.shape}, last={last}"
         for index, row in enumerate(opened.rows):
             for depth in step.depth[index].tolist():
@@ -131,15 +131,15 @@ class SessionMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(len(row.history) < row.room for opened in self.sessions for row in opened.rows))
     @rule(data=st.data(), forced=st.booleans())
-    @may_decline
+    @stop_search_if_declined
     def feed(self, data: st.DataObject, forced: bool) -> None:
-        opened = self.pick(data)
+        opened = self.pick_session(data)
         room = min(row.room - len(row.history) for row in opened.rows)
         if room < 1:
             return
         n = data.draw(st.integers(1, min(WIDEST, room, self.decoder.capabilities.max_feed)), label="tokens")
         last = data.draw(st.one_of(st.none(), st.integers(0, n)), label="last")
-        tokens = np.array([self.random(n) for _ in opened.rows])
+        tokens = np.array([self.draw_random_tokens(n) for _ in opened.rows])
         depth = None
         if forced and self.forces:
             drawn = [data.draw(st.lists(st.integers(1, r.depths[-1]), min_size=n, max_size=n)) for r in opened.rows]
@@ -149,12 +149,12 @@ class SessionMachine(RuleBasedStateMachine):
         for row, fed in zip(opened.rows, tokens.tolist(), strict=True):
             row.history += fed
         assert depth is None or np.array_equal(step.depth, depth), f"depth {depth} was forced, {step.depth} taken"
-        self.write(opened, step, n, n if last is None else last)
+        self.record_step(opened, step, n, n if last is None else last)
 
     @rule(data=st.data())
-    @may_decline
+    @stop_search_if_declined
     def rollback(self, data: st.DataObject) -> None:
-        opened = self.pick(data)
+        opened = self.pick_session(data)
         lengths = [
             data.draw(st.integers(max(1, row.committed), len(row.history)), label="length") for row in opened.rows
         ]
@@ -162,13 +162,13 @@ class SessionMachine(RuleBasedStateMachine):
         opened.session.rollback(np.array(lengths))
         for index, (row, length) in enumerate(zip(opened.rows, lengths, strict=True)):
             if length < len(row.history):
-                self.judge(index, row)
+                self.compare_row(index, row)
             del row.history[length:], row.depths[length:]
 
     @rule(data=st.data())
-    @may_decline
+    @stop_search_if_declined
     def commit(self, data: st.DataObject) -> None:
-        opened = self.pick(data)
+        opened = self.pick_session(data)
         for row in opened.rows:
             row.committed = data.draw(st.integers(max(1, row.committed), len(row.history)), label="length")
         lengths = [row.committed for row in opened.rows]
@@ -177,9 +177,9 @@ class SessionMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(len(opened.rows) > 1 for opened in self.sessions))
     @rule(data=st.data())
-    @may_decline
+    @stop_search_if_declined
     def drop(self, data: st.DataObject) -> None:
-        opened = self.pick(data)
+        opened = self.pick_session(data)
         if len(opened.rows) == 1:
             return
         order = data.draw(st.permutations(range(len(opened.rows))), label="rows")
@@ -187,23 +187,23 @@ class SessionMachine(RuleBasedStateMachine):
         opened.done.append(f"a drop of rows {gone}")
         opened.session.drop(np.array(gone))
         for index in gone:
-            self.judge(index, opened.rows[index])
+            self.compare_row(index, opened.rows[index])
         opened.rows = [row for index, row in enumerate(opened.rows) if index not in gone]
 
     @precondition(lambda self: len(self.sessions) > 1)
     @rule(data=st.data())
-    @may_decline
+    @stop_search_if_declined
     def close(self, data: st.DataObject) -> None:
-        opened = self.pick(data)
-        self.judge_all(opened)
+        opened = self.pick_session(data)
+        self.compare_all_rows(opened)
         self.sessions.remove(opened)
         opened.session.close()
 
-    def judge_all(self, opened: OpenSession) -> None:
+    def compare_all_rows(self, opened: OpenSession) -> None:
         for index, row in enumerate(opened.rows):
-            self.judge(index, row)
+            self.compare_row(index, row)
 
-    def judge(self, index: int, row: SessionRow) -> None:
+    def compare_row(self, index: int, row: SessionRow) -> None:
         """Compare what was shown of the row with the lens over its history."""
         if not row.shown:
             return
@@ -217,14 +217,14 @@ class SessionMachine(RuleBasedStateMachine):
         row.shown.clear()
 
     @invariant()
-    @may_decline
+    @stop_search_if_declined
     def length_and_cap_are_those_of_the_history(self) -> None:
         for opened in getattr(self, "sessions", []):
             length, cap = opened.session.length, opened.session.cap
             assert length.tolist() == [len(row.history) for row in opened.rows], f"length after {opened.done[-1]}"
             assert cap.tolist() == [row.depths[-1] for row in opened.rows], f"cap after {opened.done[-1]}"
-            opened.keep("session.length", length)
-            opened.keep("session.cap", cap)
+            opened.keep_copy("session.length", length)
+            opened.keep_copy("session.cap", cap)
 
     @invariant()
     def what_was_returned_stays(self) -> None:
@@ -236,7 +236,7 @@ class SessionMachine(RuleBasedStateMachine):
         sessions = getattr(self, "sessions", [])
         try:
             for opened in sessions:
-                self.judge_all(opened)
+                self.compare_all_rows(opened)
         finally:
             for opened in sessions:
                 opened.session.close()

@@ -28,12 +28,12 @@ POINTS: dict[str, Points] = {
     "full depth": lambda small, large: (small.subject.full, large.subject.full),
     "emad in the verifier": lambda small, large: (small.subject.full, large.replay_validity.probing_point),
     "emad in both": lambda small, large: (small.replay_validity.probing_point, large.replay_validity.probing_point),
-    "first layer in the verifier": lambda small, large: (small.subject.full, first_layer(large)),
+    "first layer in the verifier": lambda small, large: (small.subject.full, first_layer_exit_point(large)),
 }
 DISCRIMINATING = "first layer in the verifier"  # where depth decides nearly every token; at the others few of a dozen
 
 
-def first_layer(large: ModelMeasurements) -> OperatingPoint:
+def first_layer_exit_point(large: ModelMeasurements) -> OperatingPoint:
     """Every token leaves after one layer."""
     return replace(large.replay_validity.shallow_point, name="first layer", probes=(1,))
 
@@ -52,7 +52,7 @@ def test_speculation_emits_what_its_verifier_would(
 ) -> None:
     with emad_pair.models.partners(*POINTS[depth](*emad_pair.models.both), rows=rows) as (draft, verifier):
         needed = MIN_DISCRIMINATING if depth == DISCRIMINATING else 0
-        emit_the_same(emad_pair, audit, rows, verifier, [speculative_decoder(draft, verifier)], needed)
+        check_same_emissions(emad_pair, audit, rows, verifier, [speculative_decoder(draft, verifier)], needed)
 
 
 def test_a_model_that_drafts_for_itself_emits_what_it_would(emad_pair: PairMeasurements, audit: Auditor) -> None:
@@ -60,10 +60,10 @@ def test_a_model_that_drafts_for_itself_emits_what_it_would(emad_pair: PairMeasu
         pytest.skip(f"not applicable ({reason})")
     with emad_pair.models.drafting(BESIDE) as model:
         decoders = [self_speculative_decoder(model, layer) for layer in emad_pair.models.exit_layers]
-        emit_the_same(emad_pair, audit, BESIDE, model, decoders)
+        check_same_emissions(emad_pair, audit, BESIDE, model, decoders)
 
 
-def emit_the_same(
+def check_same_emissions(
     pair: PairMeasurements, audit: Auditor, rows: int, verifier: Partner, decoders: Sequence[Decoder], needed: int = 0
 ) -> None:
     """Token by token up to ties, and at the depths that replay gives what was emitted; ``needed`` as in its audit."""

@@ -21,7 +21,7 @@ from emad_ref.cli.generation import (
     escape_control_characters,
     format_depth_legend,
     format_pair_legend,
-    terminal_colours,
+    supported_colours,
 )
 from emad_ref.cli.judgment import add_judge_arguments, add_same_arguments
 from emad_ref.screening.exit import save_exit
@@ -270,7 +270,7 @@ def test_the_completion_script_completes_verbs_options_and_choices():
     ],
 )
 def test_colours_are_what_the_terminal_has(environment, terminal, expected):
-    assert terminal_colours(environment, terminal) == expected
+    assert supported_colours(environment, terminal) == expected
 
 
 def test_depths_get_the_scale_from_end_to_end():

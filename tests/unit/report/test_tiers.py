@@ -13,14 +13,14 @@ from emad_ref.report.tiers import (
     LIMITS,
     OPTIONAL,
     TIERS,
-    audited_live_counts,
     find_tier_shortfalls,
     format_tier,
     included_tiers,
+    live_answer_counts_by_model,
     offered_tiers,
     required_tier_tests,
 )
-from emad_ref.report.verification import find_proof_faults
+from emad_ref.report.verification import find_report_faults
 from tests.unit.report.sample import passed, report_2
 
 DECLINED = {"exits": [0, 2], "sessions": [0, 2], "log-probabilities": [0, 1], "sampling": [4, 0]}
@@ -69,7 +69,7 @@ def test_a_higher_tier_than_is_offered_is_refused() -> None:
     (line, *_) = find_tier_shortfalls(whole("tokens"), "sessions")
     assert line == "tier sessions: the decoder never answered log-probabilities, sessions; its tier is tokens"
     assert "its tier is tokens" in " ".join(
-        find_proof_faults(whole("tokens"), [], list_shipped_tests(), None, "sessions")
+        find_report_faults(whole("tokens"), [], list_shipped_tests(), None, "sessions")
     )
 
 
@@ -82,14 +82,14 @@ def test_less_than_the_promise_is_named(count: str) -> None:
     wanted = f"tier tokens promises {count}={least} for m, but {least - 1} were live"
     assert list(find_tier_shortfalls(report, "tokens")) == [wanted]
     assert wanted in undecided_reasons_and_gaps(report, list_shipped_tests(), {})[0]
-    assert wanted in list(find_proof_faults(report, [], list_shipped_tests(), None))
+    assert wanted in list(find_report_faults(report, [], list_shipped_tests(), None))
 
 
 def test_what_a_failed_or_second_attempt_asked_is_not_live() -> None:
     for change in ({"passed": False}, {"passed": None}, {"attempt": 2}):
         report = whole("tokens")
         report["audits"][0] |= change
-        assert audited_live_counts(report) == {}
+        assert live_answer_counts_by_model(report) == {}
 
 
 @pytest.mark.parametrize("place", range(len(TIERS["tokens"].tests)))
@@ -155,7 +155,7 @@ def test_a_part_that_a_person_typed_proves_nothing_and_fails_nothing() -> None:
     assert is_partial_run(report)
     reasons, gaps = undecided_reasons_and_gaps(report, list_shipped_tests(), {})
     assert (reasons, [gap.of for gap in gaps]) == ([], [gone["shipped"]])
-    assert any(gone["shipped"] in fault for fault in find_proof_faults(report, [], list_shipped_tests(), None))
+    assert any(gone["shipped"] in fault for fault in find_report_faults(report, [], list_shipped_tests(), None))
     report["settings"]["expect_decoder"] = "foreign"
     assert any(gone["shipped"] in reason for reason in undecided_reasons_and_gaps(report, list_shipped_tests(), {})[0])
 

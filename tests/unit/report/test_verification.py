@@ -15,7 +15,7 @@ from emad_ref.report.deselection import (
     suite_folder_names,
 )
 from emad_ref.report.gaps import DECIDING_TESTS, find_gaps
-from emad_ref.report.verification import find_contradictions, find_proof_faults
+from emad_ref.report.verification import find_contradictions, find_report_faults
 from tests.unit.report.sample import passed, report, report_2, verdict, written
 
 SHIPPED = list_shipped_tests()
@@ -230,7 +230,7 @@ def test_what_one_option_left_out_is_one_line_with_a_count():
         for number in (1, 2)
     ]
     report = whole(tests=[], claims=[], deselected=left, run=RUN | {"asked": ["suites/invariants"]})
-    lines = [line for line in find_proof_faults(report, [], SHIPPED, None) if "left out" in line]
+    lines = [line for line in find_report_faults(report, [], SHIPPED, None) if "left out" in line]
     assert len(lines) == 1
     assert lines[0].startswith(f"{2 * len(some)} tests of {len(some)} functions: left out by --emad-only ({some[0]}, ")
 
