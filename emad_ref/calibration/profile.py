@@ -477,8 +477,8 @@ def profile_of(
         Bins with their own targets; none by default.
     minimum_tokens : int
         Tokens below which a bin uses the targets of its ancestor.
-    document : DocumentMembership, int64 [tokens] or None
-        The text of each token, if known.
+    document : DocumentMembership or None
+        The text of each token, int64 [tokens], if known.
 
     Returns
     -------
