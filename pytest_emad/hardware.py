@@ -78,7 +78,7 @@ def build_argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def planned_steps(chosen: argparse.Namespace) -> Iterator[HardwareStep]:
+def plan_steps(chosen: argparse.Namespace) -> Iterator[HardwareStep]:
     """The chosen steps, in the chosen order."""
     of = [(model, dtype) for model in chosen.models for dtype in chosen.dtypes]
     from emad_ref.measurements.hardware import captured_steps, logit_tolerances, weight_bandwidth
@@ -107,7 +107,7 @@ def run_steps(chosen: argparse.Namespace, clock: Callable[[], float] = time.mono
 
     ends = clock() + 60 * chosen.minutes
     record: dict[str, Any] = {FACTS: machine_facts(chosen.device) | {"copied, bytes/s": copy_bandwidth(chosen.device)}}
-    for step in planned_steps(chosen):
+    for step in plan_steps(chosen):
         began = clock()
         print(f"{step.name} …", flush=True)
         if ends - began < LEAST and step.what in SHARES:
@@ -127,7 +127,7 @@ def run_steps(chosen: argparse.Namespace, clock: Callable[[], float] = time.mono
 # ---------------------------------------------------------------- suites, as runs of their own
 
 
-def suite_command(what: str, model: str, dtype: str, chosen: argparse.Namespace, folder: Path) -> list[str]:
+def build_suite_command(what: str, model: str, dtype: str, chosen: argparse.Namespace, folder: Path) -> list[str]:
     """The pytest command line of one suite run."""
     decoders = what == "decoders"
     where = subprocesses.build_suite_arguments(chosen.suites, ("invariants", "fidelity") if decoders else ("cost",))
@@ -142,7 +142,9 @@ def run_suite(what: str, model: str, dtype: str, chosen: argparse.Namespace, lef
     folder.mkdir(parents=True, exist_ok=True)
     seconds = max(LEAST, SHARES[what] * left)
     try:
-        ended = subprocesses.run_pytest(suite_command(what, model, dtype, chosen, folder), folder / "log.txt", seconds)
+        ended = subprocesses.run_pytest(
+            build_suite_command(what, model, dtype, chosen, folder), folder / "log.txt", seconds
+        )
     except subprocess.TimeoutExpired:
         return {"status": "ended", "reason": f"not done after {seconds:.0f} s", **_report_summary(folder)}
     return {"exit status": ended, **_report_summary(folder)}

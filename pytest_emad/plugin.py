@@ -256,7 +256,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         if any(selection.is_plugin_test(item) for item in items):
             _select_device(config)
         _deselect(config, items)
-        items[:] = selection.sort_by_folder(items)
+        items[:] = selection.sort_by_suite_folder(items)
     except pytest.UsageError as error:
         _raise_usage_error(config, items, error)
 

@@ -66,7 +66,7 @@ def build_argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def planned_runs(models: Sequence[str], seeds: Sequence[int]) -> Iterator[RejudgeRun]:
+def plan_runs(models: Sequence[str], seeds: Sequence[int]) -> Iterator[RejudgeRun]:
     """Every run, seed by seed: what stops early has whole seeds behind it."""
     for seed in seeds:
         for model in models:
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for folder in (chosen.suites, chosen.golden):
         if not folder.is_dir():
             parser.error(f"{folder} is no folder; start from the root of a checkout")
-    wanted = list(planned_runs(chosen.models or known, chosen.seeds))
+    wanted = list(plan_runs(chosen.models or known, chosen.seeds))
     try:
         for run in wanted:
             require_writable(chosen.out / f"{run.name}.log", "--out")

@@ -72,7 +72,7 @@ def _is_requested(claim: str | None, of_pair: bool, chosen: RunSettings, registe
 FOLDERS = ("invariants", "fidelity", "claims", "cost", "ablations")
 
 
-def sort_by_folder(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+def sort_by_suite_folder(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """``items`` with shipped tests ordered by folder of ``suites``, and within a folder as collected."""
     ours = {place: file for place, item in enumerate(items) if (file := shipped_file_name(item.path)) is not None}
     moved = iter(sorted(ours, key=lambda place: suite_folder_rank(ours[place].split("/")[1])))

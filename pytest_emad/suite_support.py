@@ -1,6 +1,6 @@
 """What suite files call: claims as test parameters, an audit's finding, benchmark rows.
 
-``claim_parameters`` makes one parameter per claim of a suite. ``Auditor`` fails the test on a finding, warns, or
+``claim_pytest_params`` makes one parameter per claim of a suite. ``Auditor`` fails the test on a finding, warns, or
 records a count of ties. ``CLOCK`` hands pytest-benchmark the durations that the paired clock measured, because its own
 loop times one arm after the other, which drift makes incomparable.
 """
@@ -36,7 +36,7 @@ from pytest_emad.recorder import EmadWarning, Recorder
 Ask = Callable[..., None]  # asks a claim, by id, of the evidence that a fixture holds, and records the answer
 
 
-def claim_parameters(suite: Suite, *about: About) -> list[Any]:
+def claim_pytest_params(suite: Suite, *about: About) -> list[Any]:
     """One parameter per claim that ``suite`` asks of such evidence, in the register's order, marked by its question."""
     return [
         pytest.param(claim, marks=pytest.mark.emad(claim=claim, budget=question.budget, measures=question.measures))

@@ -270,11 +270,11 @@ def _history_lines(reports: Sequence[Report], markdown: bool) -> Iterator[str]:
     """Each claim of ``reports``, oldest first: two lines in a terminal, a row of a table in Markdown."""
     from tabulate import tabulate
 
-    from emad_ref.report.comparison import claim_history_rows, run_label
+    from emad_ref.report.comparison import claim_history_rows, format_run_label
     from emad_ref.report.tables import escape_markdown
 
     rows = claim_history_rows(reports)
-    yield f"{len(reports)} reports, from {run_label(reports[0])} to {run_label(reports[-1])}"
+    yield f"{len(reports)} reports, from {format_run_label(reports[0])} to {format_run_label(reports[-1])}"
     yield ""
     if markdown:
         escaped = [{key: escape_markdown(text) for key, text in row.items()} for row in rows]

@@ -65,14 +65,14 @@ def screen_exits(args: argparse.Namespace) -> None:
         learned = screen_model(loaded, settings, progress=True)
     save_exit(args.out, learned)
     width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
-    for title, rows in screening_tables(learned.screened):
+    for title, rows in build_screening_tables(learned.screened):
         print(f"{title}\n{format_plain_table(rows, width)}\n")
     for line in describe_screening(learned.screened):
         print(textwrap.fill(line, width, subsequent_indent="  "))
     print(f"written to {args.out}")
 
 
-def screening_tables(record: Mapping[str, Any]) -> list[tuple[str, Sequence[Mapping[str, str]]]]:
+def build_screening_tables(record: Mapping[str, Any]) -> list[tuple[str, Sequence[Mapping[str, str]]]]:
     """Title and rows of each table about a screening. ``record``: as ``Exit.screened``."""
     from emad_ref.report.tables import ABSENT
 

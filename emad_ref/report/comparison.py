@@ -96,7 +96,7 @@ def _sparkline(numbers: Sequence[float | None]) -> str:
     return "".join("·" if n is None else BARS[round(top * (n - low) / width) if width else 0] for n in numbers)
 
 
-def run_label(report: Report) -> str:
+def format_run_label(report: Report) -> str:
     """Label of a run, ``emad-tiny · mylib 1.2 · myproject 3f2a91c · 2026-11-22 16:58``: models, decoder, commit, start.
 
     Unknown parts are left out.
@@ -341,7 +341,7 @@ def compare_reports(old: Report, new: Report) -> ReportComparison:
     tests = [_test_change(*pair) for pair in pairs if pair[0]["outcome"] != pair[1]["outcome"]]
     rows = [*claims, *points, *tests]
     return ReportComparison(
-        run_label(old), run_label(new), describe_setting_changes(old, new), rows, len(pairs) - len(tests)
+        format_run_label(old), format_run_label(new), describe_setting_changes(old, new), rows, len(pairs) - len(tests)
     )
 
 

@@ -113,7 +113,7 @@ def find_gaps(
     return [*_decoder_gaps(report), *_test_gaps(report, required, excused), *_claim_gaps(report, required, excused)]
 
 
-def declined_tests(report: Report) -> list[Mapping[str, Any]]:
+def excused_declined_tests(report: Report) -> list[Mapping[str, Any]]:
     """Tests that the decoder may decline and did: those for ``excused_features``."""
     refused = [entry for entry in report["tests"] if entry["outcome"] == "skipped" and entry["kind"] == "refused"]
     if not refused:
@@ -202,7 +202,7 @@ def _test_gaps(report: Report, required: Sequence[str], excused: Sequence[str]) 
     for entry in report["deselected"]:
         if entry["shipped"] in required and entry["why"] not in excused:
             lost.setdefault((entry["shipped"], entry["why"]), []).append(entry["nodeid"])
-    free = {entry["nodeid"] for entry in declined_tests(report)}
+    free = {entry["nodeid"] for entry in excused_declined_tests(report)}
     for entry in report["tests"]:
         why = "" if entry["nodeid"] in free else _why_test_undecided(entry)
         if why and any(is_in_selection(name, [entry["shipped"]]) for name in required):

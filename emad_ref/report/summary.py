@@ -22,7 +22,7 @@ from tabulate import tabulate
 
 from emad_ref.report.deselection import describe_deselections
 from emad_ref.report.figures import RISE, entropy_rise_rows
-from emad_ref.report.gaps import declined_tests, excused_features, is_partial_run
+from emad_ref.report.gaps import excused_declined_tests, excused_features, is_partial_run
 from emad_ref.report.provenance import REQUESTS, RETRIES, format_request_counts
 from emad_ref.report.schema import Report
 from emad_ref.report.tables import STREAM_TIMES, escape_markdown, format_stream_latency
@@ -392,7 +392,7 @@ def _run_remarks(report: Report) -> Iterator[str]:
             f"THIS RUN PROVES NOTHING: {report['run']['partial']} selects a part of the suites; a proof runs them "
             "whole, with --emad-tier or --emad-expect-decoder, and passes `emad verify`"
         )
-    if "tests" in report and (declined := declined_tests(report)):
+    if "tests" in report and (declined := excused_declined_tests(report)):
         features = ", ".join(sorted(excused_features(report)))
         yield f"the decoder does not offer {features}: {len(declined)} tests do not apply"
     for model in report["models"]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules import default_probes
 from emad_ref.models.geometry import Geometry
 from emad_ref.text.documents import DEFAULT_CORPUS
 
@@ -84,6 +83,8 @@ def default_window(geometry: Geometry) -> int | None:
 
 def traced_token_flops(geometry: Geometry) -> float:
     """FLOPs of one token of a lens trace: all blocks, and a head after every default probe and at the end."""
+    from emad_ref.exit_rules import default_probes  # NumPy with it, which no run of pytest is to load at its start
+
     heads = 1 + len(default_probes(geometry.layers))
     return geometry.layers * geometry.block_flops() + heads * geometry.head_flops()
 

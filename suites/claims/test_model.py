@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_emad.suite_support import Ask, claim_parameters
+from pytest_emad.suite_support import Ask, claim_pytest_params
 
 
-@pytest.mark.parametrize("claim", claim_parameters("claims", "model"))
+@pytest.mark.parametrize("claim", claim_pytest_params("claims", "model"))
 def test_claim(emad_ask: Ask, claim: str) -> None:
     emad_ask(claim)

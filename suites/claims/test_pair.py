@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_emad.suite_support import Ask, claim_parameters
+from pytest_emad.suite_support import Ask, claim_pytest_params
 
 
-@pytest.mark.parametrize("claim", claim_parameters("claims", "names"))
+@pytest.mark.parametrize("claim", claim_pytest_params("claims", "names"))
 def test_claim_of_names(emad_ask_names: Ask, claim: str) -> None:
     """Arithmetic: no model is loaded."""
     emad_ask_names(claim)
 
 
-@pytest.mark.parametrize("claim", claim_parameters("claims", "pair"))
+@pytest.mark.parametrize("claim", claim_pytest_params("claims", "pair"))
 def test_claim(emad_ask_pair: Ask, claim: str) -> None:
     emad_ask_pair(claim)

@@ -10,10 +10,10 @@ from emad_ref.claims.base import RunPlan
 from emad_ref.claims.speedup import timed_point
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.environment import has_pytest_benchmark
-from pytest_emad.suite_support import CLOCK, Ask, Auditor, claim_parameters, record_benchmark_samples
+from pytest_emad.suite_support import CLOCK, Ask, Auditor, claim_pytest_params, record_benchmark_samples
 
 
-@pytest.mark.parametrize("claim", claim_parameters("cost", "model"))
+@pytest.mark.parametrize("claim", claim_pytest_params("cost", "model"))
 def test_claim(emad_ask: Ask, claim: str) -> None:
     emad_ask(claim)
 

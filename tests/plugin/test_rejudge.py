@@ -74,7 +74,7 @@ def test_a_test_that_fails_is_seen_in_an_update_too(asked, tmp_path, capsys) -> 
 
 
 def test_every_bundled_model_and_the_pair_are_asked_on_every_text() -> None:
-    names = [run.name for run in rejudge.planned_runs((*bundled_names(), rejudge.PAIR), (0, 1))]
+    names = [run.name for run in rejudge.plan_runs((*bundled_names(), rejudge.PAIR), (0, 1))]
     assert len(names) == len(set(names))
     for model in bundled_names():
         texts = [""] if model.startswith("emad-t5") else ["-world-premise", "-world-mixed"]
@@ -85,7 +85,7 @@ def test_every_bundled_model_and_the_pair_are_asked_on_every_text() -> None:
 def test_a_downloaded_model_is_judged_on_natural_text_without_slow_claims(tmp_path: Path) -> None:
     model = "smollm2-135m"
     chosen = rejudge.build_argument_parser().parse_args([model, "--data", "texts", "--out", str(tmp_path)])
-    runs = list(rejudge.planned_runs(chosen.models, (0,)))
+    runs = list(rejudge.plan_runs(chosen.models, (0,)))
     assert [run.name for run in runs] == [f"{model}-gsm8k-seed-0", f"{model}-wikitext-seed-0"]
     words = rejudge.pytest_arguments(runs[0], chosen)
     assert "--emad-all-claims" not in words

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emad_ref import cli
-from emad_ref.report.comparison import changed_rows, compare_reports, describe_setting_changes, run_label
+from emad_ref.report.comparison import changed_rows, compare_reports, describe_setting_changes, format_run_label
 from emad_ref.report.schema import BadReport, read_report
 from emad_ref.statistics.verdicts import OUTCOMES, Leg
 from tests.unit.report.sample import passed, report, report_2, verdict, written
@@ -222,11 +222,11 @@ def test_a_label_names_model_decoder_commit_and_begin():
     project = {"root": "/checkouts/mine", "commit": "3f2a91c0d1e2f3a4b5c6d7e8f9a0b1c2d3e4f5a6-dirty"}
     decoder = report_2()["decoder"] | {"name": "hook of plugin mylib (mylib.hooks, mylib 1.2)"}
     data = report_2("/models/mine", run=run | {"project": project}, decoder=decoder)
-    assert run_label(data) == "mine · mylib 1.2 · mine 3f2a91c-dirty · 2026-01-02 03:04"
+    assert format_run_label(data) == "mine · mylib 1.2 · mine 3f2a91c-dirty · 2026-01-02 03:04"
     ours = report_2(provenance={"commit": "a" * 40}, models=[{"name": name} for name in ("x", "hub/y", "z")])
-    assert run_label(ours) == "x, hub/y and 1 more · mylib · pytest-emad aaaaaaa · 2026-01-02 03:04"
-    assert run_label(report(provenance={"versions": {"pytest-emad": "0.1"}})) == "m · pytest-emad 0.1"
-    assert run_label(report(models=[], provenance={"versions": ["0.1"]})) == "no model"
+    assert format_run_label(ours) == "x, hub/y and 1 more · mylib · pytest-emad aaaaaaa · 2026-01-02 03:04"
+    assert format_run_label(report(provenance={"versions": {"pytest-emad": "0.1"}})) == "m · pytest-emad 0.1"
+    assert format_run_label(report(models=[], provenance={"versions": ["0.1"]})) == "no model"
 
 
 def test_what_is_measured_otherwise_is_named():
