@@ -25,7 +25,7 @@ from emad_ref.models.loading import LoadedModel, require_decoder_only, required_
 from emad_ref.models.tokenizers import describe_loss_above_chance
 from emad_ref.point import full_depth
 from emad_ref.record import Ints
-from emad_ref.sweep.grids import SETTINGS_PER_FAMILY, NetSaving, margin_points
+from emad_ref.sweep.grids import SETTINGS_PER_FAMILY, NetSavingFunction, margin_points
 from emad_ref.sweep.losses import (
     MAX_PERPLEXITY_POINTS,
     MAX_RELATIVE_RISE,
@@ -135,7 +135,7 @@ def choose_margin(
     require_instance("corpus", corpus, str, "name a corpus, or a path as text")
     profile.require(model.fingerprint, str(model.stepper.dtype).removeprefix("torch."))
     trace = take_trace(model.stepper, windows_of(model, corpus, "validate", data=data, limit=documents))
-    margins = margin_points(profile, NetSaving(trace, model.geometry), SETTINGS_PER_FAMILY)
+    margins = margin_points(profile, NetSavingFunction(trace, model.geometry), SETTINGS_PER_FAMILY)
     (reference,) = loss_table(trace, model.geometry, [full_depth(profile.layers)])
     chosen = cheapest_within_bounds(loss_table(trace, model.geometry, margins), reference.perplexity)
     if chosen is None:

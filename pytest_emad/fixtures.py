@@ -11,7 +11,7 @@ import pytest
 
 from emad_ref.errors import BadArgument, stop_run_on_error
 from emad_ref.report.provenance import collect_provenance
-from emad_ref.statistics.goldens import KnownVerdicts, golden_folder, known_verdicts, require_known_verdicts
+from emad_ref.statistics.goldens import KnownVerdicts, find_golden_folder, load_known_verdicts, require_known_verdicts
 from emad_ref.statistics.verdicts import Claim
 from pytest_emad import subprocesses, terminal
 from pytest_emad.decoder_providers import make_guarded_decoder
@@ -43,7 +43,7 @@ def emad_goldens(emad_settings: RunSettings) -> Goldens:
     """Golden data: ``--emad-golden`` first, then the shipped folder."""
     from emad_ref.statistics.goldens import Goldens
 
-    folders = tuple(folder for folder in (emad_settings.golden, golden_folder()) if folder is not None)
+    folders = tuple(folder for folder in (emad_settings.golden, find_golden_folder()) if folder is not None)
     goldens = Goldens(folders, emad_settings.golden if emad_settings.update_golden else None)
     if goldens.target is None:  # an update may be the repair
         with stop_run_on_error():
@@ -57,7 +57,7 @@ def emad_known(emad_settings: RunSettings, emad_goldens: Goldens) -> KnownVerdic
     with stop_run_on_error():
         if emad_settings.gating.gate == "known" and emad_goldens.target is None:
             require_known_verdicts(emad_goldens.folders)
-        return known_verdicts(emad_goldens.folders)
+        return load_known_verdicts(emad_goldens.folders)
 
 
 @pytest.fixture

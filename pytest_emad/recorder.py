@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.gate import gate_result
+from emad_ref.statistics.gate import apply_gate
 from emad_ref.statistics.goldens import (
     MACHINE_BOUND,
     Change,
@@ -23,8 +23,8 @@ from emad_ref.statistics.goldens import (
     RecordedOutcome,
     RunConditions,
     compare_with_record,
-    departures,
-    key_of,
+    describe_register_changes,
+    verdict_key,
 )
 from emad_ref.statistics.verdicts import Claim, Verdict
 from pytest_emad.options import RunSettings
@@ -66,7 +66,7 @@ class Recorder:
         self._properties, self._settings, self._register = properties, settings, register
         self._goldens, self._known, self._provenance = goldens, known, provenance
         study = settings.study
-        options = [*study.departures, *departures(register, settings.gate_claims)]
+        options = [*study.departures, *describe_register_changes(register, settings.gate_claims)]
         self._model = ""  # that the test is about: the first on record
         self._run = RunConditions(study.seed, study.budget.name, ", ".join(options))
 
@@ -83,16 +83,16 @@ class Recorder:
             BadArgument: the register has no row ``verdict.id``.
         """
         row = self._row(verdict.id)
-        key = key_of(row.id, fingerprint or verdict.model, corpus, self._run)
-        beside = compare_with_record(row, verdict, self._known.expected(key, self._run.seed))
+        key = verdict_key(row.id, fingerprint or verdict.model, corpus, self._run)
+        beside = compare_with_record(row, verdict, self._known.find_outcome(key, self._run.seed))
         verdict, expected = replace(verdict, gate=self._gates(row, beside.expected)), beside.expected
         updating = self._settings.update_golden and row.requires not in MACHINE_BOUND
         if updating:
             expected = RecordedOutcome(
                 frozenset({verdict.verdict}), verdict.verdict
             )  # accepted; the run fails as a whole
-        found = gate_result(verdict, row, self._settings.gating, expected)
-        told = verdict.to_json() | {"title": row.words, "fails": bool(found.failure)}
+        found = apply_gate(verdict, row, self._settings.gating, expected)
+        told = verdict.to_json() | {"title": row.display_title, "fails": bool(found.failure)}
         self._add(CLAIM, told | ({"refused": refused} if refused else {}))
         self._add(KNOWN, beside.to_json())
         if updating:
@@ -196,7 +196,7 @@ class Recorder:
         """Under ``known`` a row gates when a verdict is on record; else when register or options say so."""
         if self._settings.gating.gate == "known":
             return expected is not None
-        return row.gates(self._settings.gate_claims)
+        return row.is_gating(self._settings.gate_claims)
 
     def _row(self, claim: str) -> Claim:
         if claim not in self._register:

@@ -66,7 +66,7 @@ def _is_requested(claim: str | None, of_pair: bool, chosen: RunSettings, registe
         return False
     wanted = claim in chosen.only or chosen.all_claims or (of_pair and chosen.pair_named)
     wanted = wanted or (chosen.study.exit is not None and claim.startswith(EXIT_PREFIX))
-    return wanted or register[claim].gates(chosen.gate_claims)
+    return wanted or register[claim].is_gating(chosen.gate_claims)
 
 
 FOLDERS = ("invariants", "fidelity", "claims", "cost", "ablations")

@@ -18,9 +18,9 @@ from emad_ref.statistics.goldens import (
     MACHINE_BOUND,
     SEED_DEPENDENT,
     RunConditions,
-    golden_folder,
-    key_of,
-    known_verdicts,
+    find_golden_folder,
+    load_known_verdicts,
+    verdict_key,
 )
 from emad_ref.statistics.verdicts import OUTCOMES, PAPERS, load_register
 from pytest_emad import hardware, reproduce
@@ -211,14 +211,14 @@ def held(claim: str, verdict: str, model: str, corpus: str) -> int:
     """1 where the record speaks of it, and says so; 0 where it is a machine's."""
     if load_register()[claim].requires in MACHINE_BOUND:
         return 0
-    known, circumstances = known_verdicts([golden_folder()]), RunConditions(0, "smoke")
+    known, circumstances = load_known_verdicts([find_golden_folder()]), RunConditions(0, "smoke")
     pair = "+".join(load(name).fingerprint for name in ("emad-nano", "emad-tiny"))
     keys = [
-        key_of(claim, name, read, circumstances)
+        verdict_key(claim, name, read, circumstances)
         for name in (load(model).fingerprint, model, pair, "emad-nano + emad-tiny")
         for read in (corpus, "world tasks", "")
     ]
-    on_record = [found for key in keys if (found := known.expected(key, 0)) is not None]
+    on_record = [found for key in keys if (found := known.find_outcome(key, 0)) is not None]
     assert any(verdict in found.outcomes for found in on_record), (claim, verdict)
     return 1
 

@@ -18,14 +18,14 @@ from emad_ref.signals import relative_rise
 from emad_ref.statistics.fronts import (
     EqualFlopsComparison,
     PointFamily,
-    at_equal_flops,
-    comparison_leg,
+    build_comparison_leg,
+    compare_at_equal_flops,
     resamples_for_legs,
 )
-from emad_ref.statistics.legs import LEVEL, LegTest, estimate_leg
+from emad_ref.statistics.legs import LEVEL, LegTest, build_report_leg
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Leg, Verdict
-from emad_ref.sweep.grids import EMAD_FAMILY, SAVING_LEVELS, SETTINGS_PER_FAMILY, NetSaving, margin_points
+from emad_ref.sweep.grids import EMAD_FAMILY, SAVING_LEVELS, SETTINGS_PER_FAMILY, NetSavingFunction, margin_points
 
 CONDITIONINGS = [features for count in (1, 2) for features in combinations(FEATURES, count)]
 MARGIN = "margin"
@@ -41,7 +41,7 @@ def decide_against_baseline(found: tuple[PointFamily, PointFamily], asked: Claim
     that decide the same tie: neither is better.
     """
     threshold = asked.claim.thresholds["perplexity_rise"]
-    met = at_equal_flops(
+    met = compare_at_equal_flops(
         *found,  # ours, and the rival's
         SAVING_LEVELS,
         threshold=math.log1p(threshold),
@@ -62,7 +62,7 @@ def _equal_flops_leg(met: EqualFlopsComparison, asked: ClaimContext, threshold: 
         rise, low, high = (relative_rise(nats) for nats in (estimate.value, estimate.low, estimate.high))
         estimate = replace(estimate, value=rise, low=low, high=high, unit=asked.claim.unit)
     name = f"{met.level:.0%} net: {met.ours.name} against {met.rival.name}"
-    return comparison_leg(name, met, estimate, threshold, asked.claim)
+    return build_comparison_leg(name, met, estimate, threshold, asked.claim)
 
 
 # ---------------------------------------------------------------- EMAD-E6: a profile of another corpus
@@ -88,7 +88,11 @@ def decide_profile_shift(found: ProfileShiftEvidence, asked: ClaimContext) -> Ve
     all to one net saving (``sweep.front``): the highest level that own and foreign thresholds reach on validation.
     Where no damage is shown there, nothing can be lowered, and the claim does not apply.
     """
-    reached = [level for level in SAVING_LEVELS if level <= min(found.own.promised, found.plain.promised)]
+    reached = [
+        level
+        for level in SAVING_LEVELS
+        if level <= min(found.own.largest_validation_saving, found.plain.largest_validation_saving)
+    ]
     if not reached:
         return asked.not_applicable(NO_SAVING)
     level = max(reached)
@@ -99,13 +103,17 @@ def decide_profile_shift(found: ProfileShiftEvidence, asked: ClaimContext) -> Ve
     tests, beside = [], []
     for name, remedy in found.remedies.items():
         called = f"{name} against none, profile of {found.foreign}"
-        if remedy.promised <= 0:
+        if remedy.largest_validation_saving <= 0:
             beside.append(Leg(called, "not applicable", None, None, 0, None, "", "saves no FLOPs on validation"))
         else:
-            met = _at_level(remedy, found.plain, min(level, remedy.promised), asked)
-            tests.append(comparison_leg(called, met, met.estimate, asked.claim.thresholds["damage_nats"], asked.claim))
+            met = _at_level(remedy, found.plain, min(level, remedy.largest_validation_saving), asked)
+            tests.append(
+                build_comparison_leg(called, met, met.estimate, asked.claim.thresholds["damage_nats"], asked.claim)
+            )
     shown = (
-        [] if damage.estimate is None else [estimate_leg(f"damage of the profile of {found.foreign}", damage.estimate)]
+        []
+        if damage.estimate is None
+        else [build_report_leg(f"damage of the profile of {found.foreign}", damage.estimate)]
     )
     return asked.decide(tests, [*beside, *shown])
 
@@ -114,7 +122,7 @@ def _at_level(ours: PointFamily, rival: PointFamily, level: float, asked: ClaimC
     """Both at ``level``, which both reach on validation."""
     threshold = asked.claim.thresholds["damage_nats"]
     resamples = resamples_for_legs(len(CONDITIONINGS) + 1 + asked.other_legs)
-    (met,) = at_equal_flops(
+    (met,) = compare_at_equal_flops(
         ours, rival, [level], threshold=threshold, rng=asked.rng, unit=asked.claim.unit, resamples=resamples
     )
     return met
@@ -133,7 +141,7 @@ def profile_shift_premise(evidence: ModelMeasurements, asked: ClaimContext) -> V
     absent = quality_premise(evidence, asked)
     if absent is None and evidence.shifted is None:
         absent = asked.unmeasured(f"no second corpus beside {evidence.corpus}")
-    if absent is None and _own_family(evidence).promised < min(SAVING_LEVELS):
+    if absent is None and _own_family(evidence).largest_validation_saving < min(SAVING_LEVELS):
         absent = asked.not_applicable(NO_SAVING)  # decided before the model generates text for a foreign profile
     return absent
 
@@ -151,7 +159,7 @@ def profile_shift_evidence(evidence: ModelMeasurements) -> ProfileShiftEvidence:
         return rivals.family_of([profile.point(0.0)])
 
     plain = foreign.calibrated()
-    saved = NetSaving(rivals.validation, rivals.geometry)
+    saved = NetSavingFunction(rivals.validation, rivals.geometry)
     remedies = {"×".join(features): default(foreign.calibrated(features=features)) for features in CONDITIONINGS}
     remedies[MARGIN] = rivals.family_of(margin_points(plain, saved, SETTINGS_PER_FAMILY))
     return ProfileShiftEvidence(_own_family(evidence), default(plain), remedies, evidence.shifted.corpus)

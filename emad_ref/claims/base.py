@@ -26,13 +26,13 @@ from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
     LegTest,
     Side,
+    build_leg_test,
     combine_verdict,
     count_leg,
     decide_legs,
     judge_side,
-    leg_test,
-    not_applicable,
-    unmeasured,
+    not_applicable_verdict,
+    unmeasured_verdict,
 )
 from emad_ref.statistics.verdicts import EXIT_PREFIX, Claim, Leg, Verdict
 
@@ -81,7 +81,7 @@ class ClaimContext:
 
     def test(self, name: str, estimate: Estimate, bad: Side, threshold: float) -> LegTest:
         """A leg whose estimate fails on side ``bad`` of ``threshold``, under the claim's minimum of units."""
-        return leg_test(name, estimate, bad, threshold, self.claim.minimum)
+        return build_leg_test(name, estimate, bad, threshold, self.claim.minimum)
 
     def combine(self, legs: Sequence[Leg]) -> Verdict:
         """The verdict of decided ``legs``."""
@@ -99,11 +99,11 @@ class ClaimContext:
 
     def not_applicable(self, reason: str) -> Verdict:
         """A premise of the claim is absent."""
-        return not_applicable(self.claim, self.model, reason)
+        return not_applicable_verdict(self.claim, self.model, reason)
 
     def unmeasured(self, reason: str) -> Verdict:
         """An instrument or data is absent."""
-        return unmeasured(self.claim, self.model, reason)
+        return unmeasured_verdict(self.claim, self.model, reason)
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class RunPlan:
 
     def gates(self, claim: str) -> bool:
         """Whether the row fails the run when it is falsified."""
-        return self.register[claim].gates(self.gate_claims)
+        return self.register[claim].is_gating(self.gate_claims)
 
     def asks(self, claim: str, *, pair_named: bool = False) -> bool:
         """Whether the run asks the row although nobody named it: within its budget, or a gate, at every budget; or,

@@ -27,14 +27,14 @@ from emad_ref.measurements.learned_exit import ExitEvaluation
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.screening.guarantee import EXCESS
-from emad_ref.statistics.estimate import Estimate, needed_n
-from emad_ref.statistics.legs import LEVEL, LegTest, count_leg, leg_test
+from emad_ref.statistics.estimate import Estimate, needed_sample_size
+from emad_ref.statistics.legs import LEVEL, LegTest, build_count_leg, build_leg_test
 from emad_ref.statistics.rates import mean_rate
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Leg, Verdict
 from emad_ref.sweep.risk import (
-    betting_p_values,
-    hoeffding_bentkus,
+    betting_pvalues,
+    hoeffding_bentkus_pvalues,
     needed_documents,
     needed_sequences,
     select_threshold,
@@ -50,8 +50,8 @@ def risk_shown(pool: Floats, delta: float) -> tuple[Bools, Bools]:
     Hoeffding–Bentkus on either side, for the mean of 1 − loss against 1 − δ is the same question asked the other way.
     """
     n, error = len(pool), MISLED / (2 * pool.shape[1])
-    risky = hoeffding_bentkus((1 - pool).sum(axis=0), n, 1 - delta)
-    safe = hoeffding_bentkus(pool.sum(axis=0), n, delta)
+    risky = hoeffding_bentkus_pvalues((1 - pool).sum(axis=0), n, 1 - delta)
+    safe = hoeffding_bentkus_pvalues(pool.sum(axis=0), n, delta)
     return risky <= error, safe <= error
 
 
@@ -87,7 +87,7 @@ def set_share_leg(
         f"Clopper–Pearson over {NOUN}" + (", of those whose risk the pool shows" if misled else ""),
         NOUN,
     )
-    tested = leg_test(name, estimate, "below", least, minimum)
+    tested = build_leg_test(name, estimate, "below", least, minimum)
     return LegTest(tested.leg, NOUN, lambda error: needed_sets(least, misled))
 
 
@@ -131,8 +131,8 @@ def decide_kept_promises(found: PromiseEvidence, asked: ClaimContext) -> Verdict
     """EE-7: a leg per task, the share of calibration sets whose choice kept the promise, against 1 − ε.
 
     No two sets share an item: sets drawn again from the same items agree because of those items. Each chooses by
-    ``sweep.risk.certify``; what became of the promise is looked up in a pool. It cannot fail where no threshold on the
-    grid risks more than δ, and is worth little where most sets choose full depth: neither survives.
+    ``sweep.risk.certify_threshold``; what became of the promise is looked up in a pool. It cannot fail where no
+    threshold on the grid risks more than δ, and is worth little where most sets choose full depth: neither survives.
     """
     delta = asked.claim.thresholds["tolerance"]
     tests: list[LegTest] = []
@@ -193,12 +193,12 @@ def _undecidable_promise_leg(
 def _promise_worth_legs(task: str, each: TextConsistency, kept: PromiseCounts, unit: str) -> list[Leg]:
     """What the promise is worth: whether any exit is chosen, what it saves, and how each threshold differs."""
     legs = [
-        count_leg(f"{task}: sets that chose any exit", kept.exiting / max(1, kept.sets), kept.sets, unit),
-        count_leg(f"{task}: blocks saved per token", kept.saved, kept.sets, "blocks"),
+        build_count_leg(f"{task}: sets that chose any exit", kept.exiting / max(1, kept.sets), kept.sets, unit),
+        build_count_leg(f"{task}: blocks saved per token", kept.saved, kept.sets, "blocks"),
     ]
     for threshold, loss, depth in zip(THRESHOLDS, each.pool.mean(axis=0), each.mean_exit, strict=True):
         name, said = f"{task}, λ={threshold:g}: difference from full depth", f"mean exit {depth:.2f}"
-        legs.append(count_leg(name, loss, len(each.pool), "D", said))
+        legs.append(build_count_leg(name, loss, len(each.pool), "D", said))
     return legs
 
 
@@ -272,13 +272,13 @@ def _fresh_risk(losses: ByDocument, found: GuaranteeEvidence, asked: ClaimContex
     ones, risk = losses.with_values(np.ones(len(losses))), found.risk
     mean = mean_rate(losses, ones, threshold=risk, rng=asked.rng, unit=asked.claim.unit)
     shares, tolerance = losses.values[:, None] / found.cap, risk / found.cap
-    (certified,) = betting_p_values(shares, tolerance, LEVEL)
+    (certified,) = betting_pvalues(shares, tolerance, LEVEL)
     mean = replace(mean, p_below=max(mean.p_below, float(certified)))
     tested = asked.test(f"risk on fresh documents, δ={risk:g}", mean, "above", risk)
 
     def needed(error: float) -> int | None:
         if mean.value > risk:
-            return needed_n(mean, error)
+            return needed_sample_size(mean, error)
         number = needed_documents(shares, tolerance, error)
         return None if number is None else max(number, mean.n + 1)
 
@@ -329,7 +329,7 @@ def _stated(found: GuaranteeEvidence, asked: ClaimContext) -> Leg:
     name, least = "power of its calibration set, as stated", asked.claim.thresholds["power"]
     if found.power is None:
         return Leg(name, "unmeasured", None, None, 0, least, SHARE, "the guarantee states none")
-    leg = count_leg(name, found.power, found.documents, SHARE)
+    leg = build_count_leg(name, found.power, found.documents, SHARE)
     if found.power >= least:
         return replace(leg, threshold=least)
     said = f"a set of {found.documents} documents certifies an exit in {found.power:.0%} of draws"

@@ -19,11 +19,11 @@ from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.early_exits import AS_CODED, EarlyExitMeasurements, ExitScores
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.probes.pruned_vocabulary import adaptive_size
-from emad_ref.statistics.accuracy import exit_difference, score_difference
+from emad_ref.statistics.accuracy import estimate_exit_block_difference, estimate_score_difference
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
-    count_leg,
-    estimate_leg,
+    build_count_leg,
+    build_report_leg,
     unmeasured_leg,
 )
 from emad_ref.statistics.units import ByItem
@@ -135,15 +135,17 @@ class RuleComparison:
     def earlier(self, layers: int, threshold: float, rng: np.random.Generator) -> Estimate:
         """Blocks by which ours exits earlier; ``layers``: of the model."""
         blocks = self.ours.exit_block, self.theirs.exit_block
-        return exit_difference(*blocks, layers=layers, threshold=threshold, rng=rng)
+        return estimate_exit_block_difference(*blocks, layers=layers, threshold=threshold, rng=rng)
 
     def gained(self, threshold: float, rng: np.random.Generator, unit: str = "score gained") -> Estimate:
         """Score that ours has more."""
-        return score_difference(self.ours.score, self.theirs.score, threshold=threshold, rng=rng, unit=unit)
+        return estimate_score_difference(self.ours.score, self.theirs.score, threshold=threshold, rng=rng, unit=unit)
 
     def lost(self, threshold: float, rng: np.random.Generator) -> Estimate:
         """Score that ours has less."""
-        return score_difference(self.theirs.score, self.ours.score, threshold=threshold, rng=rng, unit="score lost")
+        return estimate_score_difference(
+            self.theirs.score, self.ours.score, threshold=threshold, rng=rng, unit="score lost"
+        )
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ def decide_contrastive_exit(found: ContrastiveExits, asked: ClaimContext) -> Ver
     said = "softmax response may exit one block earlier by construction"
     for each in published.contests:
         blocks = each.earlier(published.layers, 0.0, asked.rng)
-        beside.append(estimate_leg(f"{each.where}, as published: exit", blocks, said))
+        beside.append(build_report_leg(f"{each.where}, as published: exit", blocks, said))
     return asked.decide(tests, beside)
 
 
@@ -249,7 +251,7 @@ def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict
             beside.append(open_leg(f"{each.where}: exit", said, len(each.ours)))
             continue
         blocks[f"{each.where}: exit"] = each.earlier(found.layers, least, asked.rng)
-        beside.append(estimate_leg(f"{each.where}: score", each.gained(0.0, asked.rng)))
+        beside.append(build_report_leg(f"{each.where}: score", each.gained(0.0, asked.rng)))
     return asked.judge_side(blocks, "below", least, beside)
 
 
@@ -302,8 +304,8 @@ def decide_weighted_contrast(found: RuleComparisons, asked: ClaimContext) -> Ver
     """EE-10: a report, for the paper does not say how near "about" is: blocks earlier and score gained."""
     legs: list[Leg] = []
     for each in found.contests:
-        legs.append(estimate_leg(f"{each.where}: exit", each.earlier(found.layers, 0.0, asked.rng)))
-        legs.append(estimate_leg(f"{each.where}: score", each.gained(0.0, asked.rng)))
+        legs.append(build_report_leg(f"{each.where}: exit", each.earlier(found.layers, 0.0, asked.rng)))
+        legs.append(build_report_leg(f"{each.where}: score", each.gained(0.0, asked.rng)))
     return asked.combine([*legs, *found.left_out])
 
 
@@ -319,9 +321,9 @@ def decide_state_copying(found: StateCopies, asked: ClaimContext) -> Verdict:
     copied, texts = found
     legs: list[Leg] = []
     for each, same in zip(copied.contests, texts, strict=True):
-        legs.append(estimate_leg(f"{each.where}: score", each.gained(0.0, asked.rng, asked.claim.unit)))
-        legs.append(estimate_leg(f"{each.where}: exit", each.earlier(copied.layers, 0.0, asked.rng)))
-        legs.append(count_leg(f"{each.where}: same text", same.values.mean(), len(same), "share"))
+        legs.append(build_report_leg(f"{each.where}: score", each.gained(0.0, asked.rng, asked.claim.unit)))
+        legs.append(build_report_leg(f"{each.where}: exit", each.earlier(copied.layers, 0.0, asked.rng)))
+        legs.append(build_count_leg(f"{each.where}: same text", same.values.mean(), len(same), "share"))
     return asked.combine(legs)
 
 
@@ -354,8 +356,8 @@ def decide_tuning(found: RuleComparisons, asked: ClaimContext) -> Verdict:
             blocks[each.where] = each.earlier(found.layers, least, asked.rng)
         for name, side in (("pre-trained", each.theirs), ("tuned", each.ours)):
             where = f"{each.where}, {name}"
-            beside.append(count_leg(f"{where}: mean exit", side.mean_exit, len(side), "blocks"))
-            beside.append(count_leg(f"{where}: score", side.score.values.mean(), len(side), "score"))
+            beside.append(build_count_leg(f"{where}: mean exit", side.mean_exit, len(side), "blocks"))
+            beside.append(build_count_leg(f"{where}: score", side.score.values.mean(), len(side), "score"))
     return asked.judge_side(blocks, "below", least, beside)
 
 
@@ -382,7 +384,7 @@ def decide_contrastive_score(found: RuleComparisons, asked: ClaimContext) -> Ver
     gains, beside = {}, found.left_out
     for each in found.contests:
         full, saved = each.theirs.score, 1 - each.ours.mean_exit / found.layers
-        beside.append(count_leg(f"{each.where}: score at full depth", full.values.mean(), len(full), "score"))
+        beside.append(build_count_leg(f"{each.where}: score at full depth", full.values.mean(), len(full), "score"))
         if saved < ACTS:
             said = f"not exercised: exits save {saved:.1%} of the depth, less than {ACTS:.0%}"
             beside.append(open_leg(each.where, said, len(full)))

@@ -36,13 +36,13 @@ from emad_ref.measurements.early_exits import (
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.models.geometry import Geometry, geometry_named
-from emad_ref.statistics.accuracy import score_difference
+from emad_ref.statistics.accuracy import estimate_score_difference
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.legs import count_leg, decide_legs, estimate_leg
+from emad_ref.statistics.legs import build_count_leg, build_report_leg, decide_legs
 from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByItem, ByPair
 from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
-from emad_ref.sweep.diagnostics import gain_bound, published_gain, work_without_exit
+from emad_ref.sweep.diagnostics import efficiency_gain_bound, published_efficiency_gain, work_without_exit
 
 PAPERS = "t5-large"
 CONTEXT = {"keys": 16, "source_keys": 128}  # a short answer to a paragraph
@@ -66,7 +66,7 @@ class PruningComparison:
 
     def lost(self, threshold: float, rng: np.random.Generator) -> Estimate:
         """Score that pruning costs."""
-        return score_difference(self.before, self.after, threshold=threshold, rng=rng, unit="score lost")
+        return estimate_score_difference(self.before, self.after, threshold=threshold, rng=rng, unit="score lost")
 
 
 # place → what pruning saves a token that never exits; adaptive sizes as if every readout were sure
@@ -121,8 +121,8 @@ def part_legs(found: PruningComparison, least: float | None) -> list[Leg]:
     items, (confidence, decoding, together) = len(found.before), found.saved
     return [
         judged_count(f"{found.where}: confidence FLOPs", confidence, items, least),
-        count_leg(f"{found.where}: decoder and confidence FLOPs", decoding, items, UNIT),
-        count_leg(f"{found.where}: all FLOPs, encoder included", together, items, UNIT),
+        build_count_leg(f"{found.where}: decoder and confidence FLOPs", decoding, items, UNIT),
+        build_count_leg(f"{found.where}: all FLOPs, encoder included", together, items, UNIT),
     ]
 
 
@@ -131,14 +131,14 @@ def never_legs(found: NeverExiting, least: float | None) -> list[Leg]:
     legs = []
     for where, (confidence, decoding, _) in found.items():
         legs.append(judged_count(f"{where}: confidence FLOPs", confidence, 1, least))
-        legs.append(count_leg(f"{where}: decoder and confidence FLOPs", decoding, 1, UNIT))
+        legs.append(build_count_leg(f"{where}: decoder and confidence FLOPs", decoding, 1, UNIT))
     return legs
 
 
 def judged_count(name: str, value: float, n: int, least: float | None) -> Leg:
     """A counted number against a threshold, or a measured one where there is none."""
     if least is None:
-        return count_leg(name, value, n, UNIT)
+        return build_count_leg(name, value, n, UNIT)
     outcome: Outcome = "survived" if value >= least else "falsified"
     return Leg(name, outcome, float(value), None, n, least, UNIT, "counted", good="higher")
 
@@ -192,7 +192,7 @@ def decide_pruning_costs(found: PruningEvidence, asked: ClaimContext) -> Verdict
     legs: list[Leg] = []
     for each in found.pruned:
         legs += part_legs(each, None)
-        legs.append(estimate_leg(f"{each.where}: score lost", each.lost(0.0, asked.rng)))
+        legs.append(build_report_leg(f"{each.where}: score lost", each.lost(0.0, asked.rng)))
     never = never_legs({**found.never, **found.papers}, None)
     return asked.combine([*legs, *never, *missing_task_legs(found.missing)])
 
@@ -247,9 +247,13 @@ def decide_gain_formula(found: tuple[Iterable[PrunedModel], NeverExiting], asked
     legs: list[Leg] = []
     pruned, never = found
     for layers, vocabulary, minimum, kept in pruned:
-        where, gain = f"{PAPERS}, j={minimum}", published_gain(layers, vocabulary, minimum, kept)
+        where, gain = f"{PAPERS}, j={minimum}", published_efficiency_gain(layers, vocabulary, minimum, kept)
         legs.append(judged_count(f"{where}: formula at k={kept:,}", gain, 1, asked.claim.thresholds["flop_ratio"]))
-        legs.append(count_leg(f"{where}: bound L/j", gain_bound(layers, minimum), 1, UNIT, "the formula at k = 0"))
+        legs.append(
+            build_count_leg(
+                f"{where}: bound L/j", efficiency_gain_bound(layers, minimum), 1, UNIT, "the formula at k = 0"
+            )
+        )
     return asked.combine([*legs, *never_legs(never, None)])
 
 
@@ -284,8 +288,8 @@ def decide_exit_runtime(found: RuleTimings, asked: ClaimContext) -> Verdict:
     """EE-14: a report per rule, against full depth, encoder included: speed and FLOP saving, above 1 a gain."""
     legs: list[Leg] = []
     for rule, (full, own, saved) in found.items():
-        legs.append(estimate_leg(f"{rule}: speed", estimate_speedup_per_request(full, own), f"FLOPs {saved:.2f} ×"))
-        legs.append(count_leg(f"{rule}: FLOPs", saved, len(own), "× fewer FLOPs"))
+        legs.append(build_report_leg(f"{rule}: speed", estimate_speedup_per_request(full, own), f"FLOPs {saved:.2f} ×"))
+        legs.append(build_count_leg(f"{rule}: FLOPs", saved, len(own), "× fewer FLOPs"))
     return asked.combine(legs)
 
 

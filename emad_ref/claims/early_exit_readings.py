@@ -16,10 +16,10 @@ from emad_ref.claims.base import ClaimContext
 from emad_ref.claims.early_exit_answers import exit_row
 from emad_ref.measurements.attachments import AttachedTable
 from emad_ref.measurements.early_exits import ALPHAS, EarlyExitMeasurements, LayerReadings
-from emad_ref.statistics.legs import count_leg, estimate_leg
+from emad_ref.statistics.legs import build_count_leg, build_report_leg
 from emad_ref.statistics.rates import estimate_entropy_slope, mean_rate
 from emad_ref.statistics.verdicts import Leg, Verdict
-from emad_ref.sweep.diagnostics import RANK_QUANTILES, expected_calibration_error, rank_quantiles, reliability
+from emad_ref.sweep.diagnostics import RANK_QUANTILES, expected_calibration_error, layer_reliability, rank_quantiles
 
 MEDIAN = RANK_QUANTILES.index(0.5)
 
@@ -36,13 +36,13 @@ def decide_overconfidence(found: Readings, asked: ClaimContext) -> Verdict:
     """EE-5: per task and layer, mean confidence minus accuracy; its calibration error is in the reason."""
     legs: list[Leg] = []
     for task, read in found.items():
-        for layer in reliability(read.response, read.correct):
+        for layer in layer_reliability(read.response, read.correct):
             over = read.by_item(read.response[:, layer.layer - 1] - read.correct[:, layer.layer - 1])
             estimate = mean_rate(over, read.tokens, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
             said = (
                 f"confidence {layer.confidence:.2f}, accuracy {layer.accuracy:.2f}, ECE {layer.calibration_error:.2f}"
             )
-            legs.append(estimate_leg(f"{task}, layer {layer.layer}", estimate, said))
+            legs.append(build_report_leg(f"{task}, layer {layer.layer}", estimate, said))
     return asked.combine(legs)
 
 
@@ -57,7 +57,7 @@ def confidence_table(exits: EarlyExitMeasurements) -> AttachedTable:
             "ECE": layer.calibration_error,
         }
         for task, each in layer_readings(exits).items()
-        for layer in reliability(each.response, each.correct)
+        for layer in layer_reliability(each.response, each.correct)
     ]
     return AttachedTable("confidence and accuracy per layer", rows, "confidence and accuracy")
 
@@ -68,9 +68,11 @@ def decide_token_rank(found: Readings, asked: ClaimContext) -> Verdict:
     for task, read in found.items():
         slope = estimate_entropy_slope(read.by_item(np.log2(read.ranks)), read.tokens, threshold=0.0, rng=asked.rng)
         slope = replace(slope, unit="doublings of the rank per layer")
-        legs.append(estimate_leg(f"{task}: slope of log2 rank", slope))
+        legs.append(build_report_leg(f"{task}: slope of log2 rank", slope))
         for layer, ranks in enumerate(rank_quantiles(read.ranks), start=1):
-            legs.append(count_leg(f"{task}, layer {layer}: median", ranks[MEDIAN], len(read.item), asked.claim.unit))
+            legs.append(
+                build_count_leg(f"{task}, layer {layer}: median", ranks[MEDIAN], len(read.item), asked.claim.unit)
+            )
     return asked.combine(legs)
 
 
@@ -97,7 +99,7 @@ def decide_contrast_calibration(found: Readings, asked: ClaimContext) -> Verdict
             estimate = mean_rate(over, read.tokens, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
             rate = "" if ALPHAS[alpha] is None else f", decay rate {ALPHAS[alpha]:g}: the paper gives none"
             said = f"ECE {ece:.3f}, confidence {confidence.mean():.2f}, accuracy {correct.mean():.2f}{rate}"
-            legs.append(estimate_leg(f"{task}, {signal.replace('_', ' ')}, {alpha}", estimate, said))
+            legs.append(build_report_leg(f"{task}, {signal.replace('_', ' ')}, {alpha}", estimate, said))
     return asked.combine(legs)
 
 

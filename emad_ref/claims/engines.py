@@ -26,10 +26,10 @@ from emad_ref.measurements.stated_rule import OwnRuleEvidence
 from emad_ref.statistics.legs import (
     LEVEL,
     Side,
-    count_leg,
-    estimate_leg,
-    judge_exact,
-    leg_test,
+    build_count_leg,
+    build_leg_test,
+    build_report_leg,
+    judge_within_tolerance,
     unmeasured_leg,
 )
 from emad_ref.statistics.rates import estimate_perplexity_rise, mean_rate
@@ -63,12 +63,14 @@ def decide_same_model(found: DistributionEvidence, asked: ClaimContext) -> Verdi
         asked.test("perplexity of emitted tokens", perplexity, "above", rise),
     ]
     agreement = mean_rate(found.agreeing, found.positions, threshold=1.0, rng=asked.rng, unit="share")
-    return asked.decide(tests, [estimate_leg(AGREEMENT, agreement)])
+    return asked.decide(tests, [build_report_leg(AGREEMENT, agreement)])
 
 
 def decide_parted_rows(found: PartedRows, asked: ClaimContext) -> Verdict:
     """ENG-2, up to ties, and ENG-3, without: one row that parts from its reference falsifies."""
-    return judge_exact(asked.claim, asked.model, {name: rows.astype(float) for name, rows in found.items()}, 0)
+    return judge_within_tolerance(
+        asked.claim, asked.model, {name: rows.astype(float) for name, rows in found.items()}, 0
+    )
 
 
 def decide_precision(found: DistributionEvidence, asked: ClaimContext) -> Verdict:
@@ -83,7 +85,7 @@ def decide_precision(found: DistributionEvidence, asked: ClaimContext) -> Verdic
     middle = error * math.sqrt(UNIT_ROUNDOFF[found.dtype] / UNIT_ROUNDOFF[coarser[0]])
     estimate = mean_rate(found.error, found.positions, threshold=middle, rng=asked.rng, unit="nats", worst=0.0)
     legs = {f"{found.dtype}, not {coarser[0]}": estimate}
-    beside = [count_leg(f"error of {coarser[0]}", error, len(found.error), "nats")]
+    beside = [build_count_leg(f"error of {coarser[0]}", error, len(found.error), "nats")]
     return asked.judge_side(legs, "above", middle, beside)
 
 
@@ -97,7 +99,7 @@ def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict
     slack, zeros = asked.claim.thresholds["slack"], found.drafts.with_values(0 * found.drafts.values)
     total = found.drafts.with_values(sum((each.values for each in found.accepted), found.drafts.values))
     length = mean_rate(total, found.drafts, threshold=1.0, rng=asked.rng, unit="tokens")
-    beside, tests = [estimate_leg("acceptance length", length)], []
+    beside, tests = [build_report_leg("acceptance length", length)], []
     for at in range(POSITIONS):
         recorded = asked.claim.thresholds[f"acceptance_{at + 1}"]
         accepted = found.accepted[at] if at < len(found.accepted) else zeros
@@ -106,7 +108,7 @@ def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict
         if recorded:
             tests.append(asked.test(f"{name}, {recorded:.3g} on record", rate, "below", least))
         elif at < len(found.accepted):
-            beside.append(estimate_leg(name, rate))
+            beside.append(build_report_leg(name, rate))
     return asked.decide(tests, beside)
 
 
@@ -166,7 +168,7 @@ def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
             beside.append(unmeasured_leg(name, "the engine runs no module that it was lent: only its time is measured"))
         else:
             saved = mean_rate(found.skipped, found.blocks, threshold=least, rng=asked.rng, unit="share")
-            tests.append(leg_test(name, saved, "below", least, {"documents": asked.claim.minimum["documents"]}))
+            tests.append(build_leg_test(name, saved, "below", least, {"documents": asked.claim.minimum["documents"]}))
     loss = found.loss, found.full_loss, found.tokens
     risen = estimate_perplexity_rise(*loss, threshold=rise, rng=asked.rng)
     tests.append(asked.test("perplexity of emitted tokens", risen, "above", rise))

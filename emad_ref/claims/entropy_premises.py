@@ -28,9 +28,9 @@ from emad_ref.record import Bools, Floats
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
     LegTest,
+    build_count_leg,
+    build_report_leg,
     combine_verdict,
-    count_leg,
-    estimate_leg,
     unmeasured_leg,
 )
 from emad_ref.statistics.rates import (
@@ -43,11 +43,11 @@ from emad_ref.statistics.rates import (
 from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
 from emad_ref.sweep.diagnostics import (
-    agreement_auroc,
-    agreement_rate,
-    depth_by_doubling,
-    echo_rate,
-    estimator_agreements,
+    compare_estimators,
+    depth_by_position_doubling,
+    final_layer_agreement_rate,
+    input_echo_rate,
+    low_entropy_agreement_auroc,
     monotone_and_free_depths,
 )
 
@@ -66,7 +66,7 @@ def decide_entropy_profile(found: EntropySums, asked: ClaimContext) -> Verdict:
     steps = estimate_entropy_changes(*found, threshold=threshold, rng=asked.rng)
     tests = [asked.test(step_name(layer), step, "above", threshold) for layer, step in enumerate(steps, start=1)]
     slope = estimate_entropy_slope(*found, threshold=threshold, rng=asked.rng)
-    return asked.decide(tests, [estimate_leg("slope over all layers", slope, threshold=threshold)])
+    return asked.decide(tests, [build_report_leg("slope over all layers", slope, threshold=threshold)])
 
 
 def step_name(layer: int) -> str:
@@ -97,7 +97,11 @@ def readouts(trace: Trace, targets: Mapping[int, float], rises: Mapping[str, flo
     it is shown to be one.
     """
     columns = zip(
-        trace.entropy_nats.mean(axis=0), echo_rate(trace), agreement_rate(trace), agreement_auroc(trace), strict=True
+        trace.entropy_nats.mean(axis=0),
+        input_echo_rate(trace),
+        final_layer_agreement_rate(trace),
+        low_entropy_agreement_auroc(trace),
+        strict=True,
     )
     return [
         {
@@ -231,7 +235,7 @@ def decide_estimator_ranking(found: EstimatorRankingEvidence, asked: ClaimContex
             rho = estimate_rank_correlation(*columns, found.document, threshold=threshold, rng=asked.rng)
             name = f"{estimator}, layer {probe}"
             if estimator in found.listed:
-                beside.append(estimate_leg(name, rho, "ours, not the paper's"))
+                beside.append(build_report_leg(name, rho, "ours, not the paper's"))
             else:
                 legs[name] = rho
     return asked.judge_side(legs, "below", threshold, beside)
@@ -269,7 +273,7 @@ def agreement_rows(evidence: ModelMeasurements, full: Floats, read: Mapping[Esti
             "decisions changed %": next(iter(row.changed.values())),
             "tokens": row.tokens,
         }
-        for row in estimator_agreements(evidence.estimates.probes, full, read, targets)
+        for row in compare_estimators(evidence.estimates.probes, full, read, targets)
     ]
 
 
@@ -345,8 +349,8 @@ def _free_depth(found: ContextDepthEvidence, asked: ClaimContext) -> list[Leg]:
     tokens = ByDocument.from_windows(np.ones(len(found.document), dtype=np.int64), found.document)
     capped = mean_rate(above, tokens, threshold=0.0, rng=asked.rng, unit="share of tokens")
     return [
-        estimate_leg("unconstrained exit depth, within documents", free),
-        estimate_leg("share of tokens whose unconstrained depth exceeds the monotone cap", capped),
+        build_report_leg("unconstrained exit depth, within documents", free),
+        build_report_leg("share of tokens whose unconstrained depth exceeds the monotone cap", capped),
     ]
 
 
@@ -374,7 +378,7 @@ def context_depth_table(evidence: ModelMeasurements) -> Attachments:
             "mean free depth": part.free_depth,
             "mean entropy of the last layer, nats": part.entropy_nats,
         }
-        for part in depth_by_doubling(evidence.traces.evaluation, evidence.traces.profile.point(0.0))
+        for part in depth_by_position_doubling(evidence.traces.evaluation, evidence.traces.profile.point(0.0))
     ]
     return Attachments((AttachedTable(f"depth by position on {evidence.corpus}", rows, "depth by position"),))
 
@@ -391,9 +395,9 @@ def decide_flat_profile(found: tuple[EntropySums, MarginGain], asked: ClaimConte
     slope, documents = estimate_entropy_slope(*sums, threshold=0.0, rng=asked.rng), len(sums[1])
     chosen = f"{point}, chosen on validation"
     legs = [
-        count_leg(f"net reduction at equal quality ({chosen})", saved, documents, asked.claim.unit),
-        count_leg(f"perplexity at that point ({chosen})", rise, documents, "relative rise"),
-        estimate_leg("slope of the mean profile", slope),
+        build_count_leg(f"net reduction at equal quality ({chosen})", saved, documents, asked.claim.unit),
+        build_count_leg(f"perplexity at that point ({chosen})", rise, documents, "relative rise"),
+        build_report_leg("slope of the mean profile", slope),
     ]
     return asked.combine(legs)
 

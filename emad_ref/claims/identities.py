@@ -25,7 +25,7 @@ from emad_ref.models.quantisation import int8_copy
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Floats, Ints
-from emad_ref.statistics.legs import count_leg, decide_legs, judge_exact
+from emad_ref.statistics.legs import build_count_leg, decide_legs, judge_within_tolerance
 from emad_ref.statistics.rates import estimate_perplexity_rise
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
@@ -46,7 +46,7 @@ def decide_forced_depths(found: LogitDifferences, asked: ClaimContext) -> Verdic
     differences to ``answer_from_differences``. It does not apply to a decoder that takes no depth from outside.
     """
     differences, tolerance = found
-    return judge_exact(asked.claim, asked.model, {"logits under drawn depths": differences}, tolerance)
+    return judge_within_tolerance(asked.claim, asked.model, {"logits under drawn depths": differences}, tolerance)
 
 
 def answer_forced_depths(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -117,13 +117,13 @@ def decide_block_count(found: BlockCounts, asked: ClaimContext) -> Verdict:
     """
     executed, decided, full = found
     errors = {"executed blocks = Σ D_t": np.abs(executed - decided).astype(float)}
-    verdict = judge_exact(asked.claim, asked.model, errors, 0.0)
+    verdict = judge_within_tolerance(asked.claim, asked.model, errors, 0.0)
     if not full.sum():
         return verdict
     if verdict.verdict == "survived" and decided.sum() == full.sum():
         return asked.not_applicable("depth never fell in these requests: any decoder runs all blocks then")
     shares = [
-        count_leg(name, blocks.sum() / full.sum(), len(full), "share of full depth's blocks")
+        build_count_leg(name, blocks.sum() / full.sum(), len(full), "share of full depth's blocks")
         for name, blocks in (("executed", executed), ("E[D_t] / L", decided))
     ]
     return asked.combine([*verdict.legs, *shares])
@@ -189,7 +189,7 @@ def decide_quantisation(found: QuantisationEvidence, asked: ClaimContext) -> Ver
     points calibrated on the copy: no bridge is asked.
     """
     claim, saved = asked.claim, found.net_reduction
-    reduction = count_leg(f"{found.point}: reduction", saved, len(found.sums[2]), "net FLOP reduction")
+    reduction = build_count_leg(f"{found.point}: reduction", saved, len(found.sums[2]), "net FLOP reduction")
     invariant, smallest = _invariant_leg(*found.logits), claim.thresholds["flop_reduction"]
     if saved < smallest:
         legs = [reduction, invariant]
@@ -207,7 +207,7 @@ def decide_quantisation(found: QuantisationEvidence, asked: ClaimContext) -> Ver
 def _invariant_leg(differences: Floats, tolerance: float) -> Leg:
     moved, compared = float(differences.max()), len(differences)
     outcome: Outcome = "survived" if moved <= tolerance else "falsified"
-    leg = count_leg("logits under drawn depths", moved, compared, "largest |difference| of a logit")
+    leg = build_count_leg("logits under drawn depths", moved, compared, "largest |difference| of a logit")
     return replace(leg, outcome=outcome, threshold=tolerance)
 
 

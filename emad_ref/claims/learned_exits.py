@@ -14,15 +14,15 @@ from emad_ref.measurements.learned_exit import ComponentExchange, ExitEvaluation
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.record import Floats
 from emad_ref.screening.ranking import savings_figure
-from emad_ref.statistics.accuracy import TaskAccuracy, accuracy_drop
-from emad_ref.statistics.estimate import Estimate, needed_n
+from emad_ref.statistics.accuracy import TaskAccuracy, estimate_accuracy_drop
+from emad_ref.statistics.estimate import Estimate, needed_sample_size
 from emad_ref.statistics.legs import (
     LEVEL,
     LegTest,
     Side,
-    count_leg,
+    build_count_leg,
+    build_report_leg,
     decide_legs,
-    estimate_leg,
 )
 from emad_ref.statistics.number_format import format_percent
 from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline, draw_document_counts, required_resamples
@@ -111,7 +111,7 @@ def _any_left(found: CriterionEvidence, asked: ClaimContext, draws: Floats, chos
     if tested.leg.p_falsify is None:  # too few documents, as its reason says
         return tested
     leg = replace(tested.leg, p_falsify=p, p_survive=survive, reason=said)
-    return replace(tested, leg=leg, needed=lambda error: needed_n(seen, error / SIDES))
+    return replace(tested, leg=leg, needed=lambda error: needed_sample_size(seen, error / SIDES))
 
 
 def _sides(
@@ -131,7 +131,7 @@ def _most(asked: ClaimContext) -> float:
 
 def _oracle_leg(slack: float, documents: int, asked: ClaimContext) -> Leg:
     room = "others may be left" if slack >= _least(asked) else "no criterion on this lens can reach the threshold"
-    return count_leg("an oracle's net saving at that loss", slack, documents, "net FLOP reduction", room)
+    return build_count_leg("an oracle's net saving at that loss", slack, documents, "net FLOP reduction", room)
 
 
 def answer_any_criterion(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -152,8 +152,8 @@ def _task_legs(evidence: ModelMeasurements) -> tuple[Leg, ...]:
     for task in evidence.scored.replayed:
         full, adaptive = evidence.scored.decoded(task, point)
         scores = TaskAccuracy(full, adaptive, evidence.scored.guess(task), saving=1.0)
-        drop = accuracy_drop(full, adaptive, threshold=0.0)
-        legs.append(estimate_leg(f"{point.name}: {task}", drop, scores.standing))
+        drop = estimate_accuracy_drop(full, adaptive, threshold=0.0)
+        legs.append(build_report_leg(f"{point.name}: {task}", drop, scores.exclusion_reason))
     return tuple(legs)
 
 
@@ -178,7 +178,7 @@ def decide_oracle_slack(found: OracleCosts, asked: ClaimContext) -> Verdict:
     for loss, spent in ceilings:
         saving = full.estimate_saving(spent, 0.0, asked.rng, unit=asked.claim.unit)
         said = f"perplexity rises by {100 * full.estimate_perplexity_rise(spent, loss, asked.rng).value:.2f} % here"
-        legs.append(estimate_leg(f"{spent.name}, at {100 * loss:g} %", saving, said))
+        legs.append(build_report_leg(f"{spent.name}, at {100 * loss:g} %", saving, said))
     return asked.combine(legs)
 
 
@@ -229,7 +229,7 @@ def decide_failing_component(found: ComponentCosts, asked: ClaimContext) -> Verd
     legs = []
     for (part, *spent), gained in gains:
         said = " → ".join(_saving_and_loss(full, each, asked) for each in spent)
-        legs.append(estimate_leg(f"{part}: {spent[1].name} for {spent[0].name}", gained, said))
+        legs.append(build_report_leg(f"{part}: {spent[1].name} for {spent[0].name}", gained, said))
     return asked.combine(legs)
 
 

@@ -12,7 +12,7 @@ from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.latency import TimingResult
 from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.pair_timing import accepted_shares
-from emad_ref.statistics.legs import count_leg
+from emad_ref.statistics.legs import build_count_leg
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict
 
@@ -77,9 +77,9 @@ def skipped_arm_legs(absent: Mapping[str, str]) -> list[Leg]:
 
 def speed_leg(name: str, new: int, seconds: ByPair) -> Leg:
     """Median tokens per second of requests of ``new`` tokens."""
-    return count_leg(f"{name}: tokens per second", new / np.median(seconds.values), len(seconds), "tokens/s")
+    return build_count_leg(f"{name}: tokens per second", new / np.median(seconds.values), len(seconds), "tokens/s")
 
 
 def acceptance_leg(name: str, accepted: tuple[float, ...]) -> Leg:
     """Mean over requests."""
-    return count_leg(f"{name}: acceptance", float(np.mean(accepted)), len(accepted), "accepted per judged draft")
+    return build_count_leg(f"{name}: acceptance", float(np.mean(accepted)), len(accepted), "accepted per judged draft")

@@ -34,14 +34,14 @@ from emad_ref.claims.base import Answer, ClaimContext, Question, decoder_refusal
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.operating_points import NllPair, PointMeasurements, point_attachments, task_attachments
-from emad_ref.statistics.accuracy import FEWEST, TaskAccuracy, accuracy_drop, needed_items
+from emad_ref.statistics.accuracy import FEWEST, TaskAccuracy, estimate_accuracy_drop, needed_items
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
     LegTest,
+    build_report_leg,
     combine_verdict,
     decide_legs,
-    estimate_leg,
-    finite_interval,
+    interval_if_finite,
     keep_worst_legs,
     unmeasured_leg,
 )
@@ -157,32 +157,34 @@ def _accuracy(point: PointMeasurements, claim: Claim) -> tuple[LegTest | Leg, li
     name, threshold = f"{point.name}: accuracy on two or more tasks", claim.thresholds["accuracy_drop"]
     drops = {task: task_drop(held, threshold) for task, held in point.tasks.items()}
     tasks = [
-        estimate_leg(f"{point.name}: {task}", drop, point.tasks[task].standing, threshold)
+        build_report_leg(f"{point.name}: {task}", drop, point.tasks[task].exclusion_reason, threshold)
         for task, drop in drops.items()
     ]
-    counting = {task: drop for task, drop in drops.items() if point.tasks[task].counts}
+    counting = {task: drop for task, drop in drops.items() if point.tasks[task].is_counted}
     if not counting:
         return unmeasured_leg(name, f"{uncounted_reason(point.tasks)}; the criterion speaks of two"), tasks
     if len(counting) < FEWEST:
         (drop,) = counting.values()
         remedy = "name a second task that counts: --emad-tasks"
         said = f"{uncounted_reason(point.tasks)}; the criterion speaks of two; {remedy}"
-        alone = replace(estimate_leg(name, drop, said, threshold), outcome="inconclusive", good="lower", remedy=remedy)
+        alone = replace(
+            build_report_leg(name, drop, said, threshold), outcome="inconclusive", good="lower", remedy=remedy
+        )
         return alone, tasks
     return _partial_conjunction(name, counting, point.tasks, claim), tasks
 
 
 def task_drop(task: TaskAccuracy, threshold: float) -> Estimate:
     """What one task loses."""
-    return accuracy_drop(task.full, task.adaptive, threshold=threshold)
+    return estimate_accuracy_drop(task.full, task.adaptive, threshold=threshold)
 
 
 def uncounted_reason(tasks: Mapping[str, TaskAccuracy]) -> str:
     """How many of some tasks count, and of the others why not."""
     if not tasks:
         return "no task was scored"
-    why = "; ".join(f"{task} {held.standing}" for task, held in tasks.items() if not held.counts)
-    counting = sum(held.counts for held in tasks.values())
+    why = "; ".join(f"{task} {held.exclusion_reason}" for task, held in tasks.items() if not held.is_counted)
+    counting = sum(held.is_counted for held in tasks.values())
     return f"{counting or 'none'} of {len(tasks)} tasks count{'s' * (counting == 1)}" + (f": {why}" if why else "")
 
 
@@ -199,7 +201,7 @@ def _partial_conjunction(
         name,
         "inconclusive",
         drops[second].value,
-        finite_interval(drops[second]),
+        interval_if_finite(drops[second]),
         drops[second].n,
         threshold,
         "accuracy drop",
@@ -237,8 +239,8 @@ def _with_worst(verdict: Verdict, points: Sequence[PointMeasurements]) -> Verdic
         (full - adaptive, task, point.name)
         for point in points
         for task, held in point.tasks.items()
-        if held.counts
-        for full, adaptive in [held.accuracy]
+        if held.is_counted
+        for full, adaptive in [held.accuracies]
     ]
     if not losses:
         return verdict
@@ -329,12 +331,12 @@ def decide_selected_margin(found: MarginEvidence, asked: ClaimContext) -> Verdic
     legs = [asked.test(f"{found.name}: perplexity", rise, "above", bound)]
     least = claim.thresholds["accuracy_drop"]
     drops = {task: task_drop(held, least) for task, held in found.tasks.items()}
-    counting = [task for task, held in found.tasks.items() if held.counts]
+    counting = [task for task, held in found.tasks.items() if held.is_counted]
     legs += [asked.test(f"{found.name}: {task}", drops[task], "above", least) for task in counting]
     beside = [
-        estimate_leg(f"{found.name}: {task}", drops[task], held.standing, least)
+        build_report_leg(f"{found.name}: {task}", drops[task], held.exclusion_reason, least)
         for task, held in found.tasks.items()
-        if not held.counts
+        if not held.is_counted
     ]
     if found.tasks and len(counting) < FEWEST:
         beside.append(unmeasured_leg(f"{found.name}: accuracy", uncounted_reason(found.tasks)))

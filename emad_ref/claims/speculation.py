@@ -33,9 +33,9 @@ from emad_ref.measurements.pair_models import DRAFT_TOKENS, speculative_decoder
 from emad_ref.measurements.pair_timing import TRANSFORMERS_NAMES, speculative_arm
 from emad_ref.models.generation import LOOKUP
 from emad_ref.screening.drafts import ASSISTED
-from emad_ref.statistics.accuracy import TaskAccuracy, accuracy_drop, retained_share
+from emad_ref.statistics.accuracy import TaskAccuracy, estimate_accuracy_drop, estimate_retained_share
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.legs import count_leg, decide_legs, estimate_leg
+from emad_ref.statistics.legs import build_count_leg, build_report_leg, decide_legs
 from emad_ref.statistics.speedup import estimate_total_speedup, estimate_work_ratio
 from emad_ref.statistics.units import ByItem, ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict
@@ -90,10 +90,10 @@ def decide_switching_speed(found: SwitchingSpeedEvidence, asked: ClaimContext) -
         return asked.unmeasured("a decoder of the pair does not count its work")
     gains = _gains(found.arms, asked)
     beside = _switching_beside(found.arms, found.new, found.absent)
-    held = retained_share(found.score.right, found.score.alone, found.score.kept)
+    held = estimate_retained_share(found.score.right, found.score.alone, found.score.kept)
     score = _score_leg(found.score, held, asked)
     if score.outcome == "falsified":
-        shown = estimate_leg(score.name, held, score.reason, found.score.kept)
+        shown = build_report_leg(score.name, held, score.reason, found.score.kept)
         return replace(
             asked.not_applicable(_score_not_kept(found.score, held)), legs=(*_numbers(gains), shown, *beside)
         )
@@ -128,13 +128,15 @@ def _switching_beside(arms: Mapping[str, TimedArm], new: int, absent: Mapping[st
     """How much faster than prompt lookup, what did not run, and the speeds of all arms."""
     ead, ratios = arms["EAD"].seconds, []
     if lookup := arms.get(LOOKUP):
-        ratios.append(estimate_leg("wall-clock, against prompt lookup", estimate_total_speedup(lookup.seconds, ead)))
+        ratios.append(
+            build_report_leg("wall-clock, against prompt lookup", estimate_total_speedup(lookup.seconds, ead))
+        )
     speeds = [speed_leg(arm, new, arms[arm].seconds) for arm in SWITCHING_ARMS if arm in arms]
     return [*ratios, *skipped_arm_legs(absent), *speeds]
 
 
 def _numbers(gains: Mapping[str, tuple[Estimate, float]]) -> list[Leg]:
-    return [estimate_leg(name, gain, threshold=threshold) for name, (gain, threshold) in gains.items()]
+    return [build_report_leg(name, gain, threshold=threshold) for name, (gain, threshold) in gains.items()]
 
 
 def _score_leg(score: SwitchingScore, held: Estimate, asked: ClaimContext) -> Leg:
@@ -231,10 +233,10 @@ def decide_against_speculation(found: SpeculationEvidence, asked: ClaimContext) 
         for arm, said in AGAINST.items()
         if arm in found.arms
     }
-    drops = {task: _mixture_drop(held, weight, most) for task, held in found.tasks.items() if held.counts}
+    drops = {task: _mixture_drop(held, weight, most) for task, held in found.tasks.items() if held.is_counted}
     beside = [*_idle_tasks(found), *_speculation_beside(found, emad)]
     if reason := found.unusable or _nothing_to_lose(found):
-        numbers = [estimate_leg(against, speed, threshold=fastest) for against, speed in speeds.items()]
+        numbers = [build_report_leg(against, speed, threshold=fastest) for against, speed in speeds.items()]
         return replace(asked.not_applicable(reason), legs=(*numbers, *beside))
     tests = [asked.test(against, speed, "below", fastest) for against, speed in speeds.items()]
     tests += [asked.test(f"{name}: accuracy on {task}", drop, "above", most) for task, drop in drops.items()]
@@ -261,24 +263,27 @@ def _mixed(arms: Mapping[str, TimedArm], weight: float) -> ByPair:
 
 def _mixture_drop(held: TaskAccuracy, weight: float, most: float) -> Estimate:
     """Of the mixture: it loses ``weight`` of what the point loses, and stands to ``most`` as the point to most / w."""
-    drop = accuracy_drop(held.full, held.adaptive, threshold=most / weight)
+    drop = estimate_accuracy_drop(held.full, held.adaptive, threshold=most / weight)
     return replace(drop, value=weight * drop.value, low=weight * drop.low, high=weight * drop.high)
 
 
 def _nothing_to_lose(found: SpeculationEvidence) -> str:
     """Why accuracy cannot fall at the point; empty where it can."""
-    if any(held.counts for held in found.tasks.values()):
+    if any(held.is_counted for held in found.tasks.values()):
         return ""
-    said = "; ".join(f"{task} ({held.standing})" for task, held in found.tasks.items())
+    said = "; ".join(f"{task} ({held.exclusion_reason})" for task, held in found.tasks.items())
     return f"no task counts at {found.point}, so that nothing could be lost: {said or 'none was scored'}"
 
 
 def _idle_tasks(found: SpeculationEvidence) -> list[Leg]:
     """Tasks that do not count, each with the reason."""
     return [
-        replace(estimate_leg(f"{found.point}: accuracy on {task}", _mixture_drop(held, 1, 0.0)), reason=held.standing)
+        replace(
+            build_report_leg(f"{found.point}: accuracy on {task}", _mixture_drop(held, 1, 0.0)),
+            reason=held.exclusion_reason,
+        )
         for task, held in found.tasks.items()
-        if not held.counts
+        if not held.is_counted
     ]
 
 
@@ -287,16 +292,16 @@ def _speculation_beside(found: SpeculationEvidence, emad: ByPair) -> list[Leg]:
     legs = [speed_leg(name, found.new, arm.seconds) for name, arm in found.arms.items()]
     legs += skipped_arm_legs(found.absent)
     if lookup := found.arms.get(LOOKUP):
-        legs.append(estimate_leg(f"{found.point} against {LOOKUP}", estimate_total_speedup(lookup.seconds, emad)))
+        legs.append(build_report_leg(f"{found.point} against {LOOKUP}", estimate_total_speedup(lookup.seconds, emad)))
     if own := found.arms.get("self-speculative"):
         name = f"{found.point} against self-speculation after layer {found.exit_layer}, k = {DRAFT_TOKENS}"
-        legs.append(estimate_leg(name, estimate_total_speedup(own.seconds, emad)))
+        legs.append(build_report_leg(name, estimate_total_speedup(own.seconds, emad)))
     for name in LOSSLESS:
         if name in found.arms:
             legs += _drafted(name, found.arms[name], found.arms["EMAD"])
     weight = share_at_point(found.arms)
     if weight < 1:
-        legs.append(count_leg("share of requests at the point, for equal FLOPs", weight, len(emad), "share"))
+        legs.append(build_count_leg("share of requests at the point, for equal FLOPs", weight, len(emad), "share"))
     return legs
 
 
@@ -304,7 +309,7 @@ def _drafted(name: str, arm: TimedArm, emad: TimedArm) -> list[Leg]:
     """Acceptance of a speculating arm and, where both count, its FLOPs over those of EMAD at its point."""
     legs = [acceptance_leg(name, arm.accepted)]
     if arm.spent is not None and emad.spent is not None:
-        legs.append(estimate_leg(f"FLOPs against {name}", estimate_work_ratio(arm.spent, emad.spent)))
+        legs.append(build_report_leg(f"FLOPs against {name}", estimate_work_ratio(arm.spent, emad.spent)))
     return legs
 
 
@@ -345,10 +350,10 @@ def decide_composed_speculation(found: ComposedSpeculation, asked: ClaimContext)
     arms, new, same = found
     for name, arm in sorted(arms.items(), key=lambda item: item[0]):  # adaptive depth first: the row quotes its leg
         legs += [
-            estimate_leg(f"{name}: speed against none", estimate_total_speedup(arms[NONE].seconds, arm.seconds)),
+            build_report_leg(f"{name}: speed against none", estimate_total_speedup(arms[NONE].seconds, arm.seconds)),
             speed_leg(name, new, arm.seconds),
             acceptance_leg(name, arm.accepted),
-            count_leg(f"{name}: rows whose output is the verifier's own", same, same, "rows, up to ties"),
+            build_count_leg(f"{name}: rows whose output is the verifier's own", same, same, "rows, up to ties"),
         ]
     return asked.combine(legs)
 

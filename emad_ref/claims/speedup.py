@@ -36,10 +36,10 @@ from emad_ref.models.generation import LOOKUP
 from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
-    count_leg,
+    build_count_leg,
+    build_report_leg,
     decide_legs,
-    estimate_leg,
-    finite_interval,
+    interval_if_finite,
 )
 from emad_ref.statistics.rates import estimate_perplexity_rise
 from emad_ref.statistics.speedup import SpeedupLimit, estimate_total_speedup, find_speedup_limit
@@ -107,7 +107,7 @@ def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
             Leg(f"{arm} baseline", "not applicable", None, None, 0, None, "", f"{arm} baseline not run: {reason}")
         )
     if found.unusable:
-        numbers = [estimate_leg(name, ratio, threshold=threshold) for name, ratio in ratios.items()]
+        numbers = [build_report_leg(name, ratio, threshold=threshold) for name, ratio in ratios.items()]
         legs = [*broken, *numbers, *beside]
         if lies:
             return asked.combine(legs)
@@ -132,7 +132,7 @@ def _swept(found: SpeedupEvidence, threshold: float) -> list[Leg]:
     """Ratios of the batch sizes that decide nothing, and the leg that says where the gain ends."""
     if not found.swept:
         return []
-    legs = [estimate_leg(name, ratio, threshold=threshold) for name, ratio in _ratios(found.swept, threshold)]
+    legs = [build_report_leg(name, ratio, threshold=threshold) for name, ratio in _ratios(found.swept, threshold)]
     ends = speedup_limit_of(found.every)
     last = ends.first_batch_without_gain or ends.sweep[-1]
     rows = None if ends.first_batch_without_gain is None else float(last.rows)
@@ -161,7 +161,7 @@ def _checks(found: SpeedupEvidence) -> list[Leg]:
     for batch, timed in found.every.items():
         if timed.check is None:
             continue
-        leg = count_leg(f"batch {batch}: timed requests", timed.check.n, timed.check.n, "tokens compared")
+        leg = build_count_leg(f"batch {batch}: timed requests", timed.check.n, timed.check.n, "tokens compared")
         said = replace(leg, reason=timed.check.detail)
         legs.append(replace(said, outcome="falsified") if timed.check.passed is False else said)
     return legs
@@ -211,7 +211,7 @@ def time_rows(found: SpeedupEvidence) -> list[dict[str, Any]]:
     """Per batch size the mean time of a request by every arm, and the ratio against the baseline that is least sure."""
     rows, names = [], dict.fromkeys(name for timed in found.every.values() for name in timed.baselines)
     for at in speedup_limit_of(found.every).sweep:
-        timed, interval = found.every[at.rows], finite_interval(at.ratio)
+        timed, interval = found.every[at.rows], interval_if_finite(at.ratio)
         arms = {"the point": timed.adaptive} | {name: timed.baselines.get(name) for name in names}
         rows.append({
             "batch": at.rows,
@@ -257,7 +257,7 @@ def usable_point(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[Oper
 
 def _refuted(verdict: Verdict, asked: ClaimContext) -> str:
     """``"claim" (id) is falsified``: its own row gives the reasons, which are too long to repeat here."""
-    return f'"{asked.row_of(verdict.id).words}" ({verdict.id}) is {verdict.verdict}'
+    return f'"{asked.row_of(verdict.id).display_title}" ({verdict.id}) is {verdict.verdict}'
 
 
 def legs_of(study: Study) -> int:
@@ -321,13 +321,13 @@ def _one_row_decides(raced: SpeedupEvidence) -> SpeedupEvidence:
 def _other_lossless_ways(raced: SpeedupEvidence, beside: Mapping[str, ByPair], stood: Mapping[int, float]) -> list[Leg]:
     """How many times faster drafting is than each other way to the same output."""
     legs = [
-        estimate_leg(f"batch 1, against {name}", estimate_total_speedup(seconds, beside[ADAPTIVE]))
+        build_report_leg(f"batch 1, against {name}", estimate_total_speedup(seconds, beside[ADAPTIVE]))
         for name, seconds in beside.items()
         if name != ADAPTIVE
     ]
     for batch, share in stood.items():
         pairs = len(raced.batches[batch].adaptive)
-        legs.append(count_leg(f"batch {batch}: verified tokens that stand", share, pairs, "share of tokens"))
+        legs.append(build_count_leg(f"batch {batch}: verified tokens that stand", share, pairs, "share of tokens"))
     return legs
 
 
@@ -392,19 +392,20 @@ def decide_backfill(found: BackfillEvidence, asked: ClaimContext) -> Verdict:
         name: estimate_total_speedup(found.full, seconds, threshold=threshold) for name, seconds in found.exact.items()
     }
     beside = [
-        estimate_leg(name, estimate_total_speedup(found.full, seconds, threshold=threshold))
+        build_report_leg(name, estimate_total_speedup(found.full, seconds, threshold=threshold))
         for name, seconds in ((COPYING, found.copying), (MONOTONE, found.monotone))
     ]
-    beside.append(count_leg("blocks left out", found.skipped, len(found.full), "share of blocks"))
+    beside.append(build_count_leg("blocks left out", found.skipped, len(found.full), "share of blocks"))
     beside += [
-        count_leg(f"{name}: FLOPs", saved, 1, "net FLOP reduction") for name, saved in found.net_reductions.items()
+        build_count_leg(f"{name}: FLOPs", saved, 1, "net FLOP reduction")
+        for name, saved in found.net_reductions.items()
     ]
     if found.quality is not None:
         rise = estimate_perplexity_rise(*found.quality, threshold=0.0, rng=asked.rng)
-        beside.append(estimate_leg(f"{COPYING}: perplexity", rise))
+        beside.append(build_report_leg(f"{COPYING}: perplexity", rise))
     if found.skipped < LEAST_SKIPPED:
         reason = f"the rule leaves out {100 * found.skipped:.1f} % of blocks: there is next to nothing to repair"
-        numbers = [estimate_leg(name, ratio) for name, ratio in ratios.items()]
+        numbers = [build_report_leg(name, ratio) for name, ratio in ratios.items()]
         return replace(asked.not_applicable(reason), legs=(*numbers, *beside))
     return asked.judge_side(ratios, "above", threshold, beside)
 

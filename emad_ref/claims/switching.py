@@ -25,18 +25,18 @@ from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.pair_models import DRAFT_TOKENS
 from emad_ref.measurements.pair_routing import PAPER, RoutedTask, turn_table
 from emad_ref.record import Bools
-from emad_ref.statistics.accuracy import retained_share, score_difference
+from emad_ref.statistics.accuracy import estimate_retained_share, estimate_score_difference
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
-    count_leg,
-    estimate_leg,
-    finite_interval,
+    build_count_leg,
+    build_report_leg,
+    interval_if_finite,
     unmeasured_leg,
 )
 from emad_ref.statistics.rates import mean_rate
 from emad_ref.statistics.units import ByItem
 from emad_ref.statistics.verdicts import Claim, Leg, Verdict
-from emad_ref.sweep.front import RoutingRun, mix_rules, routing_front
+from emad_ref.sweep.front import RoutingRun, mix_rules, routing_front_indices
 from emad_ref.text import world
 from emad_ref.text.documents import Split
 
@@ -83,10 +83,10 @@ def decide_switching_score(found: SwitchingScoreEvidence, asked: ClaimContext) -
             continue
         estimate = _share_kept(judged, alone, kept)
         tests.append(asked.test(name, estimate, "below", kept))
-        saved = count_leg(f"{name}: saving", judged.attained, len(judged.score), "saving", _turns(judged, wanted))
+        saved = build_count_leg(f"{name}: saving", judged.attained, len(judged.score), "saving", _turns(judged, wanted))
         beside.append(replace(saved, threshold=wanted))
     beside += [
-        Leg(f"{task}: the large model is better by", "not applicable", gap.value, finite_interval(gap), gap.n, None,
+        Leg(f"{task}: the large model is better by", "not applicable", gap.value, interval_if_finite(gap), gap.n, None,
             "accuracy", why)
         for task, gap, why in found.unrouted
     ]  # fmt: skip
@@ -102,7 +102,7 @@ def _share_kept(judged: RoutedTask, alone: ByItem, kept: float) -> Estimate:
     dealt must say so too, for which there are exact tests: the larger p-value and the lower bound count. To falsify it
     never erred more than it says.
     """
-    dealt = retained_share(judged.dealt, alone, kept)
+    dealt = estimate_retained_share(judged.dealt, alone, kept)
     score, right = judged.score.independent_values, alone.independent_values.astype(np.float64)
     away, ratio = score - kept * right, float(score.sum() / right.sum())
     if len(away) < 2 or not np.ptp(away):
@@ -206,11 +206,11 @@ def decide_constant(found: ConstantEvidence, asked: ClaimContext) -> Verdict:
     own_score, own_share = found.own
     for value, (varied, large_share) in found.varied.items():
         leg = f"{found.task}, {found.symbol} = {value} for {found.reference}"
-        lost = score_difference(own_score, varied, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
+        lost = estimate_score_difference(own_score, varied, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
         share = f"{leg}: large-model share at the same τ, {own_share:.1%} before"
         legs += [
-            estimate_leg(f"{leg}: score lost at a saving of {found.saving:.1%}", lost),
-            count_leg(share, large_share, len(varied), "share of tokens"),
+            build_report_leg(f"{leg}: score lost at a saving of {found.saving:.1%}", lost),
+            build_count_leg(share, large_share, len(varied), "share of tokens"),
         ]
     return asked.combine(legs)
 
@@ -298,9 +298,9 @@ def _token_share(name: str, part: ByItem, whole: ByItem, rng: np.random.Generato
     """Σ part / Σ whole with its interval over items; with a reason instead where every item has the same."""
     seen, unit = whole.values > 0, "share of tokens"
     if not seen.any():
-        return replace(count_leg(name, 0, 0, unit, "there is no such token"), estimate=None)
+        return replace(build_count_leg(name, 0, 0, unit, "there is no such token"), estimate=None)
     estimate = mean_rate(part.select(seen), whole.select(seen), threshold=0.0, rng=rng, unit=unit)
-    return estimate_leg(name, estimate, "" if math.isfinite(estimate.low) else estimate.method)
+    return build_report_leg(name, estimate, "" if math.isfinite(estimate.low) else estimate.method)
 
 
 def answer_decisive_tokens(pair: PairMeasurements, asked: ClaimContext) -> Answer:
@@ -370,13 +370,13 @@ def decide_gated_speculation(found: GatedSpeculationEvidence, asked: ClaimContex
     task, gated, switched = found.task, found.gated, found.switched
     if gated is None:
         none = f"{task}: no gate leaves the large model as little as the paper's saving does"
-        return asked.combine([count_leg(none, found.allowed, len(switched), "share of tokens")])
-    lost = score_difference(switched, gated, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
+        return asked.combine([build_count_leg(none, found.allowed, len(switched), "share of tokens")])
+    lost = estimate_score_difference(switched, gated, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
     both = f"speculation ({found.ways[1]}) for EAD ({found.ways[0]})"
     legs = [
-        estimate_leg(f"{task}: score lost at a large-model share of {found.allowed:.1%}", lost, both),
-        count_leg(f"{task}: EAD's score", float(switched.values.mean()), len(switched), "score"),
-        count_leg(f"{task}: gated speculation's score", float(gated.values.mean()), len(gated), "score"),
+        build_report_leg(f"{task}: score lost at a large-model share of {found.allowed:.1%}", lost, both),
+        build_count_leg(f"{task}: EAD's score", float(switched.values.mean()), len(switched), "score"),
+        build_count_leg(f"{task}: gated speculation's score", float(gated.values.mean()), len(gated), "score"),
     ]
     return asked.combine(legs)
 
@@ -416,7 +416,7 @@ def gates_on_front(pair: PairMeasurements, task: str) -> list[GateOption]:
     """Widths and gates whose mixtures score best on validation, by falling share; k = 0 drafts nothing."""
     options: list[GateOption] = [(0, None), *product(WIDTHS, gates_bits(pair, task))]
     tried = [_speculated(pair, task, "validate", option) for option in options]
-    return [options[at] for at in routing_front([RoutingRun(done.large_share, done.score) for done in tried])]
+    return [options[at] for at in routing_front_indices([RoutingRun(done.large_share, done.score) for done in tried])]
 
 
 def _speculated(pair: PairMeasurements, task: str, split: Split, option: GateOption) -> ItemAnswers:

@@ -13,7 +13,7 @@ from emad_ref.claims.pair_answers import pair_answer
 from emad_ref.decoding.switching import LARGE, MODELS, SMALL, SwitchingRule
 from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.study import PairNames
-from emad_ref.statistics.legs import count_leg, judge_exact
+from emad_ref.statistics.legs import build_count_leg, judge_within_tolerance
 from emad_ref.statistics.verdicts import Leg, Verdict
 
 BILLION = 1e9
@@ -37,7 +37,7 @@ def decide_headlines(found: Iterable[Headline], asked: ClaimContext) -> Verdict:
         saving = 1 - token_share_cost(large_share, small_parameters=small, large_parameters=large)
         leg = f"{name}: saves {saving:.2%}, the paper says {claimed:.1%}"
         differences[leg] = np.array([abs(saving - claimed)])
-    return judge_exact(asked.claim, asked.model, differences, asked.claim.thresholds["saving"])
+    return judge_within_tolerance(asked.claim, asked.model, differences, asked.claim.thresholds["saving"])
 
 
 def answer_headlines(names: PairNames, asked: ClaimContext) -> Answer:
@@ -105,23 +105,26 @@ def _charge_legs(task: str, charged: RuleCharges, parameters: tuple[float, float
         large_parameters=large,
     )
     legs = [
-        count_leg(f"{name}: by token share", paper, n, "saving"),
-        count_leg(f"{name}: by tokens processed, prompts and catch-up included", processed, n, "saving"),
+        build_count_leg(f"{name}: by token share", paper, n, "saving"),
+        build_count_leg(f"{name}: by tokens processed, prompts and catch-up included", processed, n, "saving"),
     ]
     for model, reread in zip(MODELS, charged.caught_up, strict=True):
         legs.append(
-            count_leg(
+            build_count_leg(
                 f"{name}: the {model} model catches up on", reread / charged.emitted, n, "tokens per token emitted"
             )
         )
     if charged.flops is None or charged.opening_flops is None or charged.alone_flops is None:
-        return [count_leg(f"{name}: token share less tokens processed", paper - processed, n, "saving lost"), *legs]
+        return [
+            build_count_leg(f"{name}: token share less tokens processed", paper - processed, n, "saving lost"),
+            *legs,
+        ]
     executed, opening = 1 - charged.flops / charged.alone_flops, charged.opening_flops / charged.flops
     return [
-        count_leg(f"{name}: token share less FLOPs executed", paper - executed, n, "saving lost"),
+        build_count_leg(f"{name}: token share less FLOPs executed", paper - executed, n, "saving lost"),
         *legs,
-        count_leg(f"{name}: by FLOPs executed, prompts and catch-up included", executed, n, "saving"),
-        count_leg(f"{name}: spent on opening with the prompts", opening, n, "share of FLOPs"),
+        build_count_leg(f"{name}: by FLOPs executed, prompts and catch-up included", executed, n, "saving"),
+        build_count_leg(f"{name}: spent on opening with the prompts", opening, n, "share of FLOPs"),
     ]
 
 

@@ -29,18 +29,18 @@ from emad_ref.measurements.study import BUDGETS, PairNames, Study, select_pair
 from emad_ref.models.names import require_available
 from emad_ref.report.deselection import NO_PAIR
 from emad_ref.report.schema import SCHEMA
-from emad_ref.statistics.gate import GATES, INCONCLUSIVE, REQUIREMENTS, GateOptions, gate_result, name_claims
+from emad_ref.statistics.gate import GATES, INCONCLUSIVE, REQUIREMENTS, GateOptions, apply_gate, format_claim_names
 from emad_ref.statistics.goldens import (
     KnownVerdicts,
     RunConditions,
     compare_with_record,
-    comparison_summary,
-    departures,
-    golden_folder,
-    key_of,
-    known_verdicts,
+    describe_register_changes,
+    find_golden_folder,
+    format_comparison_summary,
+    load_known_verdicts,
     no_comparison_reason,
     require_known_verdicts,
+    verdict_key,
 )
 from emad_ref.statistics.verdicts import Claim, load_register, select_ids
 from emad_ref.wire.address import ADDRESS_FORMS, is_address, parse_address
@@ -69,7 +69,7 @@ def judge(args: argparse.Namespace) -> int:
     for title, text in format_sections(report["points"], tables, report["claims"], report["notes"]):
         print(f"\n{title}\n\n{text}")
     if args.gate == "known":
-        print(f"\nemad known verdicts\n\n{comparison_summary(report['known'])}")
+        print(f"\nemad known verdicts\n\n{format_comparison_summary(report['known'])}")
     for failure in run.failures:
         print_error(f"FAILED: {failure}")
     return GATE_FAILED if run.failures else 0
@@ -136,8 +136,8 @@ def judge_claims(args: argparse.Namespace) -> JudgmentResult:
     pair = select_pair(args.pair, args.small_model, args.large_model, [args.model])
     for answer in _answer_claims(args, plan, _choose_claims(args, plan, pair), pair):
         row, verdict = register[answer.verdict.id], answer.verdict
-        key = key_of(row.id, answer.fingerprint or verdict.model, answer.corpus, run)
-        comparison = compare_with_record(row, verdict, known.expected(key, run.seed))
+        key = verdict_key(row.id, answer.fingerprint or verdict.model, answer.corpus, run)
+        comparison = compare_with_record(row, verdict, known.find_outcome(key, run.seed))
         is_gating = comparison.expected is not None if args.gate == "known" else plan.gates(row.id)
         verdict = replace(verdict, gate=is_gating)
         comparisons.append(comparison.to_json())
@@ -147,10 +147,10 @@ def judge_claims(args: argparse.Namespace) -> JudgmentResult:
             | ({"figure": table.figure} if table.figure else {})
             for table in answer.exhibits.tables
         ]
-        result = gate_result(verdict, row, gating, comparison.expected)
+        result = apply_gate(verdict, row, gating, comparison.expected)
         failures += [result.failure] if result.failure else []
         warnings += [result.warning] if result.warning else []
-        claims.append(verdict.to_json() | {"title": row.words, "fails": bool(result.failure)})
+        claims.append(verdict.to_json() | {"title": row.display_title, "fails": bool(result.failure)})
     run_failures = [reason] if args.gate == "known" and (reason := no_comparison_reason(comparisons)) else []
     settings = {"models": [args.model], "gate": args.gate, "gate_claims": [*args.gate_claims], "budget": args.budget}
     report = {
@@ -201,13 +201,13 @@ def _known_verdicts(args: argparse.Namespace) -> KnownVerdicts:
     """
     if args.gate != "known":
         return KnownVerdicts()
-    folders = [folder for folder in (args.golden, golden_folder()) if folder is not None]
+    folders = [folder for folder in (args.golden, find_golden_folder()) if folder is not None]
     require_known_verdicts(folders)
-    return known_verdicts(folders)
+    return load_known_verdicts(folders)
 
 
 def _run_conditions(args: argparse.Namespace, plan: RunPlan) -> RunConditions:
-    options = [*plan.study.departures, *departures(plan.register, args.gate_claims)]
+    options = [*plan.study.departures, *describe_register_changes(plan.register, args.gate_claims)]
     return RunConditions(args.seed, args.budget, ", ".join(options))
 
 
@@ -234,7 +234,7 @@ def _choose_claims(args: argparse.Namespace, plan: RunPlan, pair: tuple[str, str
         verb = "need" if len(skipped) > 1 else "needs"
         raise BadArgument("--pair", None, "SMALL,LARGE", f"{', '.join(skipped)} {verb} a pair of models")
     if skipped:
-        print_error(f"skipped {name_claims(skipped, plan.register)}: {NO_PAIR}; name one by --pair SMALL,LARGE")
+        print_error(f"skipped {format_claim_names(skipped, plan.register)}: {NO_PAIR}; name one by --pair SMALL,LARGE")
     names = [name for name in questions if name not in skipped]
     return sorted(names, key=lambda name: SUBJECTS.index(questions[name].about))
 

@@ -26,7 +26,7 @@ from emad_ref.errors import BadArgument, suggest_nearest
 from emad_ref.files import resolved
 from emad_ref.report.provenance import DISTRIBUTION
 from emad_ref.report.schema import REPORT_FILE, BadReport, Report
-from emad_ref.statistics.gate import deciding_leg, heading, measurement
+from emad_ref.statistics.gate import deciding_leg_name, format_claim_heading, format_measurement
 
 NOT_IN_KEYWORDS = re.compile(r"[^\w:+\-.\[\]\\/]+")  # characters that are not allowed in an expression of pytest's -k
 DEMANDS = ("--emad-expect-decoder", "--emad-tier")  # each takes a value, and fails a run that selects one test
@@ -84,9 +84,9 @@ def describe_recorded_test(report: Report, test: str) -> Iterator[str]:
     yield f"{test}, seed {report['settings'].get('seed', 0)}"
     for claim in report["claims"]:
         if claim.get("test") == test:
-            yield f"recorded: {heading(claim, claim.get('title', ''))}"
-            leg = deciding_leg(claim)
-            yield f"  {measurement(claim)}" + (f"; where: {leg}" if leg else "")
+            yield f"recorded: {format_claim_heading(claim, claim.get('title', ''))}"
+            leg = deciding_leg_name(claim)
+            yield f"  {format_measurement(claim)}" + (f"; where: {leg}" if leg else "")
     for audit in report["audits"]:
         if audit["test"] == test and audit["passed"] is False:
             yield f"recorded: audit {audit['check']}: {audit['detail']}"
@@ -107,8 +107,8 @@ def compare_replay(recorded: Report, replayed: Report, test: str) -> Iterator[st
     for claim in claims:
         now = found.get(claim["id"])
         yield _agreement(
-            f"{claim['id']}, {claim['verdict']}: {measurement(claim)}",
-            f"{now['verdict']}: {measurement(now)}" if now else "not decided",
+            f"{claim['id']}, {claim['verdict']}: {format_measurement(claim)}",
+            f"{now['verdict']}: {format_measurement(now)}" if now else "not decided",
             now is not None and now["verdict"] == claim["verdict"],
         )
     for entry in recorded["tests"] if not claims else ():

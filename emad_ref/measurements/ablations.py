@@ -34,12 +34,12 @@ from emad_ref.protocol import Unsupported
 from emad_ref.record import Floats, Work
 from emad_ref.replay import depths, replay, replayed_work
 from emad_ref.signals import perplexity_of, relative_rise
-from emad_ref.statistics.legs import finite_interval
+from emad_ref.statistics.legs import interval_if_finite
 from emad_ref.statistics.rates import RESAMPLES, draw_document_counts, estimate_perplexity_rise
 from emad_ref.statistics.speedup import estimate_total_speedup
 from emad_ref.statistics.units import ByPair
-from emad_ref.sweep.diagnostics import agreement_rate, estimator_agreements, tokens_to_collapse
-from emad_ref.sweep.grids import CHUNK_LENGTHS, NetSaving, margin_points, positional_points
+from emad_ref.sweep.diagnostics import compare_estimators, final_layer_agreement_rate, tokens_until_depth_collapse
+from emad_ref.sweep.grids import CHUNK_LENGTHS, NetSavingFunction, margin_points, positional_points
 from emad_ref.sweep.losses import PointLoss, best_at_equal_flops, loss_table
 
 TRIED_MARGINS = {"smoke": 2, "standard": 4, "full": 8}  # margins per profile, by budget
@@ -99,7 +99,7 @@ class AblationRows:
     def _row(self, loss: PointLoss, trace: Trace) -> TableRow:
         sums = self._points.nll(loss)
         rise = estimate_perplexity_rise(*sums, threshold=0.0, rng=self._rng, draws=self._draws)
-        return quality_columns(loss, trace) | {"rise interval %": finite_interval(rise)}
+        return quality_columns(loss, trace) | {"rise interval %": interval_if_finite(rise)}
 
 
 def quality_columns(loss: PointLoss, trace: Trace) -> TableRow:
@@ -108,7 +108,7 @@ def quality_columns(loss: PointLoss, trace: Trace) -> TableRow:
     Points that collapse alike have equal rows. The median of tokens before the first probe shows that; it is None
     without probes or if most sequences never reach it.
     """
-    before = tokens_to_collapse(trace, loss.point) if loss.point.probes else math.inf
+    before = tokens_until_depth_collapse(trace, loss.point) if loss.point.probes else math.inf
     return {
         "point": loss.point.name,
         "mean depth": loss.mean_depth,
@@ -131,7 +131,7 @@ def speed_columns(evidence: ModelMeasurements, points: Mapping[str, OperatingPoi
     columns = dict.fromkeys(points, NO_SPEED)
     for name in accepted:
         ratio = estimate_total_speedup(ByPair(seconds["full"]), ByPair(seconds[f"point {name}"]), threshold=1.0)
-        columns[name] = {"speed ×": ratio.value, "speed interval": finite_interval(ratio)}
+        columns[name] = {"speed ×": ratio.value, "speed interval": interval_if_finite(ratio)}
     return columns
 
 
@@ -300,7 +300,7 @@ class FittedEstimators:
         raw = estimates.uncorrected(self.trace, estimator)
         thresholds = [[target - margin for margin in margins] for target in self._profile.targets_nats]
         full = estimates.columns(self.trace.entropy_nats)
-        rows = estimator_agreements(estimates.probes, full, {estimator: raw}, thresholds)
+        rows = compare_estimators(estimates.probes, full, {estimator: raw}, thresholds)
         recalls = [share for (name, _), share in self._recalls.items() if name == estimator.name]
         changes = zip(*(row.changed.values() for row in rows), strict=True)
         return EstimatorFit(
@@ -453,7 +453,7 @@ def ablate_margin(evidence: ModelMeasurements, rng: np.random.Generator) -> Atta
     require_quality(evidence)
     rows = AblationRows(evidence, rng)
     table = [rows.full({"margin, nats": None}) | accuracy_columns(evidence, evidence.subject.full)]
-    saved = NetSaving(evidence.traces.validation, evidence.loaded.geometry)
+    saved = NetSavingFunction(evidence.traces.validation, evidence.loaded.geometry)
     for point in margin_points(evidence.traces.profile, saved, MARGIN_COUNTS[evidence.study.budget.name]):
         (row,) = rows.at([point], {"margin, nats": point.margin_nats})
         table.append(row | accuracy_columns(evidence, point))
@@ -463,8 +463,8 @@ def ablate_margin(evidence: ModelMeasurements, rng: np.random.Generator) -> Atta
 def accuracy_columns(evidence: ModelMeasurements, point: OperatingPoint) -> TableRow:
     """Share right of each replayed task, and the tasks that count at the point; empty without tasks."""
     tasks = {task: evidence.scored.at(task, point) for task in evidence.scored.replayed}
-    counting = ", ".join(task for task, scores in tasks.items() if scores.counts) or "none"
-    shares: TableRow = {f"{task} %": scores.accuracy[1] for task, scores in tasks.items()}
+    counting = ", ".join(task for task, scores in tasks.items() if scores.is_counted) or "none"
+    shares: TableRow = {f"{task} %": scores.accuracies[1] for task, scores in tasks.items()}
     return shares | ({"tasks that count": None if point == evidence.subject.full else counting} if tasks else {})
 
 
@@ -592,6 +592,6 @@ def probe_strides(layers: int) -> dict[str, tuple[int, ...]]:
 
 def agreement_note(trace: Trace, probes: Sequence[int]) -> str:
     """Agreement of the probed layers with the last; an early-exit loss may have trained only some of them."""
-    rates = agreement_rate(trace)
+    rates = final_layer_agreement_rate(trace)
     text = ", ".join(f"{rates[layer - 1]:.0%} after layer {layer}" for layer in probes)
     return f"top-1 tokens that are already the last layer's: {text}"

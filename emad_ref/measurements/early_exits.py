@@ -26,10 +26,10 @@ from emad_ref.probes.contrast import score_function
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Bools, Floats, Ints, Work
 from emad_ref.signals import SIGNALS, log_probabilities
-from emad_ref.statistics.accuracy import score_difference
+from emad_ref.statistics.accuracy import estimate_score_difference
 from emad_ref.statistics.units import ByItem
 from emad_ref.sweep.diagnostics import final_token_ranks
-from emad_ref.sweep.risk import textual_consistency
+from emad_ref.sweep.risk import textual_consistency_loss
 
 # name → (signal, pruning), as ``exit_rules`` names them
 RULES: dict[str, tuple[str, str]] = {
@@ -238,7 +238,7 @@ def text_differences(task: str, full: EarlyExitAnswers, early: Sequence[EarlyExi
         ]
         for one in early
     ]
-    return textual_consistency(np.array(dissimilar).T)
+    return textual_consistency_loss(np.array(dissimilar).T)
 
 
 # ------------------------------------------------------------ readings under teacher forcing
@@ -445,7 +445,9 @@ class EarlyExitMeasurements:
     def _not_solved(self, task: str) -> str:
         score, guess = self.under(task, self.full).exited.score, self.task_items.guessed(task)
         rng = np.random.default_rng(self.subject.seed)
-        beaten = score_difference(score, score.with_values(guess), threshold=0.0, rng=rng, unit="score above a guess")
+        beaten = estimate_score_difference(
+            score, score.with_values(guess), threshold=0.0, rng=rng, unit="score above a guess"
+        )
         if beaten.p_above <= SOLVED:
             return ""
         return f"not solved: full depth scores {score.values.mean():.3f}, an honest guess {guess.mean():.3f}"

@@ -54,9 +54,15 @@ from emad_ref.screening.settings import ScreeningSettings, default_window
 from emad_ref.screening.traces import ScreeningText, SplitTraces, TooLittleText, take_traces
 from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline
 from emad_ref.statistics.units import ByDocument
-from emad_ref.sweep.components import PUBLISHED, ReadoutTraces, TunedCombination, exchange_components, gate_at_probes
-from emad_ref.sweep.grids import evenly_spaced
-from emad_ref.sweep.losses import PointColumns, columns_of_texts, feed_texts
+from emad_ref.sweep.components import (
+    PUBLISHED,
+    ReadoutTraces,
+    TunedCombination,
+    exchange_components,
+    restrict_gate_to_probes,
+)
+from emad_ref.sweep.grids import evenly_spaced_points
+from emad_ref.sweep.losses import PointColumns, teacher_force_at_point, teacher_forced_columns
 from emad_ref.sweep.oracle_savings import FREE_DEPTH, RISE_LEVELS, SavingsCurve, oracle_curve
 
 OPTION = "--emad-exit"
@@ -193,14 +199,16 @@ class ExitEvaluation:
         if self.point is None:
             return None
         stepper, geometry, sequences = self.subject.stepper, self.subject.loaded.geometry, self._traces.evaluated
-        return self.spent(self.point.name, columns_of_texts(stepper, geometry, sequences, self.point, self._fed), 0)
+        return self.spent(
+            self.point.name, teacher_forced_columns(stepper, geometry, sequences, self.point, self._fed), 0
+        )
 
     @cached_property
     def _fed(self) -> list[TeacherForcedText]:
         """The evaluated texts as they are decoded at the exit's point."""
         assert self.point is not None, "an exit with a point"
         named = f"{self.subject.name}: decoding at {self.point.name}"
-        return feed_texts(self.subject.stepper, self._traces.evaluated, self.point, progress=named)
+        return teacher_force_at_point(self.subject.stepper, self._traces.evaluated, self.point, progress=named)
 
     @property
     def excess(self) -> ByDocument:
@@ -237,7 +245,7 @@ class ExitEvaluation:
         return own + ([] if fitted.gate is None else tuned_lens_families(fitted, vocabulary))
 
     def _spaced(self, family: ExitFamily) -> list[OperatingPoint]:
-        along = (evenly_spaced(dial, self.chooser.saved, SETTINGS) for dial in family.dials)
+        along = (evenly_spaced_points(dial, self.chooser.saved, SETTINGS) for dial in family.dials)
         return [*family.points, *(point for points in along for point in points)]
 
     @cached_property
@@ -269,7 +277,7 @@ class ExitEvaluation:
     @staticmethod
     def within(curve: SavingsCurve, loss: float) -> int:
         """Index of that setting; 0, full depth, if no other stays within ``loss``."""
-        return int(np.argmin(np.where(curve.rises <= loss, curve.columns.depth.sum(axis=0), np.inf)))
+        return int(np.argmin(np.where(curve.perplexity_rises <= loss, curve.columns.depth.sum(axis=0), np.inf)))
 
     @property
     def slack(self) -> float:
@@ -278,7 +286,7 @@ class ExitEvaluation:
 
     @staticmethod
     def _saved(curve: SavingsCurve) -> float:
-        flops = np.where(curve.rises <= JUDGED, curve.columns.flops.sum(axis=0), np.inf)
+        flops = np.where(curve.perplexity_rises <= JUDGED, curve.columns.flops.sum(axis=0), np.inf)
         return float(1 - flops.min() / flops[0])
 
     @property
@@ -420,8 +428,8 @@ def _through_lens(evaluation: ExitEvaluation, traces: LensTraces) -> ReadoutTrac
         corpus=subject.corpus,
         dtype=subject.dtype,
     )
-    chosen, _ = gate_at_probes(evaluation.validated.tuned, fitted.gate, layers, profile.probes)
-    judged, gate = gate_at_probes(evaluation.evaluated.tuned, fitted.gate, layers, profile.probes)
+    chosen, _ = restrict_gate_to_probes(evaluation.validated.tuned, fitted.gate, layers, profile.probes)
+    judged, gate = restrict_gate_to_probes(evaluation.evaluated.tuned, fitted.gate, layers, profile.probes)
     return ReadoutTraces(TUNED_LENS, chosen, judged, profile, gate)
 
 

@@ -25,14 +25,14 @@ from emad_ref.replay import Replay, depths, replay_all
 from emad_ref.statistics.accuracy import TaskAccuracy
 from emad_ref.statistics.rates import draw_document_counts, estimate_perplexity_rise
 from emad_ref.statistics.units import ByDocument
-from emad_ref.sweep.grids import SETTINGS_PER_FAMILY, NetSaving, margin_points, truncation_points
+from emad_ref.sweep.grids import SETTINGS_PER_FAMILY, NetSavingFunction, margin_points, truncation_points
 from emad_ref.sweep.losses import (
     PointLoss,
     best_at_equal_flops,
     cheapest_within_bounds,
     depth_by_position,
     loss_table,
-    tokens_before,
+    tokens_before_depth,
 )
 
 NllPair = tuple[ByDocument, ByDocument, ByDocument]  # NLL sums at the point and at full depth, tokens
@@ -63,7 +63,7 @@ class CandidatePoints:
     @cached_property
     def margins(self) -> list[OperatingPoint]:
         """EMAD at margins from 0 up, spaced evenly in what they save on the validation split."""
-        saved = NetSaving(self.traces.validation, self.subject.loaded.geometry)
+        saved = NetSavingFunction(self.traces.validation, self.subject.loaded.geometry)
         return margin_points(self.traces.profile, saved, SETTINGS_PER_FAMILY)
 
     @cached_property
@@ -214,7 +214,7 @@ def _row(
         "perplexity": loss.perplexity,
         "perplexity_rise": loss.perplexity_rise,
         "interval": interval,
-        "accuracy": {task: list(scores.accuracy) for task, scores in tasks.items()},
+        "accuracy": {task: list(scores.accuracies) for task, scores in tasks.items()},
         "not_counted": {} if loss is points.full_loss else exclusion_reasons(tasks),
         "time_ratio": None,  # set by ``LatencyBenchmark.row``
     }
@@ -222,7 +222,7 @@ def _row(
 
 def exclusion_reasons(tasks: Mapping[str, TaskAccuracy]) -> dict[str, str]:
     """Task → why it does not count, for those that do not."""
-    return {task: scores.standing for task, scores in tasks.items() if not scores.counts}
+    return {task: scores.exclusion_reason for task, scores in tasks.items() if not scores.is_counted}
 
 
 def reading_note(points: CandidatePoints) -> str:
@@ -246,7 +246,7 @@ def collapse_note(points: CandidatePoints, loss: PointLoss) -> str:
     if not loss.point.probes:
         return f"{prefix}no probes, depth is fixed"
     depth, first = depths(evaluation, loss.point), loss.point.probes[0]
-    before = tokens_before(evaluation, depth, first)
+    before = tokens_before_depth(evaluation, depth, first)
     soon = float(np.median(before))
     verb = "collapsed to" if (depth <= first).mean() >= COLLAPSED else "reached"
     reached = (

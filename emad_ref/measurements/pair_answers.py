@@ -24,7 +24,7 @@ from emad_ref.measurements.task_scores import GENERATED_LINE, PublishedTask
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.statistics.units import ByItem
-from emad_ref.sweep.front import RoutedItems
+from emad_ref.sweep.front import RoutedTaskItems
 from emad_ref.tasks.scoring import (
     AnswerStrategy,
     Continuations,
@@ -78,9 +78,9 @@ class ItemAnswers:
         return cls(right, np.array(emitted), np.array(by_large), flops, runs, walks, entropies)
 
     @property
-    def ran(self) -> RoutedItems:
+    def ran(self) -> RoutedTaskItems:
         """Input of a mixture by items."""
-        return RoutedItems(self.right.values.astype(np.float64), self.emitted, self.by_large)
+        return RoutedTaskItems(self.right.values.astype(np.float64), self.emitted, self.by_large)
 
     @property
     def score(self) -> float:

@@ -20,11 +20,11 @@ from emad_ref.measurements.operating_points import token_texts
 from emad_ref.measurements.pair_answers import TEXTS, ItemAnswers, PairAnswers, describe_rule
 from emad_ref.measurements.study import PairSizes
 from emad_ref.record import Floats
-from emad_ref.statistics.accuracy import accuracy_drop, guessing_pvalue
+from emad_ref.statistics.accuracy import estimate_accuracy_drop, guessing_pvalue
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import LEVEL
 from emad_ref.statistics.units import ByItem
-from emad_ref.sweep.front import RoutingMixture, RoutingRun, mix_rules, routing_front, switching_thresholds
+from emad_ref.sweep.front import RoutingMixture, RoutingRun, mix_rules, routing_front_indices, switching_thresholds
 
 WORTH_ROUTING = 0.10  # minimum gain of accuracy by the large model on a task
 LEAST_MULTIPLE = 4  # w and d_min must fit at least this many times into an answer
@@ -109,7 +109,7 @@ class RoutingRules:
 
     def _compared(self, task: str) -> PairComparison:
         small, large = (self.answers.alone(model, task, "validate", self.size.compared) for model in (SMALL, LARGE))
-        gap = accuracy_drop(large.right, small.right, threshold=WORTH_ROUTING)
+        gap = estimate_accuracy_drop(large.right, small.right, threshold=WORTH_ROUTING)
         return PairComparison(small, large, self.answers.task(task).guess(), gap)
 
     @property
@@ -195,7 +195,7 @@ class RoutingRules:
         """Rules whose mixtures score best on validation, by falling share of the large model."""
         tried = self.tried(task, constants)
         rules = list(tried)
-        front = routing_front([RoutingRun(done.large_share, done.score) for done in tried.values()])
+        front = routing_front_indices([RoutingRun(done.large_share, done.score) for done in tried.values()])
         return [rules[index] for index in front]
 
     def routed(self, task: str, saving: float, constants: SwitchingConstants | None = None) -> RoutedTask | None:

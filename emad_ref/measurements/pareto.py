@@ -27,7 +27,7 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.record import Floats
 from emad_ref.signals import SIGNALS, perplexity_of, relative_rise
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.fronts import FamilySplit, PointFamily, at_equal_flops
+from emad_ref.statistics.fronts import FamilySplit, PointFamily, compare_at_equal_flops
 from emad_ref.statistics.rates import estimate_entropy_slope
 from emad_ref.statistics.units import ByDocument
 from emad_ref.sweep.front import FamilyFront
@@ -35,10 +35,10 @@ from emad_ref.sweep.grids import (
     EMAD_FAMILY,
     SAVING_LEVELS,
     SETTINGS_PER_FAMILY,
-    NetSaving,
+    NetSavingFunction,
     ThresholdSweep,
     confidence_sweep,
-    evenly_spaced,
+    evenly_spaced_points,
     margin_points,
     point_families,
 )
@@ -76,7 +76,7 @@ class FamilyComparison:
         geometry: Geometry,
         sequences: Callable[[Of], list[TokenSequence]],
         trace: Callable[[Of], Trace],
-        make: Callable[[NetSaving], dict[str, list[OperatingPoint]]],
+        make: Callable[[NetSavingFunction], dict[str, list[OperatingPoint]]],
         refused: Mapping[str, str] = MappingProxyType({}),
     ):
         self.geometry, self._sequences, self._trace, self._make = geometry, sequences, trace, make
@@ -95,7 +95,7 @@ class FamilyComparison:
     @cached_property
     def families(self) -> dict[str, list[OperatingPoint]]:
         """Family name in tables → its points."""
-        return self._make(NetSaving(self.validation, self.geometry))
+        return self._make(NetSavingFunction(self.validation, self.geometry))
 
     def validated(self, name: str) -> list[PointLoss]:
         """Validation losses of a family."""
@@ -175,14 +175,16 @@ class FamilyComparison:
             self._row(name, family.front, saving, over[name].get(saving))
             for level, saving in savings.items()
             for name, family in fronts.items()
-            if family.promised >= level
+            if family.largest_validation_saving >= level
         ]
         if all(row["chosen by"] == PERPLEXITY for row in rows):
             rows = [{name: value for name, value in row.items() if name not in WRONG} for row in rows]
         return rank_rows(rows)
 
     def _common(self, fronts: dict[str, PointFamily], level: float) -> float | None:
-        reached = [family.front.reach for family in fronts.values() if family.promised >= level]
+        reached = [
+            family.front.largest_saving for family in fronts.values() if family.largest_validation_saving >= level
+        ]
         return min([level, *reached]) if reached else None
 
     def _over_emad(
@@ -191,25 +193,31 @@ class FamilyComparison:
         if name == EMAD_FAMILY:
             return {}
         emad = self.family(EMAD_FAMILY, self.chosen_by(name))
-        both = [saving for level, saving in savings.items() if level <= min(family.promised, emad.promised)]
+        both = [
+            saving
+            for level, saving in savings.items()
+            if level <= min(family.largest_validation_saving, emad.largest_validation_saving)
+        ]
         rng = np.random.default_rng(seed)
-        comparisons = at_equal_flops(family, emad, both, threshold=0.0, rng=rng, unit="per token", resamples=SHOWN)
+        comparisons = compare_at_equal_flops(
+            family, emad, both, threshold=0.0, rng=rng, unit="per token", resamples=SHOWN
+        )
         return {each.level: each.estimate for each in comparisons if each.estimate is not None}
 
     def _row(self, name: str, front: FamilyFront, saving: float, over: Estimate | None) -> dict[str, Any]:
-        mixed, columns, by = front.mixed(saving), self.columns(name, "evaluate"), self.chosen_by(name)
+        mixed, columns, by = front.mix_per_draw(saving), self.columns(name, "evaluate"), self.chosen_by(name)
         tokens = int(self.evaluation.lengths.sum())
 
         def mean(values: Floats) -> tuple[float, float]:
             """Per token, of the mixture and of full depth."""
-            return float(mixed.of(values.sum(axis=0))[0] / tokens), float(values[:, 0].sum() / tokens)
+            return float(mixed.expectation(values.sum(axis=0))[0] / tokens), float(values[:, 0].sum() / tokens)
 
         nll, full_nll = mean(columns.nll_nats) if by == PERPLEXITY else (None, None)
         wrong, full_wrong = mean(columns.wrong)
         return {
             "net reduction %": saving,
             "family": name,
-            "point": front.named(mixed),
+            "point": front.describe_mixture(mixed),
             "chosen by": by,
             "documents": len(front.sheet.tokens),
             "windows": len(columns.wrong),
@@ -250,7 +258,7 @@ class BaselineComparison(FamilyComparison):
     def __init__(self, traces: LensTraces):
         subject = traces.subject
 
-        def make(saved: NetSaving) -> dict[str, list[OperatingPoint]]:
+        def make(saved: NetSavingFunction) -> dict[str, list[OperatingPoint]]:
             return point_families(traces.profile, traces.calibration, saved, SETTINGS_PER_FAMILY)
 
         super().__init__(
@@ -312,8 +320,8 @@ def confidence_comparison(traces: LensTraces) -> FamilyComparison:
     def sequences(of: Of) -> list[TokenSequence]:
         return subject.sequences(of, getattr(subject.budget, of))[: WINDOWS[subject.budget.name][of]]
 
-    def make(saved: NetSaving) -> dict[str, list[OperatingPoint]]:
-        rules = {name: evenly_spaced(dial, saved, SETTINGS_PER_FAMILY) for name, dial in dials.items()}
+    def make(saved: NetSavingFunction) -> dict[str, list[OperatingPoint]]:
+        rules = {name: evenly_spaced_points(dial, saved, SETTINGS_PER_FAMILY) for name, dial in dials.items()}
         return {EMAD_FAMILY: margin_points(traces.profile, saved, SETTINGS_PER_FAMILY)} | rules
 
     def trace(of: Of) -> Trace:

@@ -32,7 +32,7 @@ from emad_ref.record import Bools
 from emad_ref.replay import TraceReplayer, replay
 from emad_ref.statistics.accuracy import TaskAccuracy
 from emad_ref.statistics.units import ByDocument, ByItem, DocumentMembership
-from emad_ref.sweep.losses import full_flops, net_saving
+from emad_ref.sweep.losses import full_depth_flops, net_saving
 from emad_ref.tasks.continuations import ForcedInput, layers_read, score_by_decoding
 from emad_ref.tasks.datasets import TaskDataUnavailable
 from emad_ref.tasks.lm_eval_settings import lm_eval_quiet
@@ -222,7 +222,7 @@ class LmEvalScores:
             spread = np.unique(np.linspace(0, len(requests) - 1, min(REPLAYED, len(requests))).astype(int))
             self._traces[name] = self._subject.trace([requests[i] for i in spread], f"{name}, what is saved")
         trace, geometry = self._traces[name], self._subject.loaded.geometry
-        return net_saving(trace, geometry, replay(trace, point), full_flops(trace, geometry))
+        return net_saving(trace, geometry, replay(trace, point), full_depth_flops(trace, geometry))
 
     def corpora(self, point: OperatingPoint) -> dict[str, tuple[ByDocument, ByDocument, ByDocument]]:
         """Perplexity tasks: Σ nats under ``point`` and at full depth, tokens."""
@@ -401,7 +401,10 @@ class ReplayedTask:
             replayer = self._reading(point)
             replayed, trace = replayer.replay(point), replayer.trace
             right = self.of(correct_items(self.items, trace, replayed.depth)) if self.replayable else None
-            self._at[point] = right, net_saving(trace, self._geometry, replayed, full_flops(trace, self._geometry))
+            self._at[point] = (
+                right,
+                net_saving(trace, self._geometry, replayed, full_depth_flops(trace, self._geometry)),
+            )
         return self._at[point]
 
     def _reading(self, point: OperatingPoint) -> TraceReplayer:
@@ -517,8 +520,8 @@ class TaskScores:
         for task, played in self._validated.items():
             guess = _guess(played.items, played.items)
             scores = TaskAccuracy(played.right(self._subject.full), played.right(point), guess, played.saving(point))
-            if scores.counts:
-                full, adaptive = scores.accuracy
+            if scores.is_counted:
+                full, adaptive = scores.accuracies
                 drops[task] = full - adaptive
         return drops
 

@@ -30,7 +30,7 @@ from typing import Any, Literal
 from emad_ref.report.schema import BadReport, Report
 from emad_ref.report.tables import ABSENT, claim_rows, operating_point_rows
 from emad_ref.statistics import number_format
-from emad_ref.statistics.gate import UNDECIDED, title_of
+from emad_ref.statistics.gate import UNDECIDED, claim_title
 from emad_ref.statistics.verdicts import Claim, load_register
 
 # options that select what is judged, where results go and what fails a run, not how anything is measured
@@ -72,7 +72,7 @@ def claim_history_rows(reports: Sequence[Report]) -> list[dict[str, str]]:
 
 def _history_cells(found: Sequence[Mapping[str, Any] | None], register: Mapping[str, Claim]) -> dict[str, str]:
     newest = next(claim for claim in reversed(found) if claim is not None)
-    unit, words = str(newest["unit"]), title_of(newest, register)
+    unit, words = str(newest["unit"]), claim_title(newest, register)
     numbers = [None if claim is None or claim["unit"] != unit else claim["estimate"] for claim in found]
     known = [number for number in numbers if number is not None]
     ends = " → ".join(
@@ -452,7 +452,7 @@ def _claim_change(old: Entry | None, new: Entry | None) -> ReportChange:
         turn=_verdict_turn(old, new, gate),
         move="" if old is None or new is None else _claim_move(old, new),
         note="; ".join(_claim_notes(old, new)),
-        words=title_of(row, load_register()),
+        words=claim_title(row, load_register()),
     )
 
 

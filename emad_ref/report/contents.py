@@ -18,7 +18,7 @@ from emad_ref.report.figures import EMBEDDED, FIGURES, FORWARD
 from emad_ref.report.schema import Report
 from emad_ref.report.tables import ABSENT, Cell, Row, claim_rows, leg_rows, operating_point_rows, to_cells
 from emad_ref.statistics import number_format
-from emad_ref.statistics.gate import measurement, title_of
+from emad_ref.statistics.gate import claim_title, format_measurement
 from emad_ref.statistics.verdicts import OUTCOMES, PAPERS, load_register
 
 GATE_NOTE = "* the row gates: if it is falsified, the run fails"
@@ -191,7 +191,11 @@ def build_run_overview(report: Report) -> dict[str, Any]:
         "failures": report["run"]["failures"] if later else [],
         "waivers": [_waiver_text(waiver) for waiver in report["waivers"]] if later else [],
         "gates": [
-            {"title": title_of(claim, register), "plain": PLAIN_OUTCOMES[claim["verdict"]], "found": measurement(claim)}
+            {
+                "title": claim_title(claim, register),
+                "plain": PLAIN_OUTCOMES[claim["verdict"]],
+                "found": format_measurement(claim),
+            }
             | {key: claim[key] for key in ("id", "model", "verdict", "reason")}
             for claim in sorted(
                 (claim for claim in report["claims"] if claim["gate"]),

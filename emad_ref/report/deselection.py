@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import emad_ref
-from emad_ref.statistics.gate import name_claims
+from emad_ref.statistics.gate import format_claim_names
 from emad_ref.statistics.verdicts import load_register
 
 ABOVE_BUDGET = "above the budget"
@@ -39,7 +39,7 @@ def describe_deselections(deselected: Iterable[Mapping[str, Any]], settings: Map
         left = [entry for entry, reason in zip(entries, whys, strict=True) if reason == why]
         claims = list(dict.fromkeys(entry["claim"] for entry in left if entry.get("claim")))
         others = sum(not entry.get("claim") for entry in left)
-        parts = [name_claims(claims, load_register())] if claims else []
+        parts = [format_claim_names(claims, load_register())] if claims else []
         other = "other " if claims else ""
         parts += [f"{others} {other}test{'s' if others > 1 else ''}"] if others else []
         if parts:

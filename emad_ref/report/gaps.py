@@ -306,7 +306,7 @@ def _deselected_gates(report: Report, register: Mapping[str, Claim]) -> Iterator
     left = dict.fromkeys(entry["claim"] for entry in report["deselected"] if entry["why"] == LEFT_OUT)
     for name in left:
         row = register.get(name)
-        if row is not None and row.requires in settings["require"] and row.gates(settings["gate_claims"]):
+        if row is not None and row.requires in settings["require"] and row.is_gating(settings["gate_claims"]):
             yield f"--emad-require {row.requires}: {name} gates, and was {LEFT_OUT}"
 
 
@@ -324,7 +324,7 @@ def undecided_gates(report: Report, register: Mapping[str, Claim]) -> list[Repor
     chosen, gaps = report["settings"].get("gate_claims") or (), {}
     for entry in report["tests"]:
         row = register.get(entry.get("claim", ""))
-        if row is not None and row.gates(chosen) and (why := _why_test_undecided(entry)):
+        if row is not None and row.is_gating(chosen) and (why := _why_test_undecided(entry)):
             name = row.id if row.id in DECIDING_TESTS else entry["shipped"]
             parameters = _parameters_text([entry["nodeid"]])
             gaps[name, why] = ReportGap(name, f"{row.id} gates, and is not decided: {why}{parameters}", "let it run")

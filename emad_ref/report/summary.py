@@ -28,7 +28,7 @@ from emad_ref.report.schema import Report
 from emad_ref.report.tables import STREAM_TIMES, escape_markdown, format_stream_latency
 from emad_ref.report.tiers import format_tier
 from emad_ref.statistics import goldens, number_format
-from emad_ref.statistics.gate import UNDECIDED, deciding_leg, measurement, title_of
+from emad_ref.statistics.gate import UNDECIDED, claim_title, deciding_leg_name, format_measurement
 from emad_ref.statistics.units import format_unit_count
 from emad_ref.statistics.verdicts import Claim, Outcome, load_register
 
@@ -271,7 +271,7 @@ def _is_gate(claim: Mapping[str, Any], report: Report, register: Mapping[str, Cl
     if report["settings"].get("gate") != "known":
         return bool(claim["gate"])
     row, named = register.get(claim["id"]), report["settings"].get("gate_claims", ())
-    return claim["id"] in named if row is None else row.gates(named)
+    return claim["id"] in named if row is None else row.is_gating(named)
 
 
 def _gate_summary(claim: Mapping[str, Any], models: Sequence[str], register: Mapping[str, Claim]) -> GateSummary:
@@ -279,9 +279,9 @@ def _gate_summary(claim: Mapping[str, Any], models: Sequence[str], register: Map
         id=claim["id"],
         of="" if [claim["model"]] == list(models) else claim["model"],
         verdict=claim["verdict"],
-        title=title_of(claim, register) or claim["id"],
-        measured=measurement(claim),
-        where=deciding_leg(claim),
+        title=claim_title(claim, register) or claim["id"],
+        measured=format_measurement(claim),
+        where=deciding_leg_name(claim),
         why=_open_reason(claim) if claim["verdict"] == "inconclusive" else "",
     )
 
@@ -347,7 +347,7 @@ def _group_rest(claims: Sequence[Mapping[str, Any]], register: Mapping[str, Clai
         verdict: Outcome = claim["verdict"]
         why = _open_reason(claim) if verdict in ("inconclusive", *UNDECIDED) else ""
         name = f"{claim['id']} of {claim['model']}" if ids.count(claim["id"]) > 1 else str(claim["id"])
-        outcomes.setdefault(verdict, {}).setdefault(why, []).append((name, title_of(claim, register)))
+        outcomes.setdefault(verdict, {}).setdefault(why, []).append((name, claim_title(claim, register)))
     return dict(outcomes)
 
 
@@ -372,7 +372,7 @@ def _record_lines(report: Report) -> Iterator[str]:
         yield f"goldens updated: {counts}"
     compared = report.get("known")
     if report["settings"].get("gate") == "known" and not report["settings"].get("update_golden") and compared:
-        yield from goldens.comparison_summary(compared).split("\n")
+        yield from goldens.format_comparison_summary(compared).split("\n")
 
 
 def _run_remarks(report: Report) -> Iterator[str]:

@@ -64,7 +64,7 @@ def _gate_contradictions(report: Report) -> Iterator[str]:
     register = load_register()
     for claim in report["claims"]:
         row = register.get(claim["id"])
-        if row is not None and row.gates(settings.get("gate_claims") or ()) and not claim["gate"]:
+        if row is not None and row.is_gating(settings.get("gate_claims") or ()) and not claim["gate"]:
             yield f"{claim['id']} of {claim['model']} gates by the register, but is recorded with gate=false"
 
 

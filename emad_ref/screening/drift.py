@@ -34,9 +34,9 @@ from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.record import DECODE, Floats, Ints, Record
 from emad_ref.replay import replay
 from emad_ref.schedule.schedules import schedule_of
-from emad_ref.statistics.estimate import holm
+from emad_ref.statistics.estimate import holm_adjusted_pvalues
 from emad_ref.statistics.units import ByDocument, DocumentMembership
-from emad_ref.sweep.losses import feed_texts
+from emad_ref.sweep.losses import teacher_force_at_point
 
 DIGITS = 7  # significant digits in a file: signals are float32
 
@@ -182,7 +182,7 @@ def decoded_features(
     """As ``read_features``, by decoding, whatever the schedule; at most ``rows`` per batch."""
     if not windows:
         raise EmptyCorpus(f"corpus={text!r} has no window, but expected at least one; name another text")
-    texts = feed_texts(stepper, windows, point, rows=rows, progress=progress)
+    texts = teacher_force_at_point(stepper, windows, point, rows=rows, progress=progress)
     return features_of_texts(texts, DocumentMembership(np.array([window.document for window in windows])), point, text)
 
 
@@ -357,7 +357,7 @@ def _feature_shifts(names: list[str], before: Floats, now: Floats) -> tuple[Feat
         deviations = gap / spread if spread > 0 else math.copysign(math.inf, gap) if gap else 0.0
         rows.append((name, float(x.mean()), float(y.mean()), deviations))
         p.append(float(stats.ks_2samp(x, y).pvalue))
-    shifts = [FeatureShift(*row, p) for row, p in zip(rows, holm(p), strict=True)]
+    shifts = [FeatureShift(*row, p) for row, p in zip(rows, holm_adjusted_pvalues(p), strict=True)]
     return tuple(sorted(shifts, key=lambda shift: (shift.p, -abs(shift.deviations))))
 
 

@@ -34,9 +34,9 @@ from emad_ref.record import Floats
 from emad_ref.signals import SIGNALS
 from emad_ref.statistics.units import ByDocument
 from emad_ref.sweep.risk import (
-    betting_p_values,
+    betting_pvalues,
     certification_power,
-    fixed_sequence,
+    fixed_sequence_test,
     needed_documents,
     needed_sequences,
 )
@@ -270,7 +270,7 @@ def certify_losses(
         raise BadArgument("losses", shown, f"values in 0–{kind.cap:g}", "clip them to that")
     shares, tolerance = values / kind.cap, delta / kind.cap
     p, mean, n = p_values(losses, delta, kind, error), values.mean(axis=0), len(values)
-    walk = fixed_sequence(p, mean / kind.cap, n, tolerance, error)
+    walk = fixed_sequence_test(p, mean / kind.cap, n, tolerance, error)
     last = walk.index or 0  # the strictest if none passes
     return Guarantee(
         loss=kind.name,
@@ -292,7 +292,7 @@ def certify_losses(
 
 def p_values(losses: ByDocument, risk: float, kind: BoundedLoss = EXCESS, error: float = ERROR) -> Floats:
     """[λ] p-values of "the risk exceeds ``risk``", from ``losses`` [documents, λ] of ``kind``."""
-    return betting_p_values(losses.values / kind.cap, risk / kind.cap, error)
+    return betting_pvalues(losses.values / kind.cap, risk / kind.cap, error)
 
 
 def require_order(points: Sequence[OperatingPoint]) -> None:

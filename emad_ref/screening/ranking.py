@@ -22,10 +22,10 @@ from emad_ref.screening.exit_families import OWN_HEAD, TUNED_LENS, probe_sets
 from emad_ref.screening.traces import SplitTraces
 from emad_ref.signals import relative_rise
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.fronts import LOSS_RESAMPLES, saving_at_loss
+from emad_ref.statistics.fronts import LOSS_RESAMPLES, estimate_saving_at_loss
 from emad_ref.statistics.units import DocumentMembership
-from emad_ref.sweep.components import criterion_points, gate_at_probes
-from emad_ref.sweep.front import LossSheet, lower_hulls
+from emad_ref.sweep.components import criterion_points, restrict_gate_to_probes
+from emad_ref.sweep.front import LossTable, lower_hull_corners
 from emad_ref.sweep.oracle_savings import (
     FREE_DEPTH,
     ORACLE_SETTINGS,
@@ -44,11 +44,11 @@ class ReadoutSplit:
     trace: Trace
     documents: DocumentMembership
 
-    def sheets(self, points: SavingsCurve) -> tuple[LossSheet, LossSheet]:
+    def sheets(self, points: SavingsCurve) -> tuple[LossTable, LossTable]:
         """(by FLOPs, by blocks) losses and costs of a family of points, by document."""
         columns, sums = points.columns, self.documents.sum_by_document
         nll, tokens = sums(columns.nll_nats), sums(points.tokens)
-        return LossSheet(nll, sums(columns.flops), tokens), LossSheet(nll, sums(columns.depth), tokens)
+        return LossTable(nll, sums(columns.flops), tokens), LossTable(nll, sums(columns.depth), tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +138,7 @@ def rank_families(
         theirs = (None, None) if family.chosen is None or chosen is None else chosen.sheets(family.chosen)
         for level in levels:
             net, blocks = (
-                saving_at_loss(
+                estimate_saving_at_loss(
                     here, math.log1p(level), chosen=there, threshold=WORTHLESS_SAVING, rng=rng, resamples=resamples
                 )
                 for here, there in zip(mine, theirs, strict=True)
@@ -173,9 +173,9 @@ def figure_rows(
     for family in families:
         (net, blocks), names = judged.sheets(family.judged), family.judged.names
         sheet = net if family.chosen is None or chosen is None else chosen.sheets(family.chosen)[0]
-        savings, losses = sheet.whole
-        (corners,) = lower_hulls(savings[None], losses[None])
-        (saved, lost), (layers, _) = net.whole, blocks.whole
+        savings, losses = sheet.full_sample
+        (corners,) = lower_hull_corners(savings[None], losses[None])
+        (saved, lost), (layers, _) = net.full_sample, blocks.full_sample
         rows += [
             {
                 "family": family.name,
@@ -215,7 +215,7 @@ def savings_figure(
     through = {"chosen": chosen.tuned, "judged": judged.tuned}
     if fitted.gate is not None:
         for split, trace in through.items():
-            through[split], gate = gate_at_probes(trace, fitted.gate, lens_layers, probes)
+            through[split], gate = restrict_gate_to_probes(trace, fitted.gate, lens_layers, probes)
     before = ReadoutSplit(through["chosen"], chosen.text.documents)
     tuned, own = ReadoutSplit(through["judged"], judged.text.documents), ReadoutSplit(judged.own, judged.text.documents)
     families = [

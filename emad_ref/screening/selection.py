@@ -42,8 +42,8 @@ from emad_ref.statistics.rates import RESAMPLES, draw_document_counts, estimate_
 from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.sweep import losses
 from emad_ref.sweep.grids import ThresholdSweep
-from emad_ref.sweep.losses import PointColumns, columns_of, decoded_columns
-from emad_ref.sweep.oracle_savings import OracleName, SavingsCurve, filled_flops, oracle_curve
+from emad_ref.sweep.losses import PointColumns, decoded_columns, replay_columns
+from emad_ref.sweep.oracle_savings import OracleName, SavingsCurve, flops_with_fill_cost, oracle_curve
 
 ONE_SIDED_LEVEL = 0.05  # one-sided
 SEARCH_STEPS = 16  # steps of a search between settings, each halving the rest of seven orders of magnitude
@@ -110,7 +110,7 @@ def loosest_point(
 
 
 def _named_point(dial: ThresholdSweep, setting: float) -> OperatingPoint:
-    return dial.named([setting])[0]
+    return dial.make_points([setting])[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,13 +181,13 @@ def charged_flops(traced: SplitTraces, replayed: Replay, geometry: Geometry) -> 
     """[windows] FLOPs of decoding; free depth is charged for copying K and V above exits."""
     trace = traced.of(replayed.point)
     free = replayed.point.schedule.startswith("free")
-    return filled_flops(trace, replayed, geometry) if free else decode_flops(trace, replayed, geometry)
+    return flops_with_fill_cost(trace, replayed, geometry) if free else decode_flops(trace, replayed, geometry)
 
 
 def replayed_columns(traced: SplitTraces, points: Sequence[OperatingPoint], geometry: Geometry) -> PointColumns:
     """A column per point, full depth first; charged as in ``charged_flops``."""
     replays = (traced.replay(point) for point in (full_depth(traced.own.layers), *points))
-    return columns_of(traced.own, replays, lambda replayed: charged_flops(traced, replayed, geometry))
+    return replay_columns(traced.own, replays, lambda replayed: charged_flops(traced, replayed, geometry))
 
 
 class EvaluationIntervals:
@@ -323,7 +323,7 @@ def oracle_headroom(
 def best_within(curve: SavingsCurve, level: float) -> tuple[float, int]:
     """(share of blocks, index) of the point of ``curve`` that saves most with a rise of at most ``level``."""
     depth = curve.columns.depth.sum(axis=0)
-    blocks = np.where(curve.rises <= level, 1 - depth / depth[0], 0.0)
+    blocks = np.where(curve.perplexity_rises <= level, 1 - depth / depth[0], 0.0)
     best = int(np.argmax(blocks))  # the first is full depth, which saves nothing
     return float(blocks[best]), best
 
@@ -440,9 +440,9 @@ def certify_points(
     for point in points:
         tried.append(point)
         named = None if progress is None else f"{progress}, {len(tried)} of at most {len(points)}"
-        fed.append(losses.feed_texts(model.stepper, text.windows, point, rows=ROWS, progress=named))
+        fed.append(losses.teacher_force_at_point(model.stepper, text.windows, point, rows=ROWS, progress=named))
         columns = join_columns(
-            columns, losses.columns_of_texts(model.stepper, model.geometry, text.windows, point, fed[-1])
+            columns, losses.teacher_forced_columns(model.stepper, model.geometry, text.windows, point, fed[-1])
         )
         bounds.append(rise_bounds.bound(columns.nll_nats[:, -1]))
         excess = excess_loss(by(columns.nll_nats[:, 1:]), by(columns.nll_nats[:, 0]), by(tokens))

@@ -28,7 +28,7 @@ from scipy import optimize, special, stats
 
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats
-from emad_ref.statistics.estimate import Estimate, fieller, positive_mean_pvalue
+from emad_ref.statistics.estimate import Estimate, fieller_interval, positive_mean_pvalue
 from emad_ref.statistics.legs import LEVEL
 from emad_ref.statistics.rates import FEWEST_DIFFERING, mean_rate
 from emad_ref.statistics.units import ByItem, float_column, require_paired, sum_dependent_units
@@ -36,7 +36,7 @@ from emad_ref.statistics.units import ByItem, float_column, require_paired, sum_
 NORMAL_TAIL = 100  # expected discordant items above which the score is nearly normal: its error is then 5.2 % at most
 
 
-def accuracy_drop(
+def estimate_accuracy_drop(
     reference_correct: ByItem, candidate_correct: ByItem, *, threshold: float, level: float = 0.95
 ) -> Estimate:
     """Paired drop of accuracy, (b − c) / n: b items lost, c items gained against the reference.
@@ -200,13 +200,13 @@ def needed_items(
     return max(independent, high)
 
 
-def retained_share(candidate: ByItem, reference: ByItem, target_share: float) -> Estimate:
+def estimate_retained_share(candidate: ByItem, reference: ByItem, target_share: float) -> Estimate:
     """Σ candidate / Σ reference over paired items, tested against ``target_share``; neither score is taken as fixed.
 
     The ratio exceeds the target exactly if the mean of candidate_i − target · reference_i exceeds 0. A t test decides
     that; the interval holds all ratios that it does not reject (Fieller 1954), with clusters summed. If few items
-    differ, t is too confident. So the drop that keeps this share is tested too (``accuracy_drop``); the larger p-value
-    and the wider bound count.
+    differ, t is too confident. So the drop that keeps this share is tested too (``estimate_accuracy_drop``); the larger
+    p-value and the wider bound count.
 
     Args:
         candidate, reference: [items] bool, right by either arm; the same items in the same order.
@@ -214,7 +214,7 @@ def retained_share(candidate: ByItem, reference: ByItem, target_share: float) ->
 
     Raises:
         BadArgument: a reference that is never right, fewer than two independent items, a share that is not in 0–2, and
-            as in ``accuracy_drop``.
+            as in ``estimate_accuracy_drop``.
     """
     for name, column in (("candidate", candidate), ("reference", reference)):
         float_column(name, column, ByItem)
@@ -227,8 +227,8 @@ def retained_share(candidate: ByItem, reference: ByItem, target_share: float) ->
     if len(right) < 2:
         raise BadArgument("reference", len(right), "at least two independent items", "one has no spread")
     score, ratio, n = float(reference.values.mean()), float(right.sum() / reference_scores.sum()), len(right)
-    drop = accuracy_drop(reference, candidate, threshold=(1 - target_share) * score)
-    low, high = fieller(right, reference_scores, float(stats.t.ppf(0.975, n - 1)))
+    drop = estimate_accuracy_drop(reference, candidate, threshold=(1 - target_share) * score)
+    low, high = fieller_interval(right, reference_scores, float(stats.t.ppf(0.975, n - 1)))
     return Estimate(
         ratio,
         min(low, max(0.0, 1 - drop.high / score)),
@@ -242,12 +242,14 @@ def retained_share(candidate: ByItem, reference: ByItem, target_share: float) ->
     )
 
 
-def score_difference(a: ByItem, b: ByItem, *, threshold: float, rng: np.random.Generator, unit: str) -> Estimate:
+def estimate_score_difference(
+    a: ByItem, b: ByItem, *, threshold: float, rng: np.random.Generator, unit: str
+) -> Estimate:
     """Mean of a − b over items, both [items] in 0–1, paired; studentised bootstrap over items.
 
     If few items differ, a bootstrap resamples only those and its bound may have any size. Then the mean lies between
     minus the share of items that are worse and the share that are better, each with its exact bound
-    (``accuracy_drop``).
+    (``estimate_accuracy_drop``).
 
     Raises:
         BadArgument: the columns have different items, and as in ``mean_rate``.
@@ -260,13 +262,13 @@ def score_difference(a: ByItem, b: ByItem, *, threshold: float, rng: np.random.G
         ones = a.with_values(np.ones(len(a), dtype=np.int64))
         return mean_rate(a.with_values(first - second), ones, threshold=threshold, rng=rng, unit=unit)
     every = a.with_values(np.ones(len(a), dtype=bool))
-    up = accuracy_drop(every, a.with_values(~better), threshold=threshold)
-    down = accuracy_drop(a.with_values(~worse), every, threshold=threshold)
+    up = estimate_accuracy_drop(every, a.with_values(~better), threshold=threshold)
+    down = estimate_accuracy_drop(a.with_values(~worse), every, threshold=threshold)
     value, method = float((first - second).mean()), f"{differing} items differ: exact bounds on how many do"
     return Estimate(value, down.low, up.high, up.n, down.p_above, up.p_below, unit, method, ByItem.noun)
 
 
-def exit_difference(
+def estimate_exit_block_difference(
     sooner: ByItem, later: ByItem, *, layers: int, threshold: float, rng: np.random.Generator
 ) -> Estimate:
     """How many blocks earlier ``sooner`` exits than ``later``: mean over items of later's exit block minus sooner's.
@@ -280,7 +282,7 @@ def exit_difference(
     """
     # as shares of depth, so differences lie within ±1
     shares = (side.with_values(side.values / layers) for side in (later, sooner))
-    scaled = score_difference(*shares, threshold=threshold / layers, rng=rng, unit="blocks earlier")
+    scaled = estimate_score_difference(*shares, threshold=threshold / layers, rng=rng, unit="blocks earlier")
     return replace(scaled, value=scaled.value * layers, low=scaled.low * layers, high=scaled.high * layers)
 
 
@@ -302,7 +304,7 @@ class TaskAccuracy:
         BadArgument: a guess or a saving that is no share.
 
     >>> nobody = ByItem.from_independent_items(np.zeros(4, dtype=bool))
-    >>> TaskAccuracy(nobody, nobody, guess=0.25, saving=0.004).standing
+    >>> TaskAccuracy(nobody, nobody, guess=0.25, saving=0.004).exclusion_reason
     'not solved: 0.0 % right, 25.0 % by guessing; not exercised: saves 0.4 %'
     """
 
@@ -318,33 +320,33 @@ class TaskAccuracy:
             raise BadArgument("saving", self.saving, "a share of at most 1")
 
     @property
-    def accuracy(self) -> tuple[float, float]:
+    def accuracies(self) -> tuple[float, float]:
         """Share right at full depth and at the point."""
         return float(self.full.values.mean()), float(self.adaptive.values.mean())
 
     @property
-    def solved(self) -> bool:
+    def is_above_guessing(self) -> bool:
         """Whether full depth beats the honest guess."""
-        enough = self.accuracy[0] - self.guess >= AT_STAKE
+        enough = self.accuracies[0] - self.guess >= AT_STAKE
         return enough and guessing_pvalue(self.full, self.guess) <= LEVEL
 
     @property
-    def exercised(self) -> bool:
+    def has_early_exits(self) -> bool:
         """Whether the exit rule acts on the task."""
         return self.saving >= LEAST_SAVED
 
     @property
-    def counts(self) -> bool:
-        return not self.standing
+    def is_counted(self) -> bool:
+        return not self.exclusion_reason
 
     @cached_property
-    def standing(self) -> str:
+    def exclusion_reason(self) -> str:
         """Why the task does not count, in a few words with the numbers; empty if it counts."""
-        full, _ = self.accuracy
+        full, _ = self.accuracies
         reasons = []
-        if not self.solved:
+        if not self.is_above_guessing:
             reasons.append(f"not solved: {100 * full:.1f} % right, {100 * self.guess:.1f} % by guessing")
-        if not self.exercised:
+        if not self.has_early_exits:
             verb = "saves" if self.saving >= 0 else "probing costs"
             reasons.append(f"not exercised: {verb} {100 * abs(self.saving):.1f} %")
         return "; ".join(reasons)

@@ -9,13 +9,14 @@
 Every estimate has a two-sided 95 % interval, and two p-values against the caller's threshold, to which ``legs`` applies
 Holm's correction. Interval and p-value come from the same distribution: p ≤ 5 % exactly if the one-sided 95 % bound
 lies beyond the threshold. One exception: the p-values of a perplexity also pay for documents that no sample shows
-(``unseen_unit_pvalue``), while the interval describes the observed documents.
+(``allow_for_rare_units``), while the interval describes the observed documents.
 
 The resampled unit is the sampled one: documents, items, pairs (``units``); never tokens, which depend on each other.
 None of these modules knows a claim, a minimum n or a model.
 
-This module also has three general tools: ``identical_units`` for units with (almost) no spread; ``fieller``, the
-interval of a ratio of two paired sums (Fieller 1954); and ``holm``, a correction for several p-values.
+This module also has three general tools: ``estimate_near_identical_units`` for units with (almost) no spread;
+``fieller_interval``, the interval of a ratio of two paired sums (Fieller 1954); and ``holm_adjusted_pvalues``, a
+correction for several p-values.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ _UNSEEN_STEPS = np.linspace(0.0, math.log(1e8), 2049)  # −n·ln(1 − π): bey
 
 
 @dataclass(frozen=True)
-class Distance:
+class ThresholdDistance:
     """Distance of a value from its threshold, in the unit of the test.
 
     ``gap``    threshold − value: positive if the value lies below.
     ``error``  standard error of the value; 0 if the units show no spread.
-    ``worst``  what an unseen unit may add, in the same unit (``unseen_unit_pvalue``); None if no p-value pays for it.
+    ``worst``  what an unseen unit may add, in the same unit (``allow_for_rare_units``); None if no p-value pays for it.
     ``least``  smallest number of units with which a bootstrap can decide on this side at all.
     ``equal``  whether the effective number n is more than half of the units.
     """
@@ -63,7 +64,7 @@ class Estimate:
     open;
     ""
                        if it was steady, and for anything but times.
-    ``distance``       what ``needed_n`` extrapolates; None: it reads the p-values.
+    ``distance``       what ``needed_sample_size`` extrapolates; None: it reads the p-values.
     ``note``           a remark on the value or its units that readers need whatever the verdict; "" none.
     """
 
@@ -77,11 +78,11 @@ class Estimate:
     method: str
     noun: str
     unsteady: str = ""
-    distance: Distance | None = None
+    distance: ThresholdDistance | None = None
     note: str = ""
 
 
-def unseen_unit_pvalue(base: Callable[[Floats], Floats], gap: float, worst: float, n: float) -> float:
+def allow_for_rare_units(base: Callable[[Floats], Floats], gap: float, worst: float, n: float) -> float:
     """p-value of "the mean is at least the threshold" if a rare unit that no sample shows may add ``worst``.
 
     Assume a share π of all units is ruined and adds ``worst`` each. Then n units contain none with probability (1 −
@@ -102,7 +103,7 @@ def unseen_unit_pvalue(base: Callable[[Floats], Floats], gap: float, worst: floa
     return float(min(1.0, (np.exp(-_UNSEEN_STEPS[:-1]) * base(gap - share[1:] * worst)).max()))
 
 
-def needed_n(estimate: Estimate, error: float) -> int | None:
+def needed_sample_size(estimate: Estimate, error: float) -> int | None:
     """About how many documents or pairs would decide, if value and spread stay as they are; None if no number would.
 
     The distance to the threshold in standard errors grows with √n: n · (z_error / z_now)². If the p-value pays for
@@ -120,8 +121,8 @@ def needed_n(estimate: Estimate, error: float) -> int | None:
     return max(n, math.ceil(n * (-float(stats.norm.ppf(error)) / now) ** 2))
 
 
-def _needed_by_distance(distance: Distance, n: int, error: float) -> int | None:
-    """As ``needed_n``, on the side of the threshold on which the value lies."""
+def _needed_by_distance(distance: ThresholdDistance, n: int, error: float) -> int | None:
+    """As ``needed_sample_size``, on the side of the threshold on which the value lies."""
     if distance.gap == 0 or not math.isfinite(distance.gap):
         return None
     z = -float(stats.norm.ppf(error)) * distance.error / abs(distance.gap)
@@ -140,7 +141,7 @@ def _needed_by_distance(distance: Distance, n: int, error: float) -> int | None:
                 return np.where(gap > 0, 0.0, 1.0)
             return np.asarray(stats.norm.sf(gap / spread), dtype=np.float64)
 
-        return unseen_unit_pvalue(base, distance.gap, worst, units) <= error
+        return allow_for_rare_units(base, distance.gap, worst, units) <= error
 
     low, high = number - 1, number
     while not shown(high):
@@ -156,7 +157,7 @@ def _needed_by_distance(distance: Distance, n: int, error: float) -> int | None:
 UNSEEN_SHARE = 0.1  # share of units that n must exclude before identical units say anything of the others
 
 
-def identical_units(
+def estimate_near_identical_units(
     value: float,
     common: float,
     away: float,
@@ -198,7 +199,7 @@ def identical_units(
     return Estimate(value, common - reach, common + reach, counted, above, below, unit, rest, noun)
 
 
-def fieller(a: Floats, b: Floats, t: float, inflation: float = 1.0) -> tuple[float, float]:
+def fieller_interval(a: Floats, b: Floats, t: float, inflation: float = 1.0) -> tuple[float, float]:
     """Bounds of θ with |mean(a − θ b)| ≤ t standard errors: the roots of a quadratic.
 
     ``inflation``: factor of squared standard errors. The lower bound is 0 if the mean of a is not shown to be positive;
@@ -211,9 +212,9 @@ def fieller(a: Floats, b: Floats, t: float, inflation: float = 1.0) -> tuple[flo
 
 
 def positive_mean_pvalue(values: Floats, inflation: float = 1.0) -> float:
-    """p-value of "the mean is not positive"; ``inflation`` as in ``fieller``.
+    """p-value of "the mean is not positive"; ``inflation`` as in ``fieller_interval``.
 
-    Identical values are treated as in ``identical_units``.
+    Identical values are treated as in ``estimate_near_identical_units``.
     """
     if np.ptp(values) == 0:
         return float((1 - UNSEEN_SHARE) ** len(values)) if values[0] > 0 else 1.0
@@ -222,14 +223,14 @@ def positive_mean_pvalue(values: Floats, inflation: float = 1.0) -> float:
     return float(special.stdtr(n - 1, -values.mean() / error))
 
 
-def holm(p_values: Sequence[float], others: int = 0) -> list[float]:
+def holm_adjusted_pvalues(p_values: Sequence[float], others: int = 0) -> list[float]:
     """Holm's adjusted p-values: rejecting those ≤ α keeps the probability of any false rejection ≤ α.
 
     Args:
         p_values: unadjusted, of the tests at hand.
         others: further tests of the same family with unknown p-values; they count as 1, which is conservative.
 
-    >>> [round(p, 4) for p in holm([0.01, 0.04, 0.03])]
+    >>> [round(p, 4) for p in holm_adjusted_pvalues([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
 
     SciPy has Benjamini–Hochberg but not Holm, and statsmodels would bring pandas and patsy.

@@ -1,6 +1,6 @@
 """Comparison of two families of points at equal net FLOPs, and the saving of one family at a given loss.
 
-``at_equal_flops`` gives an estimate per saving, with the selection of points resampled as well:
+``compare_at_equal_flops`` gives an estimate per saving, with the selection of points resampled as well:
 
     θ(s) = loss of ours at saving s − loss of the rival's at saving s        per token, on evaluation (``sweep.front``)
 
@@ -20,7 +20,7 @@ accident twice (with independent noise at each of 33 points the error of a one-s
 the bound is never more confident than Student's t: with 30 documents, half of them alike on both sides, the error of
 the bootstrap alone was 6.6 %.
 
-``saving_at_loss`` goes the other way round:
+``estimate_saving_at_loss`` goes the other way round:
 
     saving(δ)   the largest saving of a mixture of neighbouring corners of the family's front that loses at most
                 δ nats per token more than full depth
@@ -45,18 +45,18 @@ import numpy as np
 from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.legs import LEVEL, LegTest, leg_test
+from emad_ref.statistics.legs import LEVEL, LegTest, build_leg_test
 from emad_ref.statistics.rates import draw_document_counts, required_resamples, studentised_estimate
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Claim, Leg
 from emad_ref.sweep.front import (
-    DrawnMixtures,
     FamilyFront,
     FrontMixture,
-    LossSheet,
+    LossTable,
+    MixtureDraws,
     choose_front,
-    lower_hulls,
-    mixtures,
+    lower_hull_corners,
+    mix_to_saving,
 )
 
 FRONT_RESAMPLES = 4_999  # if few legs share their error; ``resamples_for_legs`` gives the number for many
@@ -76,9 +76,9 @@ class FamilySplit:
     tokens: ByDocument
 
     @property
-    def sheet(self) -> LossSheet:
-        """The same as plain arrays; raises as ``LossSheet``."""
-        return LossSheet(
+    def loss_sheet(self) -> LossTable:
+        """The same as plain arrays; raises as ``LossTable``."""
+        return LossTable(
             *(np.asarray(column.values, dtype=np.float64) for column in (self.loss, self.flops, self.tokens))
         )
 
@@ -93,12 +93,12 @@ class PointFamily:
 
     @property
     def front(self) -> FamilyFront:
-        return choose_front(self.names, self.validation.sheet, self.evaluation.sheet)
+        return choose_front(self.names, self.validation.loss_sheet, self.evaluation.loss_sheet)
 
     @property
-    def promised(self) -> float:
+    def largest_validation_saving(self) -> float:
         """The largest saving of any point on validation."""
-        savings, _ = self.validation.sheet.whole
+        savings, _ = self.validation.loss_sheet.full_sample
         return float(savings.max())
 
 
@@ -122,7 +122,7 @@ def resamples_for_legs(legs: int) -> int:
     return required_resamples(legs, LEVEL, FRONT_RESAMPLES)
 
 
-def at_equal_flops(
+def compare_at_equal_flops(
     ours: PointFamily,
     rival: PointFamily,
     levels: Sequence[float],
@@ -149,9 +149,9 @@ def at_equal_flops(
     fronts = ours.front, rival.front
     comparisons = []
     for level in levels:
-        if level > min(ours.promised, rival.promised):
+        if level > min(ours.largest_validation_saving, rival.largest_validation_saving):
             continue
-        saving = min(level, *(side.reach for side in fronts))
+        saving = min(level, *(side.largest_saving for side in fronts))
         mine, theirs = (side.mixture_at(saving) for side in fronts)
         comparisons.append(EqualFlopsComparison(level, saving, mine, theirs, None))
     open_ = [number for number, each in enumerate(comparisons) if not _is_tied(each)]
@@ -163,7 +163,7 @@ def at_equal_flops(
     return comparisons
 
 
-def comparison_leg(
+def build_comparison_leg(
     name: str, comparison: EqualFlopsComparison, estimate: Estimate | None, threshold: float, claim: Claim
 ) -> LegTest:
     """A leg that fails above ``threshold``, before Holm; its reason has the saving of both sides.
@@ -180,7 +180,7 @@ def comparison_leg(
             name, "inconclusive", 0.0, None, len(comparison.ours.loss), threshold, claim.unit, reason, good="lower"
         )
         return LegTest(tie, ByDocument.noun, lambda error: None)
-    weighted = leg_test(name, estimate, "above", threshold, claim.minimum)
+    weighted = build_leg_test(name, estimate, "above", threshold, claim.minimum)
     reason = "; ".join(filter(None, (saved, weighted.leg.reason)))
     return replace(weighted, leg=replace(weighted.leg, reason=reason))
 
@@ -234,11 +234,11 @@ class _ResampledFronts:
     """Samples of both splits, ``chosen_counts`` and ``judged_counts`` [draws, documents], with both fronts in each."""
 
     def __init__(
-        self, chosen: Sequence[LossSheet], judged: Sequence[LossSheet], chosen_counts: Floats, judged_counts: Floats
+        self, chosen: Sequence[LossTable], judged: Sequence[LossTable], chosen_counts: Floats, judged_counts: Floats
     ):
         self.counts = judged_counts
         self.sides = [
-            _FamilyFronts(sheet, lower_hulls(*before.drawn(chosen_counts)), *sheet.drawn(judged_counts))
+            _FamilyFronts(sheet, lower_hull_corners(*before.resample(chosen_counts)), *sheet.resample(judged_counts))
             for before, sheet in zip(chosen, judged, strict=True)
         ]
 
@@ -255,7 +255,7 @@ class _ResampledFronts:
 class _FamilyFronts:
     """One family in every draw: ``corners``, ``savings``, ``losses`` [draws, points]."""
 
-    sheet: LossSheet
+    sheet: LossTable
     corners: Bools
     savings: Floats
     losses: Floats
@@ -267,14 +267,14 @@ class _FamilyFronts:
 
     def at(self, saving: Floats, counts: Floats) -> tuple[Floats, Floats]:
         """(loss per token [draws], pull of each document on it [draws, documents]) at ``saving`` [draws]."""
-        mixed, sheet = mixtures(self.corners, self.savings, saving), self.sheet
-        loss = mixed.at(self.losses)
+        mixed, sheet = mix_to_saving(self.corners, self.savings, saving), self.sheet
+        loss = mixed.expectation_per_draw(self.losses)
         tokens, full = counts @ sheet.tokens, counts @ sheet.flops[:, 0]
-        lost = mixed.of(sheet.loss.T) - loss[:, None] * sheet.tokens
-        spent = mixed.of(sheet.flops.T) - (1 - saving)[:, None] * sheet.flops[:, 0]
+        lost = mixed.expectation(sheet.loss.T) - loss[:, None] * sheet.tokens
+        spent = mixed.expectation(sheet.flops.T) - (1 - saving)[:, None] * sheet.flops[:, 0]
         return loss, lost / tokens[:, None] + (self.slope(mixed) / full)[:, None] * spent
 
-    def slope(self, mixed: DrawnMixtures) -> Floats:
+    def slope(self, mixed: MixtureDraws) -> Floats:
         """[draws] slope of the front between the two points of each mixture; 0 for a single point."""
         draw = np.arange(len(self.savings))
         (less, more), (lost, more_lost) = (
@@ -303,11 +303,11 @@ SAMPLES_AT_ONCE = 250  # samples per batch
 TAIL = 0.025
 
 
-def saving_at_loss(
-    judged: LossSheet,
+def estimate_saving_at_loss(
+    judged: LossTable,
     nats_per_token: float,
     *,
-    chosen: LossSheet | None = None,
+    chosen: LossTable | None = None,
     threshold: float,
     rng: np.random.Generator,
     resamples: int = LOSS_RESAMPLES,
@@ -347,13 +347,15 @@ def saving_at_loss(
 
 
 def _savings_at_loss(
-    before: LossSheet, judged: LossSheet, before_counts: Floats, judged_counts: Floats, most: float
+    before: LossTable, judged: LossTable, before_counts: Floats, judged_counts: Floats, most: float
 ) -> Floats:
     """[draws] savings at a loss of ``most``, for samples with these counts [draws, documents]."""
-    return savings_within(lower_hulls(*before.drawn(before_counts)), *judged.drawn(judged_counts), most)
+    return largest_savings_within_loss(
+        lower_hull_corners(*before.resample(before_counts)), *judged.resample(judged_counts), most
+    )
 
 
-def savings_within(corners: Bools, savings: Floats, losses: Floats, most: float) -> Floats:
+def largest_savings_within_loss(corners: Bools, savings: Floats, losses: Floats, most: float) -> Floats:
     """[draws] the largest saving on the lines between neighbouring ``corners`` at ``most`` nats above full depth.
 
     All [draws, points]; the first point is full depth, a corner, and saves nothing.

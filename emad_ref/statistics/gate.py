@@ -23,29 +23,29 @@ from emad_ref.statistics.number_format import format_quantity, format_requiremen
 from emad_ref.statistics.verdicts import Claim, Outcome, Verdict
 
 
-def title_of(claim: Mapping[str, Any], register: Mapping[str, Claim]) -> str:
+def claim_title(claim: Mapping[str, Any], register: Mapping[str, Claim]) -> str:
     """The claim in plain words: the report's own, else the register's; "" if neither has the row."""
     row = register.get(claim["id"])
-    return str(claim.get("title") or (row and row.words) or "")
+    return str(claim.get("title") or (row and row.display_title) or "")
 
 
 MAX_TITLES, MAX_IDS = 2, 12  # claims to name in a sentence by title, and by id beside their number
 
 
-def name_claims(ids: Sequence[str], register: Mapping[str, Claim]) -> str:
+def format_claim_names(ids: Sequence[str], register: Mapping[str, Claim]) -> str:
     """Claims for a sentence: titles with ids, of more than ``MAX_TITLES`` their number and ids.
 
-    >>> name_claims(["MY-1", "MY-2", "MY-3"], {})
+    >>> format_claim_names(["MY-1", "MY-2", "MY-3"], {})
     '3 claims (MY-1, MY-2, MY-3)'
     """
     if len(ids) > MAX_TITLES:
         return f"{len(ids)} claims" + (f" ({', '.join(ids)})" if len(ids) <= MAX_IDS else "")
-    titles = [title_of({"id": name}, register) for name in ids]
+    titles = [claim_title({"id": name}, register) for name in ids]
     named = [f'"{title}" ({name})' if title else f"claim {name}" for name, title in zip(ids, titles, strict=True)]
     return " and ".join(named)
 
 
-def measurement(claim: Mapping[str, Any]) -> str:
+def format_measurement(claim: Mapping[str, Any]) -> str:
     """``found … ; needs at most …``; without an estimate, the reason for its absence.
 
     A check without a threshold that falsified the claim counts what it compared: its reason is the result.
@@ -59,7 +59,7 @@ def measurement(claim: Mapping[str, Any]) -> str:
     return result + (f"; needs {needs}" if needs else "")
 
 
-def deciding_leg(claim: Mapping[str, Any]) -> str:
+def deciding_leg_name(claim: Mapping[str, Any]) -> str:
     """The name of the leg whose numbers the claim reports, "" if none of its listed legs has them."""
     return str(_deciding(claim).get("name", ""))
 
@@ -71,7 +71,7 @@ def _deciding(claim: Mapping[str, Any]) -> Mapping[str, Any]:
     return {} if claim["estimate"] is None else next(legs, {})
 
 
-def heading(claim: Mapping[str, Any], title: str) -> str:
+def format_claim_heading(claim: Mapping[str, Any], title: str) -> str:
     """``EMAD-F1, "Saving 15 % of FLOPs leaves quality as it was": falsified on emad-tiny``."""
     named = f'{claim["id"]}, "{title}"' if title else str(claim["id"])
     return f"{named}: {claim['verdict']} on {claim['model']}"
@@ -108,7 +108,7 @@ class GateResult:
     warning: str = ""
 
 
-def gate_result(verdict: Verdict, claim: Claim, gating: GateOptions, expected: RecordedOutcome | None) -> GateResult:
+def apply_gate(verdict: Verdict, claim: Claim, gating: GateOptions, expected: RecordedOutcome | None) -> GateResult:
     """Apply requirement, gate and known verdict; ``verdict.gate`` already says whether the row gates.
 
     ``expected`` is the record, None without one. Rows on time and energy never have one.
@@ -136,9 +136,13 @@ def gate_result(verdict: Verdict, claim: Claim, gating: GateOptions, expected: R
 def describe_verdict(verdict: Verdict, claim: Claim) -> str:
     """The summary's line as a message: claim and outcome, measured and required value, then the reason."""
     data = verdict.to_json()
-    result, why = measurement(data), verdict.reason if verdict.estimate is not None else ""
+    result, why = format_measurement(data), verdict.reason if verdict.estimate is not None else ""
     result = "" if result in why else result  # a check's reason stands there
-    lines = [heading(data, title_of(data, {claim.id: claim})), _with_full_stop(result), _with_full_stop(why)]
+    lines = [
+        format_claim_heading(data, claim_title(data, {claim.id: claim})),
+        _with_full_stop(result),
+        _with_full_stop(why),
+    ]
     return "\n".join(textwrap.fill(line, WIDTH, break_long_words=False) for line in lines if line)
 
 

@@ -7,7 +7,7 @@
        "options": "", "seeds": {"0": "survived", "1": "survived", "2": "survived"}, "verdict": "survived"}]}
 
 ``model``    the fingerprint of the weights, or a name without weights; ``name`` is for readers of the diff.
-``options``  other departures from the defaults that may change a verdict, "" for none (``departures``).
+``options``  other departures from the defaults that may change a verdict, "" for none (``describe_register_changes``).
 ``seeds``    the outcome of each seed.
 ``verdict``  the common outcome of three or more seeds, ``seed-dependent`` if they differ, ``unsettled`` if fewer agree
              so far.
@@ -71,7 +71,7 @@ class RunConditions:
     options: str = ""
 
 
-def departures(register: Mapping[str, Claim], gate_claims: frozenset[str] = frozenset()) -> list[str]:
+def describe_register_changes(register: Mapping[str, Claim], gate_claims: frozenset[str] = frozenset()) -> list[str]:
     """Differences of the rows in force from the shipped ones: thresholds and gates.
 
     Gates count because they share Holm's correction.
@@ -86,7 +86,7 @@ def departures(register: Mapping[str, Claim], gate_claims: frozenset[str] = froz
     gates = [
         f"{name}.gate={str(gates).lower()}"
         for name, row in register.items()
-        if (gates := row.gates(gate_claims)) != usual[name].gate
+        if (gates := row.is_gating(gate_claims)) != usual[name].gate
     ]
     return [*thresholds, *gates]
 
@@ -105,8 +105,8 @@ class KnownVerdicts:
 
     entries: tuple[Entry, ...] = field(default=())
 
-    def expected(self, key: Mapping[str, str], seed: int) -> RecordedOutcome | None:
-        """The record for a run of ``seed``, or None. ``key``: as ``key_of``."""
+    def find_outcome(self, key: Mapping[str, str], seed: int) -> RecordedOutcome | None:
+        """The record for a run of ``seed``, or None. ``key``: as ``verdict_key``."""
         for entry in self.entries:
             if (
                 all(entry[part] == key[part] for part in KEY)
@@ -132,17 +132,17 @@ def _by_outcome(seeds: Mapping[str, str]) -> str:
     return "; ".join(f"{o}: seed {', '.join(seed for seed in ordered if seeds[seed] == o)}" for o in outcomes)
 
 
-def key_of(claim: str, model: str, corpus: str, run: RunConditions) -> dict[str, str]:
+def verdict_key(claim: str, model: str, corpus: str, run: RunConditions) -> dict[str, str]:
     """The key of a verdict's entry. ``model``: the fingerprint, or the name without weights."""
     return {"claim": claim, "model": model, "corpus": corpus, "budget": run.budget, "options": run.options}
 
 
-def settled_outcome(seeds: Mapping[str, str]) -> str:
+def summarise_seed_outcomes(seeds: Mapping[str, str]) -> str:
     """The one outcome of three seeds or more, else ``SEED_DEPENDENT`` or ``UNSETTLED``.
 
-    >>> settled_outcome({"0": "survived", "1": "survived", "2": "survived"})
+    >>> summarise_seed_outcomes({"0": "survived", "1": "survived", "2": "survived"})
     'survived'
-    >>> settled_outcome({"0": "survived", "1": "falsified"})
+    >>> summarise_seed_outcomes({"0": "survived", "1": "falsified"})
     'seed-dependent'
     """
     outcomes = set(seeds.values())
@@ -151,7 +151,7 @@ def settled_outcome(seeds: Mapping[str, str]) -> str:
     return outcomes.pop() if len(seeds) >= AGREEING else UNSETTLED
 
 
-def with_verdict(
+def add_verdict_entry(
     entries: Sequence[Entry], key: Mapping[str, str], name: str, seed: int, outcome: str
 ) -> tuple[list[Entry], Change]:
     """``entries`` with the outcome of ``seed`` added or replaced; sorted, so that a diff shows nothing else."""
@@ -159,7 +159,7 @@ def with_verdict(
     seeds: dict[str, str] = dict(same[0]["seeds"]) if same else {}
     before = seeds.get(str(seed))
     seeds[str(seed)] = outcome
-    new = {**key, "name": name, "seeds": seeds, "verdict": settled_outcome(seeds)}
+    new = {**key, "name": name, "seeds": seeds, "verdict": summarise_seed_outcomes(seeds)}
     others = [entry for entry in entries if entry not in same]
     ordered = sorted([*others, new], key=lambda entry: [entry[part] for part in KEY])
     return ordered, "unchanged" if same == [new] else "added" if before is None else "changed"
@@ -168,19 +168,19 @@ def with_verdict(
 # ---------------------------------------------------------------- what is on record
 
 
-def golden_folder() -> Path | None:
+def find_golden_folder() -> Path | None:
     """The packaged folder of goldens if there is one, else the checkout's; None if neither exists."""
     root = Path(__file__).resolve().parents[2]
     return next((folder for folder in (root / "pytest_emad" / "golden", root / "golden") if folder.is_dir()), None)
 
 
-def known_verdicts(folders: Sequence[Path]) -> KnownVerdicts:
+def load_known_verdicts(folders: Sequence[Path]) -> KnownVerdicts:
     """All ``verdicts.json`` of ``folders``, earlier folders first.
 
     Raises:
         DamagedGolden: one that cannot be read, or is at odds with itself.
     """
-    return KnownVerdicts(tuple(entry for folder in folders for entry in read_entries(folder)))
+    return KnownVerdicts(tuple(entry for folder in folders for entry in read_verdict_entries(folder)))
 
 
 def require_known_verdicts(folders: Sequence[Path]) -> None:
@@ -193,11 +193,11 @@ def require_known_verdicts(folders: Sequence[Path]) -> None:
         )
 
 
-def read_entries(folder: Path) -> list[Entry]:
+def read_verdict_entries(folder: Path) -> list[Entry]:
     """Entries of ``folder`` under this schema; empty without a file, or with one of another schema.
 
     Raises:
-        DamagedGolden: as ``known_verdicts``.
+        DamagedGolden: as ``load_known_verdicts``.
     """
     path = folder / VERDICTS
     stored = read_verdict_file(path)
@@ -218,17 +218,17 @@ def read_verdict_file(path: Path) -> dict[str, Any] | None:
     """The content of the file, whatever its schema, or None. Raises DamagedGolden if it is not such a file."""
     if not path.exists():
         return None
-    stored = load_json(path)
+    stored = load_golden_json(path)
     if not isinstance(stored, dict) or set(stored) != {"schema", "verdicts"} or not is_whole(stored["schema"]):
         raise DamagedGolden(f"{path}: expected a table of schema, a whole number, and verdicts; {_RECORD_AGAIN}")
     return stored
 
 
-def writable_entries(folder: Path) -> list[Entry]:
+def read_entries_for_update(folder: Path) -> list[Entry]:
     """Entries of ``folder``, to be written again with more.
 
     Raises:
-        DamagedGolden: as ``read_entries``; or the file is of another schema, whose verdicts would be lost.
+        DamagedGolden: as ``read_verdict_entries``; or the file is of another schema, whose verdicts would be lost.
     """
     stored = read_verdict_file(folder / VERDICTS)
     if stored is not None and stored["schema"] != SCHEMA:
@@ -236,7 +236,7 @@ def writable_entries(folder: Path) -> list[Entry]:
             f"{folder / VERDICTS}: schema={stored['schema']}, but this version records schema {SCHEMA}; "
             "move the file away to start a record anew"
         )
-    return read_entries(folder)
+    return read_verdict_entries(folder)
 
 
 _RECORD_AGAIN = "restore it from the repository, or move it away and record anew with --emad-update-golden"
@@ -253,12 +253,12 @@ def _entry_error(entry: Any) -> str:
         return f"seeds={seeds!r}, but expected seed → outcome, one or more"
     if strange := [outcome for outcome in seeds.values() if outcome not in OUTCOMES]:
         return f"outcome={strange[0]!r}, but expected one of {', '.join(OUTCOMES)}"
-    if entry["verdict"] != settled_outcome(seeds):
-        return f"verdict={entry['verdict']!r}, but its seeds say {settled_outcome(seeds)!r}"
+    if entry["verdict"] != summarise_seed_outcomes(seeds):
+        return f"verdict={entry['verdict']!r}, but its seeds say {summarise_seed_outcomes(seeds)!r}"
     return ""
 
 
-def load_json(path: Path) -> Any:
+def load_golden_json(path: Path) -> Any:
     """Raises DamagedGolden for a file that cannot be read or is not JSON."""
     try:
         return read_json(path, "golden")
@@ -280,7 +280,7 @@ class RecordComparison:
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Built-in types only, as ``comparison_summary`` reads them."""
+        """Built-in types only, as ``format_comparison_summary`` reads them."""
         expectation = None if self.expected is None else self.expected.label
         changed = self.expected is not None and self.verdict.verdict not in self.expected.outcomes
         return {
@@ -302,7 +302,7 @@ def compare_with_record(row: Claim, verdict: Verdict, expected: RecordedOutcome 
 MOST_TITLED = 4  # claims of a list that are named in words; a longer list shows ids alone
 
 
-def comparison_summary(rows: Sequence[Mapping[str, Any]]) -> str:
+def format_comparison_summary(rows: Sequence[Mapping[str, Any]]) -> str:
     """Summary lines: verdicts compared, and those not compared with the reason.
 
     ``rows``: as from ``RecordComparison.to_json``.
@@ -313,7 +313,7 @@ def comparison_summary(rows: Sequence[Mapping[str, Any]]) -> str:
         several = len({row["model"] for row in some}) > 1
         names = [f"{row['claim']} of {row['model']}" if several else str(row["claim"]) for row in some]
         claims = [register.get(row["claim"]) for row in some]
-        titles = [claim.words for claim in claims if claim]
+        titles = [claim.display_title for claim in claims if claim]
         if len(titles) < len(some) or len(some) > MOST_TITLED:
             return ", ".join(names)
         return "; ".join(f"{title} ({name})" for title, name in zip(titles, names, strict=True))
@@ -362,7 +362,7 @@ class Goldens:
         for folder in self.folders:
             entry = _index(folder).get(name)
             if entry is not None:
-                return load_json(_verified_path(folder, entry))
+                return load_golden_json(_verified_path(folder, entry))
         return None
 
     def verify(self) -> None:
@@ -400,7 +400,7 @@ def _file_name(name: str) -> str:
 def _index(folder: Path) -> dict[str, dict[str, Any]]:
     if not (folder / INDEX).exists():
         return {}
-    entries = load_json(folder / INDEX)
+    entries = load_golden_json(folder / INDEX)
     if not isinstance(entries, list):
         raise DamagedGolden(f"{folder / INDEX}: expected a list, found {type(entries).__name__}; restore it")
     for number, entry in enumerate(entries):
@@ -448,13 +448,13 @@ def record_verdict(folder: Path, key: Mapping[str, str], name: str, seed: int, o
     The file is read, changed and written under a lock: runs of several seeds may record at once.
 
     Args:
-        key: ``goldens.key_of``; ``name``: the model's, for readers.
+        key: ``goldens.verdict_key``; ``name``: the model's, for readers.
 
     Raises:
         DamagedGolden: the file cannot be read, or is of another schema; it stays unchanged.
     """
     with _folder_lock(folder):
-        entries, change = with_verdict(writable_entries(folder), key, name, seed, outcome)
+        entries, change = add_verdict_entry(read_entries_for_update(folder), key, name, seed, outcome)
         if change != "unchanged":
             write_atomically(folder / VERDICTS, _to_text({"schema": SCHEMA, "verdicts": entries}))
     return change

@@ -1,7 +1,7 @@
 """Legs: estimates become legs, Holm corrects falsifications, and legs become a verdict.
 
-``leg_test`` gives a leg its two p-values, ``decide_legs`` decides it, ``combine_verdict`` combines legs. These rules
-bind every claim:
+``build_leg_test`` gives a leg its two p-values, ``decide_legs`` decides it, ``combine_verdict`` combines legs. These
+rules bind every claim:
 
 - Each leg is tested one-sided against its threshold at 5 %, in both directions: shown to be beyond it → ``falsified``,
   shown to be inside → ``survived``, neither → ``inconclusive``. A good point estimate alone decides nothing.
@@ -12,11 +12,11 @@ bind every claim:
   legs. Each is tested at 5 % on its own; a correction would only cost power.
 - Below the row's minimum n a leg is inconclusive and names the n needed; it takes no part in Holm. A row may require
   more before a leg may survive: few documents cannot show that none of them is ruined.
-- ``combine`` is the only place where legs become a row.
+- ``combine_legs`` is the only place where legs become a row.
 
 Intervals are two-sided 95 % and not corrected. A leg whose interval clears the threshold on the wrong side may still be
-inconclusive among many, and its reason says so. Identities have no interval (``judge_exact``): they compare numbers
-exactly, with no sample and one largest honest difference.
+inconclusive among many, and its reason says so. Identities have no interval (``judge_within_tolerance``): they compare
+numbers exactly, with no sample and one largest honest difference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats
-from emad_ref.statistics.estimate import Estimate, holm, needed_n
+from emad_ref.statistics.estimate import Estimate, holm_adjusted_pvalues, needed_sample_size
 from emad_ref.statistics.units import format_unit_count
 from emad_ref.statistics.verdicts import TO_SURVIVE, Claim, Leg, Outcome, Verdict
 
@@ -40,7 +40,7 @@ OPEN: tuple[Outcome, ...] = ("inconclusive", "not applicable", "unmeasured")
 Side = Literal["above", "below"]
 
 
-def combine(legs: Sequence[Leg]) -> tuple[Outcome, Leg]:
+def combine_legs(legs: Sequence[Leg]) -> tuple[Outcome, Leg]:
     """Combine legs: falsified if a leg is, survived only if all are, else inconclusive; returns also the deciding leg.
 
     Legs that only report (``measured``) or whose premise is absent (``not applicable``) count only if there are no
@@ -81,12 +81,12 @@ def _least_sure(leg: Leg) -> tuple[float, float]:
     return (1.0 if leg.p_survive is None else leg.p_survive, -_threshold_distance(leg))
 
 
-def not_applicable(claim: Claim, model: str, reason: str) -> Verdict:
+def not_applicable_verdict(claim: Claim, model: str, reason: str) -> Verdict:
     """Verdict of a claim with an absent premise; ``reason`` names it."""
     return Verdict(claim.id, model, "not applicable", None, None, 0, None, claim.unit, claim.gate, reason, why=reason)
 
 
-def unmeasured(claim: Claim, model: str, reason: str) -> Verdict:
+def unmeasured_verdict(claim: Claim, model: str, reason: str) -> Verdict:
     """Verdict of a claim with an absent instrument or absent data; ``reason`` names it. Never a zero."""
     return Verdict(claim.id, model, "unmeasured", None, None, 0, None, claim.unit, claim.gate, reason, why=reason)
 
@@ -115,11 +115,11 @@ class LegTest:
     worst: float = 0.0
 
 
-def leg_test(name: str, estimate: Estimate, bad: Side, threshold: float, minimum: Mapping[str, int]) -> LegTest:
+def build_leg_test(name: str, estimate: Estimate, bad: Side, threshold: float, minimum: Mapping[str, int]) -> LegTest:
     """The test of a leg. ``bad``: side of the threshold on which the claim fails, ``above`` or ``below``."""
     noun = estimate.noun
     to_survive = minimum.get(noun + TO_SURVIVE, 0)
-    leg = Leg(name, "inconclusive", estimate.value, finite_interval(estimate), estimate.n, threshold, estimate.unit)
+    leg = Leg(name, "inconclusive", estimate.value, interval_if_finite(estimate), estimate.n, threshold, estimate.unit)
     leg = replace(leg, good="lower" if bad == "above" else "higher")
     if estimate.n < minimum.get(noun, 0):
         remedy = f"{format_unit_count(estimate.n, noun)}, at least {minimum[noun]} are needed"
@@ -132,7 +132,7 @@ def leg_test(name: str, estimate: Estimate, bad: Side, threshold: float, minimum
     tied = falsify == survive == 1  # neither side is shown
     method = estimate.method if tied or not leg.interval else ""
     leg = replace(leg, p_falsify=falsify, p_survive=survive, reason=_join_reasons(method, estimate.note))
-    tested = LegTest(leg, noun, lambda error: needed_n(estimate, error), to_survive, estimate.unsteady)
+    tested = LegTest(leg, noun, lambda error: needed_sample_size(estimate, error), to_survive, estimate.unsteady)
     if (distance := estimate.distance) is None:
         return tested
     of = noun if distance.equal else f"{noun} of equal weight"
@@ -146,7 +146,7 @@ def decide_legs(tests: Sequence[LegTest], other_legs: int = 0) -> list[Leg]:
         for test in tests
         if (falsify := test.leg.p_falsify) is not None and (survive := test.leg.p_survive) is not None
     ]
-    against = holm([falsify for _, falsify, _ in family], other_legs)
+    against = holm_adjusted_pvalues([falsify for _, falsify, _ in family], other_legs)
     decided = {
         id(test): _decide_leg(test, adjusted <= LEVEL, survive <= LEVEL, len(family) + other_legs)
         for (test, _, survive), adjusted in zip(family, against, strict=True)
@@ -204,21 +204,21 @@ def _open_leg(test: LegTest, family: int) -> Leg:
     return replace(leg, reason=reason, remedy=remedy, enough=number)
 
 
-def finite_interval(estimate: Estimate) -> tuple[float, float] | None:
+def interval_if_finite(estimate: Estimate) -> tuple[float, float] | None:
     bounds = (float(estimate.low), float(estimate.high))
     return bounds if all(math.isfinite(bound) for bound in bounds) else None
 
 
 def combine_verdict(claim: Claim, model: str, legs: Sequence[Leg], *, headline: Sequence[Leg] = ()) -> Verdict:
-    """The verdict that ``combine`` gives on ``legs``, with the numbers of its deciding leg.
+    """The verdict that ``combine_legs`` gives on ``legs``, with the numbers of its deciding leg.
 
     Args:
         headline: legs of the model under test, where others are beside it. The verdict reports the worst of these that
             has the deciding leg's outcome, if there is one.
     """
-    outcome, leg = combine(legs)
+    outcome, leg = combine_legs(legs)
     if own := [each for each in headline if each.outcome == leg.outcome]:
-        _, leg = combine(own)
+        _, leg = combine_legs(own)
     part = [other for other in legs if other.outcome not in ("measured", "not applicable")]
     here = sum(other.outcome == leg.outcome for other in part)  # the deciding leg may be unmeasured in an open row
     reason = deciding_reason = leg.reason or leg.name
@@ -261,13 +261,15 @@ def keep_worst_legs(verdict: Verdict, limit: int) -> Verdict:
     return replace(verdict, n=judged, reason=reason, legs=tuple(worst[:limit]))
 
 
-def estimate_leg(name: str, estimate: Estimate, reason: str = "", threshold: float | None = None) -> Leg:
+def build_report_leg(name: str, estimate: Estimate, reason: str = "", threshold: float | None = None) -> Leg:
     """A leg that only reports an estimate; ``threshold`` is shown beside it if there is one."""
     note = _join_reasons(reason, estimate.note)
-    return Leg(name, "measured", estimate.value, finite_interval(estimate), estimate.n, threshold, estimate.unit, note)
+    return Leg(
+        name, "measured", estimate.value, interval_if_finite(estimate), estimate.n, threshold, estimate.unit, note
+    )
 
 
-def count_leg(name: str, value: float, n: int, unit: str, reason: str = "") -> Leg:
+def build_count_leg(name: str, value: float, n: int, unit: str, reason: str = "") -> Leg:
     """A leg that only reports a number without an interval: arithmetic, or a count."""
     return Leg(name, "measured", float(value), None, n, None, unit, reason)
 
@@ -290,13 +292,13 @@ def judge_side(
         other_legs: gating legs of the run decided elsewhere.
         beside: legs that only report, or whose premise is absent.
     """
-    legs = [leg_test(name, estimate, bad, threshold, claim.minimum) for name, estimate in estimates.items()]
+    legs = [build_leg_test(name, estimate, bad, threshold, claim.minimum) for name, estimate in estimates.items()]
     if not legs and not beside:
-        return unmeasured(claim, model, "nothing was compared")
+        return unmeasured_verdict(claim, model, "nothing was compared")
     return combine_verdict(claim, model, [*decide_legs(legs, other_legs), *beside])
 
 
-def judge_exact(claim: Claim, model: str, errors: Mapping[str, Floats], tolerance: float) -> Verdict:
+def judge_within_tolerance(claim: Claim, model: str, errors: Mapping[str, Floats], tolerance: float) -> Verdict:
     """Verdict on differences that must stay within ``tolerance``; one leg per entry of ``errors``.
 
     Args:
@@ -311,7 +313,7 @@ def judge_exact(claim: Claim, model: str, errors: Mapping[str, Floats], toleranc
     legs = [
         _exact_leg(name, np.asarray(part, dtype=np.float64), tolerance, claim.unit) for name, part in errors.items()
     ]
-    return combine_verdict(claim, model, legs) if legs else unmeasured(claim, model, "nothing was compared")
+    return combine_verdict(claim, model, legs) if legs else unmeasured_verdict(claim, model, "nothing was compared")
 
 
 def _exact_leg(name: str, errors: Floats, tolerance: float, unit: str) -> Leg:

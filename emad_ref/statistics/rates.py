@@ -22,7 +22,12 @@ from scipy import stats
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import STEEPEST_NATS, relative_rise
-from emad_ref.statistics.estimate import Distance, Estimate, identical_units, unseen_unit_pvalue
+from emad_ref.statistics.estimate import (
+    Estimate,
+    ThresholdDistance,
+    allow_for_rare_units,
+    estimate_near_identical_units,
+)
 from emad_ref.statistics.units import (
     ByDocument,
     DocumentMembership,
@@ -105,7 +110,7 @@ def studentised_bootstrap(
     estimate = studentised_estimate(value, error, t, len(x), threshold=threshold, level=level, unit=unit, noun=noun)
     gap, mean, equal = threshold - value, float(weight.mean()), 2 * counted > len(x)
     if worst is None or error == 0:
-        return replace(estimate, n=counted, distance=Distance(gap, error, worst, equal=equal))
+        return replace(estimate, n=counted, distance=ThresholdDistance(gap, error, worst, equal=equal))
     worst, best = max(worst, FARTHER * float(z.max()) / mean), FARTHER * float(-z.min()) / mean
 
     def below(gaps: Floats) -> Floats:
@@ -119,9 +124,9 @@ def studentised_bootstrap(
     return replace(
         estimate,
         n=counted,
-        p_above=max(estimate.p_above, unseen_unit_pvalue(above, -gap, best, counted)),
-        p_below=max(estimate.p_below, unseen_unit_pvalue(below, gap, worst, counted)),
-        distance=Distance(gap, error, worst, equal=equal),
+        p_above=max(estimate.p_above, allow_for_rare_units(above, -gap, best, counted)),
+        p_below=max(estimate.p_below, allow_for_rare_units(below, gap, worst, counted)),
+        distance=ThresholdDistance(gap, error, worst, equal=equal),
     )
 
 
@@ -170,7 +175,7 @@ def estimate_perplexity_rise(
 ) -> Estimate:
     """Relative rise of perplexity, exp(Σ(c_i − r_i) / Σ n_i) − 1, paired over documents.
 
-    Both p-values hold even if this sample lacks a few outlying documents (``estimate.unseen_unit_pvalue``): twice as
+    Both p-values hold even if this sample lacks a few outlying documents (``estimate.allow_for_rare_units``): twice as
     far away as the farthest observed one, and for losses at least ``RUINED_NATS`` per token. A sample without the heavy
     documents has a low mean and a low error at once. Against a rise of 1 % nothing survives with fewer than 300
     documents. Simulations at the threshold used log-normal rises of σ = 1.2 to 2, gamma, Pareto, mirrored log-normal, 1
@@ -240,7 +245,7 @@ def mean_rate(
     simulations each; the error of the n-out-of-n bootstrap is 9.3 % there).
 
     If more than half of all documents share one rate and fewer than ``FEWEST_DIFFERING`` have another, there is nothing
-    to resample: see ``identical_units``.
+    to resample: see ``estimate_near_identical_units``.
 
     ``n`` of documents is their effective number, (Σ n_i)² / Σ n_i², rounded down: one document with most of the tokens
     counts as little more than one.
@@ -273,10 +278,14 @@ def mean_rate(
         value, _, error = linearised_ratio(x, weight)
         away = float(np.abs(apart).max()) / float(weight.mean())
         few = {"threshold": threshold, "level": level, "worst": worst or 0.0}
-        estimate = identical_units(value, common, away, differing, n, unit=unit, noun=noun, counted=counted, **few)
+        estimate = estimate_near_identical_units(
+            value, common, away, differing, n, unit=unit, noun=noun, counted=counted, **few
+        )
         least = math.ceil(counted * FEWEST_DIFFERING / differing) if differing else 0
         note = "; ".join(part for part in (estimate.method if differing else "", note) if part)
-        return replace(estimate, distance=Distance(threshold - value, error, worst, least, 2 * counted > n), note=note)
+        return replace(
+            estimate, distance=ThresholdDistance(threshold - value, error, worst, least, 2 * counted > n), note=note
+        )
     if draws is None:
         draws = draw_document_counts(n, RESAMPLES, rng)
     if draws.ndim != 2 or draws.shape[1] != n:

@@ -49,7 +49,7 @@ from scipy import special, stats
 
 from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats
-from emad_ref.statistics.estimate import Estimate, fieller, identical_units, positive_mean_pvalue
+from emad_ref.statistics.estimate import Estimate, estimate_near_identical_units, fieller_interval, positive_mean_pvalue
 from emad_ref.statistics.units import ByPair, float_column, require_paired
 
 UNSEEN = 2.0  # factor of the squared error in every run
@@ -331,7 +331,7 @@ def _ratio_by_t(
     a: Floats, b: Floats, inflation: float, threshold: float, level: float
 ) -> tuple[float, float, float, float]:
     """(low, high, p_above, p_below) if each entry of ``a`` and ``b`` is an independent observation of the ratio."""
-    low, high = fieller(a, b, float(special.stdtrit(len(a) - 1, (1 + level) / 2)), inflation)
+    low, high = fieller_interval(a, b, float(special.stdtrit(len(a) - 1, (1 + level) / 2)), inflation)
     # Ratios further off may fit better if a total is hardly known: the p-value is the largest of theirs.
     above = max(positive_mean_pvalue(a - threshold * b, inflation), positive_mean_pvalue(a, inflation))
     below = max(positive_mean_pvalue(threshold * b - a, inflation), positive_mean_pvalue(b, inflation))
@@ -421,7 +421,9 @@ def _single_pair(ratio: float, unit: str) -> Estimate:
 
 def _identical_ratio(ratio: float, n: int, threshold: float, level: float, unit: str) -> Estimate:
     """Estimate if every pair has the same ratio, as with counted work: unobserved pairs stay unknown."""
-    estimate = identical_units(ratio, ratio, 0.0, 0, n, threshold=threshold, level=level, unit=unit, noun=ByPair.noun)
+    estimate = estimate_near_identical_units(
+        ratio, ratio, 0.0, 0, n, threshold=threshold, level=level, unit=unit, noun=ByPair.noun
+    )
     return replace(estimate, low=0.0)
 
 

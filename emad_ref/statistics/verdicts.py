@@ -65,11 +65,11 @@ class Claim:
     plain: str = ""
 
     @property
-    def words(self) -> str:
+    def display_title(self) -> str:
         """The title that summaries print."""
         return self.plain or self.title
 
-    def gates(self, named: Collection[str] = ()) -> bool:
+    def is_gating(self, named: Collection[str] = ()) -> bool:
         """Whether the row gates in a run that ``named`` further rows to gate."""
         return self.gate or self.id in named
 
@@ -121,7 +121,7 @@ class Verdict(NotebookFacts):
     """The result of one claim for one model.
 
     ``estimate``, ``interval``, ``n``, ``threshold``, ``unit``, ``good`` and ``enough`` are those of the leg that
-    decided (``legs.combine``).
+    decided (``legs.combine_legs``).
     ``why``  of an open row: what would decide it or, if that is unknown, that leg's reason; else "".
 
     Raises:

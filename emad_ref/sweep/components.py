@@ -7,9 +7,9 @@
     state
 
 Depth that only falls needs no K/V above an exit, so exchanging K/V alone changes nothing there. Between combinations
-free depth is replayed with exact states and charged as if copied (``oracles.filled_flops``), which ignores the loss by
-copies. For the best combination truly copied states are decoded. Back from it to exact K/V they are charged in full.
-Every combination is set by its one parameter to save most net while perplexity rises by at most ``level`` on the
+free depth is replayed with exact states and charged as if copied (``oracles.flops_with_fill_cost``), which ignores the
+loss by copies. For the best combination truly copied states are decoded. Back from it to exact K/V they are charged in
+full. Every combination is set by its one parameter to save most net while perplexity rises by at most ``level`` on the
 selection split, and is judged on another.
 
 Criteria decide that a token leaves, on one readout, at the same probes and by one threshold for all of them. They are
@@ -46,9 +46,9 @@ from emad_ref.sweep.oracle_savings import (
     FINEST_THRESHOLD,
     FREE_DEPTH,
     JUDGED_RISE,
-    filled_columns,
+    columns_with_fill_cost,
     oracle_point,
-    spread_thresholds,
+    space_thresholds,
     with_oracle_signal,
 )
 
@@ -73,7 +73,7 @@ def saturation_point(layers: int, lens: str | None = None, schedule: ScheduleNam
     )
 
 
-def gate_at_probes(
+def restrict_gate_to_probes(
     trace: Trace, gate: Estimator, fitted: Sequence[int], probes: Sequence[int]
 ) -> tuple[Trace, Estimator]:
     """The gate restricted to ``probes``, a subset of its ``fitted`` layers, and the trace with its readings.
@@ -104,8 +104,8 @@ def criterion_points(
 ) -> dict[str, list[OperatingPoint]]:
     """Each criterion at up to ``count`` thresholds, from one that hardly any token reaches to one that all reach.
 
-    ``gate``: as from ``gate_at_probes`` for these probes; None: left out. Saturation is left out if the trace does not
-    record it, and decides only at probes with a layer below them.
+    ``gate``: as from ``restrict_gate_to_probes`` for these probes; None: left out. Saturation is left out if the trace
+    does not record it, and decides only at probes with a layer below them.
 
     Raises:
         BadArgument: probes that are not ascending layers below the last; a gate that ``trace`` does not record.
@@ -179,7 +179,7 @@ class ReadoutTraces:
 
 
 @dataclass(frozen=True)
-class Combination:
+class ComponentCombination:
     """One combination of components. ``lens``: whether readouts go through it."""
 
     lens: bool
@@ -194,8 +194,8 @@ class Combination:
         return f"{'tuned lens' if self.lens else 'own head'}, {self.criterion}, {self.depth} depth{kv_suffix}"
 
 
-PUBLISHED = Combination(False, "profile", "falling", "exact")
-BEST = Combination(True, "gate", "free", "as if copied")
+PUBLISHED = ComponentCombination(False, "profile", "falling", "exact")
+BEST = ComponentCombination(True, "gate", "free", "as if copied")
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,12 +205,12 @@ class TunedCombination:
     ``point``: full depth if nothing saves within the level; an oracle's point is for replays only.
     """
 
-    way: Combination
+    way: ComponentCombination
     point: OperatingPoint
     columns: PointColumns
 
     @property
-    def net(self) -> float:
+    def net_saving(self) -> float:
         """Share of full depth's FLOPs that it saves."""
         full, mine = self.columns.flops.sum(axis=0)
         return float(1 - mine / full)
@@ -229,9 +229,9 @@ class ExchangeResult:
     back: bool
 
     @property
-    def gain(self) -> float:
+    def net_saving_gain(self) -> float:
         """Net saving after, less that before."""
-        return self.after.net - self.before.net
+        return self.after.net_saving - self.before.net_saving
 
 
 def exchange_components(
@@ -251,9 +251,9 @@ def exchange_components(
     Raises:
         BadArgument: traces that lack the divergence, or a gate; as ``replay``.
     """
-    tuned: dict[Combination, TunedCombination] = {}
+    tuned: dict[ComponentCombination, TunedCombination] = {}
 
-    def at(way: Combination) -> TunedCombination:
+    def at(way: ComponentCombination) -> TunedCombination:
         if way not in tuned:
             tuned[way] = _tuned_combination(way, lens if way.lens else own, geometry, level, count, decoded)
         return tuned[way]
@@ -286,7 +286,12 @@ def exchange_components(
 
 
 def _tuned_combination(
-    way: Combination, readout: ReadoutTraces, geometry: Geometry, level: float, count: int, decoded: Decoded | None
+    way: ComponentCombination,
+    readout: ReadoutTraces,
+    geometry: Geometry,
+    level: float,
+    count: int,
+    decoded: Decoded | None,
 ) -> TunedCombination:
     points = _combination_points(way, readout, count)
     traces = [
@@ -306,24 +311,24 @@ def _tuned_combination(
 
 
 def _combination_columns(
-    way: Combination, trace: Trace, geometry: Geometry, points: Sequence[OperatingPoint]
+    way: ComponentCombination, trace: Trace, geometry: Geometry, points: Sequence[OperatingPoint]
 ) -> PointColumns:
     """Columns by replay, full depth first; for copied K and V the losses of exact ones, as a start of the search."""
     every = [full_depth(trace.layers), *points]
     if way.kept == "exact":
         return point_columns(trace, geometry, every)
     exact = [point if point.fixed else replace(point, schedule=FREE_DEPTH) for point in every]
-    return filled_columns(trace, geometry, replay_all(trace, exact))
+    return columns_with_fill_cost(trace, geometry, replay_all(trace, exact))
 
 
-def _combination_points(way: Combination, readout: ReadoutTraces, count: int) -> list[OperatingPoint]:
+def _combination_points(way: ComponentCombination, readout: ReadoutTraces, count: int) -> list[OperatingPoint]:
     """Points of the combination's parameter on this readout, strict first."""
     schedule, profile, trace = SCHEDULES[way.depth, way.kept], readout.profile, readout.chosen
     if way.criterion == "gate":
         return criterion_points(trace, profile.probes, readout.gate, schedule=schedule, count=count)[DIVERGENCE.label]
     if way.criterion == "oracle":
         root_divergence = np.sqrt(trace.divergence()[:, [probe - 1 for probe in profile.probes]])
-        settings = spread_thresholds(root_divergence, count)
+        settings = space_thresholds(root_divergence, count)
         return [replace(oracle_point(trace, float(setting), profile.probes), schedule=schedule) for setting in settings]
     return [
         replace(profile.point(float(margin)), schedule=schedule, lens=trace.lens)

@@ -1,13 +1,16 @@
 """Diagnostics of a point: readouts, estimators and depth, reported beside the verdicts.
 
-``echo_rate``            share of tokens whose top-1 after layer ℓ is the input token: a tied unembedding gives this for
+``input_echo_rate``            share of tokens whose top-1 after layer ℓ is the input token: a tied unembedding gives
+this for
                          a state that is still its own embedding, with low entropy and no prediction
-``agreement_auroc``      AUROC of low entropy after layer ℓ for "top-1 is already the last layer's": 0.5 is chance
-``estimator_agreement``  agreement of an entropy estimator with the full softmax (claim EMAD-E4): Spearman's ρ, bias,
+``low_entropy_agreement_auroc``      AUROC of low entropy after layer ℓ for "top-1 is already the last layer's": 0.5 is
+chance ``compare_estimator``  agreement of an entropy estimator with the full softmax (claim EMAD-E4): Spearman's ρ,
+bias,
                          RMSE after correction, recall@K, share of exit decisions that change
-``reliability``          confidence against accuracy after every layer (Early-exit LLMs, Figures 2 and 3), with
+``layer_reliability``          confidence against accuracy after every layer (Early-exit LLMs, Figures 2 and 3), with
                          ECE = Σ_b (n_b / n) · |accuracy of bin b − mean confidence of bin b|, bins of equal width
-``published_gain``       the paper's own formula d²·V·L / (d²·k·(L − j) + d²·V·j) < L / j (``gain_bound``). It charges
+``published_efficiency_gain``       the paper's own formula d²·V·L / (d²·k·(L − j) + d²·V·j) < L / j
+(``efficiency_gain_bound``). It charges
                          full readouts below j, which the rule does not need, and d²·V where one costs d·V.
 """
 
@@ -29,7 +32,7 @@ from emad_ref.probes.pruned_vocabulary import adaptive_size
 from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
 from emad_ref.replay import depths
 from emad_ref.signals import SIGNALS
-from emad_ref.sweep.losses import tokens_before
+from emad_ref.sweep.losses import tokens_before_depth
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,13 @@ class PositionDoubling:
     entropy_nats: float
 
 
-def echo_rate(trace: Trace) -> Floats:
+def input_echo_rate(trace: Trace) -> Floats:
     """[L] share of tokens whose top-1 is the input token."""
     rates: Floats = (trace.top1 == trace.token[:, None]).mean(axis=0)
     return rates
 
 
-def agreement_auroc(trace: Trace) -> Floats:
+def low_entropy_agreement_auroc(trace: Trace) -> Floats:
     """[L] AUROC of low entropy for agreement with the last layer's top-1; NaN if all or none agree."""
     agrees = trace.top1 == trace.top1[:, -1:]
     return np.array([_auroc(agrees[:, layer], -trace.entropy_nats[:, layer]) for layer in range(trace.layers)])
@@ -65,13 +68,13 @@ def _auroc(labels: Bools, scores: NDArray[np.floating]) -> float:
     return float(statistic) / (len(positives) * len(negatives))
 
 
-def agreement_rate(trace: Trace) -> Floats:
+def final_layer_agreement_rate(trace: Trace) -> Floats:
     """[L] share of tokens whose top-1 is already the last layer's."""
     rates: Floats = (trace.top1 == trace.top1[:, -1:]).mean(axis=0)
     return rates
 
 
-def depth_by_doubling(trace: Trace, point: OperatingPoint) -> list[PositionDoubling]:
+def depth_by_position_doubling(trace: Trace, point: OperatingPoint) -> list[PositionDoubling]:
     """Rows for positions 1, 2, 3–4, 5–8, … with tokens: mean depths, and entropy of the last layer.
 
     Depths as in ``monotone_and_free_depths``.
@@ -92,9 +95,9 @@ def monotone_and_free_depths(trace: Trace, point: OperatingPoint) -> tuple[Ints,
     return bound, free
 
 
-def tokens_to_collapse(trace: Trace, point: OperatingPoint) -> float:
+def tokens_until_depth_collapse(trace: Trace, point: OperatingPoint) -> float:
     """Median over sequences of decided tokens before depth is at the first probe; inf if most never are."""
-    return float(np.median(tokens_before(trace, depths(trace, point), point.probes[0])))
+    return float(np.median(tokens_before_depth(trace, depths(trace, point), point.probes[0])))
 
 
 NO_RECALL: Mapping[Estimator, Sequence[float]] = {}
@@ -121,7 +124,7 @@ class EstimatorAgreement:
     changed: dict[float, float]
 
 
-def estimator_agreement(
+def compare_estimator(
     estimator: Estimator,
     probe: int,
     raw: Floats,
@@ -158,7 +161,7 @@ def estimator_agreement(
     )
 
 
-def estimator_agreements(
+def compare_estimators(
     probes: Sequence[int],
     full: Floats,
     raw: Mapping[Estimator, Floats],
@@ -187,7 +190,7 @@ def estimator_agreements(
             raise BadArgument("estimator.correction", estimator.correction, f"one line per probe ({len(probes)})")
         for i, probe in enumerate(probes):
             rows.append(
-                estimator_agreement(
+                compare_estimator(
                     estimator,
                     probe,
                     table[:, i],
@@ -266,7 +269,7 @@ def expected_calibration_error(confidence: NDArray[np.floating], correct: Bools,
     return float(np.abs(gap).sum() / len(confidences))
 
 
-def reliability(confidence: NDArray[np.floating], correct: Bools) -> list[LayerReliability]:
+def layer_reliability(confidence: NDArray[np.floating], correct: Bools) -> list[LayerReliability]:
     """One row per layer, of ``confidence`` and ``correct`` [tokens, L].
 
     Raises:
@@ -287,7 +290,7 @@ def reliability(confidence: NDArray[np.floating], correct: Bools) -> list[LayerR
     ]
 
 
-def kept_vocabulary(confidence: Confidence, probe: int, vocabulary: int, certainty: float) -> int:
+def pruned_vocabulary_size(confidence: Confidence, probe: int, vocabulary: int, certainty: float) -> int:
     """k at probe number ``probe``, for confidence ``certainty`` at the probe below.
 
     Probe 0 is the minimum layer, which keeps all. The adaptive k depends on the text; a narrowed vocabulary does not
@@ -332,13 +335,13 @@ def work_without_exit(
             work.readout_rows[FULL_READOUT, layer - 1] = 1
             continue
         projection = geometry.hidden * geometry.embedding_width if geometry.hidden != geometry.embedding_width else 0
-        k = kept_vocabulary(confidence, probe, geometry.vocabulary, certainty)
+        k = pruned_vocabulary_size(confidence, probe, geometry.vocabulary, certainty)
         work.readout_rows[SUBSET_READOUT, layer - 1] = 1
         work.readout_macs[SUBSET_READOUT, layer - 1] = k * geometry.embedding_width + projection
     return work
 
 
-def published_gain(layers: int, vocabulary: int, minimum: int, k: int) -> float:
+def published_efficiency_gain(layers: int, vocabulary: int, minimum: int, k: int) -> float:
     """V·L / (k·(L − j) + V·j): the paper's efficiency formula, j ``minimum``.
 
     Raises:
@@ -351,7 +354,7 @@ def published_gain(layers: int, vocabulary: int, minimum: int, k: int) -> float:
     return vocabulary * layers / (k * (layers - minimum) + vocabulary * minimum)
 
 
-def gain_bound(layers: int, minimum: int) -> float:
+def efficiency_gain_bound(layers: int, minimum: int) -> float:
     """L / j, which the paper's formula approaches as k goes to 0.
 
     Raises:

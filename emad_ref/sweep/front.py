@@ -35,7 +35,7 @@ Places = NDArray[np.intp]
 
 
 @dataclass(frozen=True, eq=False)
-class LossSheet:
+class LossTable:
     """Losses and costs of a family's points on one split; the first point is full depth.
 
     ``loss``, ``flops`` float64 [documents, points]; ``tokens`` [documents].
@@ -57,13 +57,13 @@ class LossSheet:
             lost = int(np.flatnonzero(~np.isfinite(self.loss).all(axis=0))[0])
             raise BadArgument("loss", f"infinite at point {lost}", "finite losses", "compare next tokens told right")
 
-    def drawn(self, counts: Floats) -> tuple[Floats, Floats]:
+    def resample(self, counts: Floats) -> tuple[Floats, Floats]:
         """(savings, losses), both [draws, points], of samples with ``counts`` [draws, documents] of each document."""
         spent = counts @ self.flops
         return 1 - spent / spent[:, :1], counts @ self.loss / (counts @ self.tokens)[:, None]
 
     @property
-    def whole(self) -> tuple[Floats, Floats]:
+    def full_sample(self) -> tuple[Floats, Floats]:
         """(savings, losses), both [points], of the whole split.
 
         Computed column by column and not as a product of matrices, whose last bit depends on the number of columns:
@@ -74,27 +74,27 @@ class LossSheet:
 
 
 @dataclass(frozen=True, eq=False)
-class DrawnMixtures:
+class MixtureDraws:
     """One mixture per draw: point ``first`` with probability ``share``, else point ``second``; all [draws]."""
 
     first: Places
     second: Places
     share: Floats
 
-    def of(self, values: NDArray[Any]) -> Floats:
+    def expectation(self, values: NDArray[Any]) -> Floats:
         """[draws, …] expectation of ``values`` [points, …]."""
         share = self.share.reshape(-1, *(1,) * (values.ndim - 1))
         mixed: Floats = share * values[self.first] + (1 - share) * values[self.second]
         return mixed
 
-    def at(self, values: Floats) -> Floats:
+    def expectation_per_draw(self, values: Floats) -> Floats:
         """[draws] expectation of ``values`` [draws, points], of each draw its own."""
         draw = np.arange(len(self.share))
         mixed: Floats = self.share * values[draw, self.first] + (1 - self.share) * values[draw, self.second]
         return mixed
 
 
-def lower_hulls(savings: Floats, losses: Floats) -> Bools:
+def lower_hull_corners(savings: Floats, losses: Floats) -> Bools:
     """[draws, points] whether a point is a corner of the lower convex hull of (saving, loss) in each draw.
 
     The hull runs from full depth, the first point, to the point that saves most, always along the flattest line. Of
@@ -117,7 +117,7 @@ def lower_hulls(savings: Floats, losses: Floats) -> Bools:
         here = np.where(going, np.where(farthest, losses, np.inf).argmin(axis=1), here)
 
 
-def mixtures(corners: Bools, savings: Floats, saving: Floats) -> DrawnMixtures:
+def mix_to_saving(corners: Bools, savings: Floats, saving: Floats) -> MixtureDraws:
     """The two of ``corners`` [draws, points] nearest on either side of ``saving`` [draws], mixed to save exactly that.
 
     ``savings`` [draws, points] of the split on which the mixture decodes; in each draw some corner must save that much.
@@ -131,7 +131,7 @@ def mixtures(corners: Bools, savings: Floats, saving: Floats) -> DrawnMixtures:
     assert np.isfinite(more).all(), "a saving that the corners do not reach"
     apart = more - less
     share = np.where(apart > 0, (more - saving) / np.where(apart > 0, apart, 1.0), 1.0)
-    return DrawnMixtures(first, second, share)
+    return MixtureDraws(first, second, share)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,36 +156,38 @@ class FamilyFront:
 
     names: tuple[str, ...]
     corners: Bools
-    sheet: LossSheet
+    sheet: LossTable
 
     @property
     def savings(self) -> Floats:
         """[points] net savings on the judged split."""
-        savings, _ = self.sheet.whole
+        savings, _ = self.sheet.full_sample
         return savings
 
     @property
-    def reach(self) -> float:
+    def largest_saving(self) -> float:
         """The largest saving of any corner."""
         return float(np.max(self.savings, where=self.corners, initial=0.0))
 
-    def mixed(self, saving: float) -> DrawnMixtures:
+    def mix_per_draw(self, saving: float) -> MixtureDraws:
         """The two corners and their shares that save exactly ``saving``.
 
         Raises:
             BadArgument: more than any corner saves, or less.
         """
-        if not 0 <= saving <= self.reach:
-            raise BadArgument("saving", saving, f"a saving in 0–{self.reach:.4f}", "the corners reach no other")
-        return mixtures(self.corners[None], self.savings[None], np.array([saving]))
+        if not 0 <= saving <= self.largest_saving:
+            raise BadArgument(
+                "saving", saving, f"a saving in 0–{self.largest_saving:.4f}", "the corners reach no other"
+            )
+        return mix_to_saving(self.corners[None], self.savings[None], np.array([saving]))
 
     def mixture_at(self, saving: float) -> FrontMixture:
-        """The mixture that saves exactly ``saving``; raises as ``mixed``."""
-        mixed = self.mixed(saving)
-        (loss,), (flops,) = (mixed.of(values.T) for values in (self.sheet.loss, self.sheet.flops))
-        return FrontMixture(self.named(mixed), float(mixed.share[0]), loss, flops)
+        """The mixture that saves exactly ``saving``; raises as ``mix_per_draw``."""
+        mixed = self.mix_per_draw(saving)
+        (loss,), (flops,) = (mixed.expectation(values.T) for values in (self.sheet.loss, self.sheet.flops))
+        return FrontMixture(self.describe_mixture(mixed), float(mixed.share[0]), loss, flops)
 
-    def named(self, mixed: DrawnMixtures) -> str:
+    def describe_mixture(self, mixed: MixtureDraws) -> str:
         """e.g. ``38% full depth, 62% emad m=0.20``."""
         share: float = mixed.share[0]
         first, second = self.names[int(mixed.first[0])], self.names[int(mixed.second[0])]
@@ -194,10 +196,10 @@ class FamilyFront:
         return f"{share:.1%} {first}, {1 - share:.1%} {second}"
 
 
-def choose_front(names: Sequence[str], chosen_on: LossSheet, judged_on: LossSheet) -> FamilyFront:
+def choose_front(names: Sequence[str], chosen_on: LossTable, judged_on: LossTable) -> FamilyFront:
     """Choose the front on one split, and measure it on another."""
-    savings, losses = chosen_on.whole
-    (corners,) = lower_hulls(savings[None], losses[None])
+    savings, losses = chosen_on.full_sample
+    (corners,) = lower_hull_corners(savings[None], losses[None])
     return FamilyFront(tuple(names), corners, judged_on)
 
 
@@ -235,7 +237,7 @@ def switching_thresholds(rolling_bits: Floats, count: int) -> list[float]:
     return tau
 
 
-def routing_front(tried: Sequence[RoutingRun]) -> list[int]:
+def routing_front_indices(tried: Sequence[RoutingRun]) -> list[int]:
     """Indices of the upper hull of (share, score), by falling share: the best mixtures of the rules.
 
     Raises:
@@ -263,7 +265,7 @@ def _is_above_line(first: RoutingRun, middle: RoutingRun, last: RoutingRun) -> b
 
 
 @dataclass(frozen=True, eq=False)
-class RoutedItems:
+class RoutedTaskItems:
     """Items under one rule: ``right`` float64 [items] in 0–1; tokens ``emitted`` and ``by_large``, int64 [items]."""
 
     right: Floats
@@ -292,7 +294,7 @@ class RoutingMixture:
     dealt: Floats
 
 
-def mix_rules(runs: Sequence[RoutedItems], share: float, rng: np.random.Generator, near: int = 0) -> RoutingMixture:
+def mix_rules(runs: Sequence[RoutedTaskItems], share: float, rng: np.random.Generator, near: int = 0) -> RoutingMixture:
     """The mixture of two neighbours among ``runs``, of falling share, that leaves the large model exactly ``share``.
 
     With l tokens by the large model of e emitted, d_i = l_i − share · e_i: p solves p Σ d_A + (1 − p) Σ d_B = 0.
@@ -320,7 +322,7 @@ def mix_rules(runs: Sequence[RoutedItems], share: float, rng: np.random.Generato
 
 
 def _deal_items(
-    one: RoutedItems, other: RoutedItems, d_one: Floats, d_other: Floats, rng: np.random.Generator
+    one: RoutedTaskItems, other: RoutedTaskItems, d_one: Floats, d_other: Floats, rng: np.random.Generator
 ) -> Floats:
     order = rng.permutation(len(d_one))
     # distance from the share if the first 0, 1, … items of the order use ``one``

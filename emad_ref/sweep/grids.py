@@ -45,7 +45,7 @@ class ThresholdSweep:
     least: float
     most: float
 
-    def named(self, settings: Sequence[float]) -> list[OperatingPoint]:
+    def make_points(self, settings: Sequence[float]) -> list[OperatingPoint]:
         """Points of the settings, named with as few digits as distinguish all."""
         for digits in range(4, 18):
             names = [self.name(setting, digits) for setting in settings]
@@ -54,7 +54,7 @@ class ThresholdSweep:
         return [replace(self.point(setting), name=name) for setting, name in zip(settings, names, strict=True)]
 
 
-class NetSaving:
+class NetSavingFunction:
     """Net saving of a point on one trace, a share of full depth's FLOPs, in which grids are evenly spaced."""
 
     def __init__(self, trace: Trace, geometry: Geometry):
@@ -70,18 +70,18 @@ class NetSaving:
         return flops(decode_work(trace, depth, point, macs_per_row), self._geometry).total
 
 
-def evenly_spaced(dial: ThresholdSweep, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
+def evenly_spaced_points(dial: ThresholdSweep, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
     """At most ``count`` points whose savings rise in equal steps, from above none to the sweep's largest.
 
     A search between neighbouring settings, in equal ratios; at a jump of savings, the nearer side. A sweep without a
     saving, or with one setting, has that one point.
     """
     if dial.most <= dial.least:
-        return dial.named([dial.most])
+        return dial.make_points([dial.most])
     savings = {setting: saved(dial.point(setting)) for setting in _first_settings(dial, count)}
     reach = savings[dial.most]
     if reach <= 0:
-        return dial.named([dial.most])
+        return dial.make_points([dial.most])
     targets = reach * np.arange(1, count) / count
     for _ in range(SEARCH_ROUNDS):
         settings = sorted(savings)
@@ -92,7 +92,7 @@ def evenly_spaced(dial: ThresholdSweep, saved: SavingOfPoint, count: int) -> lis
             break
         savings |= {setting: saved(dial.point(setting)) for setting in between if setting is not None}
     nearest = {min(sorted(savings), key=lambda each: abs(savings[each] - target)) for target in targets}
-    return dial.named(sorted(nearest | {dial.most}))
+    return dial.make_points(sorted(nearest | {dial.most}))
 
 
 def _first_settings(dial: ThresholdSweep, count: int) -> list[float]:
@@ -141,8 +141,8 @@ def margin_sweep(profile: Profile) -> ThresholdSweep:
 
 
 def margin_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
-    """EMAD points at ``count`` margins, spaced as ``evenly_spaced`` says, from 0 up."""
-    return evenly_spaced(margin_sweep(profile), saved, count)[::-1]
+    """EMAD points at ``count`` margins, spaced as ``evenly_spaced_points`` says, from 0 up."""
+    return evenly_spaced_points(margin_sweep(profile), saved, count)[::-1]
 
 
 def fixed_entropy_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
@@ -158,7 +158,7 @@ def fixed_entropy_points(profile: Profile, saved: SavingOfPoint, count: int) -> 
         0.0,
         highest,
     )
-    return evenly_spaced(dial, saved, count)
+    return evenly_spaced_points(dial, saved, count)
 
 
 def truncation_points(layers: int) -> list[OperatingPoint]:
@@ -166,7 +166,9 @@ def truncation_points(layers: int) -> list[OperatingPoint]:
     return [truncated(layers, depth) for depth in range(1, layers)]
 
 
-def response_points(layers: int, probes: Sequence[int], saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
+def softmax_response_points(
+    layers: int, probes: Sequence[int], saved: SavingOfPoint, count: int
+) -> list[OperatingPoint]:
     """Softmax response at ``count`` thresholds λ from 1 down to 0, under which every token exits."""
     dial = ThresholdSweep(
         lambda doubt: softmax_response_point(layers, probes, 1 - doubt),
@@ -174,7 +176,7 @@ def response_points(layers: int, probes: Sequence[int], saved: SavingOfPoint, co
         0.0,
         1.0,
     )
-    return evenly_spaced(dial, saved, count)
+    return evenly_spaced_points(dial, saved, count)
 
 
 def confidence_sweep(signal: str, layers: int, vocabulary: int, minimum: int, pruning: str = "none") -> ThresholdSweep:
@@ -205,7 +207,7 @@ def chunked_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[O
     return [
         point
         for number, period in enumerate(CHUNK_LENGTHS)
-        for point in evenly_spaced(
+        for point in evenly_spaced_points(
             _in_chunks(margin_sweep(profile), period), saved, (count + number) // len(CHUNK_LENGTHS)
         )
     ]
@@ -235,12 +237,12 @@ def positional_points(layers: int) -> list[OperatingPoint]:
     ]
 
 
-def quantile_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
+def entropy_quantile_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
     """EMAD with τ_ℓ = q-quantile of H_ℓ, at ``count`` values of q strictly between 0 and 1."""
     dial = ThresholdSweep(
         lambda q: profile.point(quantile=q), lambda q, digits: f"quantile q={q:.{digits}g}", FINEST, 1 - FINEST
     )
-    return evenly_spaced(dial, saved, count)
+    return evenly_spaced_points(dial, saved, count)
 
 
 def signal_quantile_points(
@@ -270,7 +272,7 @@ def signal_quantile_points(
 
     ordered, falls = np.sort(column, axis=0), signal.sense == "falls"
     dial = ThresholdSweep(point, lambda share, digits: f"{called} p={share:.{digits}g}", 1 / len(calibration), 1.0)
-    return evenly_spaced(dial, saved, count)
+    return evenly_spaced_points(dial, saved, count)
 
 
 EMAD_FAMILY = "EMAD, mean − margin"
@@ -285,17 +287,17 @@ def point_families(
 
     ``profile`` has entropies only; thresholds of other signals come from ``calibration``, a trace of similar text.
     Points of fixed depths are limited to the layers that ``calibration`` has read.
-    ``saved``: saving of a point on the selection split (``grids.NetSaving``).
+    ``saved``: saving of a point on the selection split (``grids.NetSavingFunction``).
     """
     layers, probes = profile.layers, profile.probes
     positional = [point for point in positional_points(layers) if calibration.reads(point)]
-    matched = {} if profile.statistics is None else {"EMAD, quantile": quantile_points(profile, saved, count)}
+    matched = {} if profile.statistics is None else {"EMAD, quantile": entropy_quantile_points(profile, saved, count)}
     return {
         EMAD_FAMILY: margin_points(profile, saved, count),
         **matched,
         "fixed truncation": [point for point in truncation_points(layers) if calibration.reads(point)],
         "fixed entropy": fixed_entropy_points(profile, saved, count),
-        "softmax response": response_points(layers, probes, saved, count),
+        "softmax response": softmax_response_points(layers, probes, saved, count),
         "chunked": chunked_points(profile, saved, count),
         **({"positional": positional} if positional else {}),
         **{

@@ -60,7 +60,7 @@ class PointLoss:
     accuracy: float
 
 
-def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Replay, full: Flops) -> PointLoss:
+def compute_point_loss(trace: Trace, geometry: Geometry, replayed: Replay, reference: Replay, full: Flops) -> PointLoss:
     """Compare one replay with the full-depth replay of the same trace, which costs ``full``."""
     mine = flops(replayed_work(trace, replayed), geometry)
     values = np.flatnonzero(replayed.histogram)
@@ -91,8 +91,8 @@ def _weighted_quantile(values: Ints, counts: Ints, share: float) -> float:
 def loss_table(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) -> list[PointLoss]:
     """One row per point, in order."""
     reference = replay(trace, full_depth(trace.layers))
-    full = full_flops(trace, geometry)
-    return [loss_of(trace, geometry, replayed, reference, full) for replayed in replay_all(trace, points)]
+    full = full_depth_flops(trace, geometry)
+    return [compute_point_loss(trace, geometry, replayed, reference, full) for replayed in replay_all(trace, points)]
 
 
 def net_saving(trace: Trace, geometry: Geometry, replayed: Replay, full: Flops) -> float:
@@ -100,7 +100,7 @@ def net_saving(trace: Trace, geometry: Geometry, replayed: Replay, full: Flops) 
     return 1 - flops(replayed_work(trace, replayed), geometry).total / full.total
 
 
-def full_flops(trace: Trace, geometry: Geometry) -> Flops:
+def full_depth_flops(trace: Trace, geometry: Geometry) -> Flops:
     """FLOPs of a trace's decode steps at full depth."""
     reference = full_depth(trace.layers)
     return flops(decode_work(trace, np.full(len(trace), trace.layers), reference), geometry)
@@ -125,10 +125,10 @@ def point_columns(trace: Trace, geometry: Geometry, points: Iterable[OperatingPo
     Raises:
         BadArgument: no point.
     """
-    return columns_of(trace, replay_all(trace, points), lambda replayed: decode_flops(trace, replayed, geometry))
+    return replay_columns(trace, replay_all(trace, points), lambda replayed: decode_flops(trace, replayed, geometry))
 
 
-def columns_of(trace: Trace, replays: Iterable[Replay], spent: Callable[[Replay], Floats]) -> PointColumns:
+def replay_columns(trace: Trace, replays: Iterable[Replay], spent: Callable[[Replay], Floats]) -> PointColumns:
     """A column per replay, in order; ``spent``: its FLOPs [sequences].
 
     Raises:
@@ -155,7 +155,7 @@ def perplexity_rises(columns: PointColumns, tokens: Floats) -> Floats:
     return np.array([relative_rise(float(each)) for each in rise])
 
 
-def tokens_before(trace: Trace, depth: Ints, layer: int) -> Floats:
+def tokens_before_depth(trace: Trace, depth: Ints, layer: int) -> Floats:
     """[sequences] decided tokens before the first at ``depth`` [tokens] ≤ ``layer``; inf without one.
 
     With τ = mean entropy about half of all tokens fire at the first probe, and under the monotone schedule depth never
@@ -263,15 +263,19 @@ def decoded_columns(
     if not list(batched(sequences)):
         raise BadArgument("sequences", [], "at least one sequence")
     columns = [
-        columns_of_texts(
-            stepper, geometry, sequences, point, feed_texts(stepper, sequences, point, rows=rows, progress=progress)
+        teacher_forced_columns(
+            stepper,
+            geometry,
+            sequences,
+            point,
+            teacher_force_at_point(stepper, sequences, point, rows=rows, progress=progress),
         )
         for point in requested
     ]
     return PointColumns(*(np.hstack([getattr(each, field.name) for each in columns]) for field in fields(PointColumns)))
 
 
-def feed_texts(
+def teacher_force_at_point(
     stepper: Stepper,
     sequences: Sequence[TokenSequence],
     point: OperatingPoint,
@@ -286,14 +290,14 @@ def feed_texts(
         return teacher_force_texts(decoder, sequences, bar.update)
 
 
-def columns_of_texts(
+def teacher_forced_columns(
     stepper: Stepper,
     geometry: Geometry,
     sequences: Sequence[TokenSequence],
     point: OperatingPoint,
     texts: Sequence[TeacherForcedText],
 ) -> PointColumns:
-    """Columns [sequences, 1] of ``texts``, which are ``feed_texts`` of ``sequences`` at ``point``."""
+    """Columns [sequences, 1] of ``texts``, which are ``teacher_force_at_point`` of ``sequences`` at ``point``."""
     depths = [text.depth for text in texts]
     if point.confidence is None:
         cost = _derived_flops(stepper, geometry, sequences, point, depths)

@@ -14,7 +14,7 @@ token is likelier than at the end, by chance.
 
 τ and λ are set on the judged text: a ceiling, not a promise. Both sides of the comparison are counted alike: ``depth``
 is blocks; FLOPs include blocks, attention, lens and head at the exit, and under free depth one K/V fill for every layer
-above it, the cost of copying, though states are exact here (``filled_columns``).
+above it, the cost of copying, though states are exact here (``columns_with_fill_cost``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.point import Estimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.record import Floats, Ints
 from emad_ref.replay import Replay, TraceReplayer, decode_flops, replay, replay_all, sequence_sums
-from emad_ref.sweep.losses import PointColumns, columns_of, perplexity_rises
+from emad_ref.sweep.losses import PointColumns, perplexity_rises, replay_columns
 
 RISE_LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity at which savings are reported
 JUDGED_RISE = 0.01  # the rise that decides whether a model has headroom
@@ -60,7 +60,7 @@ class SavingsCurve:
     tokens: Floats
 
     @property
-    def rises(self) -> Floats:
+    def perplexity_rises(self) -> Floats:
         """[points] relative rise of perplexity over full depth."""
         return perplexity_rises(self.columns, self.tokens)
 
@@ -86,7 +86,7 @@ def oracle_curve(
     root_divergence = np.sqrt(trace.divergence()[:, at].astype(np.float64))
     name = f"oracle, {oracle}, {'monotone' if monotone else 'free'} depth"
     if oracle == "threshold":
-        settings = spread_thresholds(root_divergence, count)
+        settings = space_thresholds(root_divergence, count)
         points = [oracle_point(trace, float(setting), allowed, monotone) for setting in settings]
         return savings_curve(name, with_oracle_signal(trace), geometry, points, settings)
     settings = np.geomspace(FINEST_THRESHOLD, max(float(root_divergence.max()) ** 2, 2 * FINEST_THRESHOLD), count)
@@ -131,7 +131,7 @@ def oracle_point(trace: Trace, threshold: float, probes: Sequence[int], monotone
     )
 
 
-def spread_thresholds(values: NDArray[np.floating], count: int) -> Floats:
+def space_thresholds(values: NDArray[np.floating], count: int) -> Floats:
     """``count`` ascending thresholds: at even shares of ``values``, and in equal ratios below the lowest share.
 
     Under a monotone schedule a single confident token decides for all later ones, so small savings lie below the lowest
@@ -167,20 +167,20 @@ def _curve_of_replays(
         name,
         ("full depth", *names),
         np.array([np.nan, *settings]),
-        filled_columns(trace, geometry, chain([full], replays)),
+        columns_with_fill_cost(trace, geometry, chain([full], replays)),
         trace.lengths.astype(np.float64),
     )
 
 
-def filled_columns(trace: Trace, geometry: Geometry, replays: Iterable[Replay]) -> PointColumns:
+def columns_with_fill_cost(trace: Trace, geometry: Geometry, replays: Iterable[Replay]) -> PointColumns:
     """``columns_of`` these replays; free ones are charged for copied K and V.
 
     Losses are those of exact K and V: a bound on those of copied or translated ones.
     """
-    return columns_of(trace, replays, lambda replayed: filled_flops(trace, replayed, geometry))
+    return replay_columns(trace, replays, lambda replayed: flops_with_fill_cost(trace, replayed, geometry))
 
 
-def filled_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
+def flops_with_fill_cost(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
     """[sequences] FLOPs of decode steps; free depth is charged one K/V fill for every layer above an exit.
 
     Raises:

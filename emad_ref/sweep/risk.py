@@ -74,7 +74,7 @@ class RiskSelection:
     blocks_saved: float
 
 
-def hoeffding_bentkus(loss_sums: Floats, n: int, tolerance: float) -> Floats:
+def hoeffding_bentkus_pvalues(loss_sums: Floats, n: int, tolerance: float) -> Floats:
     """[λ] p-values of "the risk exceeds ``tolerance``", from sums of ``n`` i.i.d. losses in [0, 1]."""
     mean = np.minimum(loss_sums / n, tolerance)
     divergence = special.rel_entr(mean, tolerance) + special.rel_entr(1 - mean, 1 - tolerance)
@@ -96,7 +96,7 @@ def needed_sequences(tolerance: float, level: float) -> int:
     return math.ceil(math.log(level) / math.log1p(-tolerance))
 
 
-def textual_consistency(dissimilarity: Floats) -> Floats:
+def textual_consistency_loss(dissimilarity: Floats) -> Floats:
     """[sequences, λ] loss D(Y_early, Y_full): how far each output lies from the model's own full-depth output.
 
     Args:
@@ -108,8 +108,8 @@ def textual_consistency(dissimilarity: Floats) -> Floats:
     return _unit_matrix("dissimilarity", dissimilarity)
 
 
-def certify(
-    losses: Floats, *, tolerance: float, level: float = 0.05, p_value: PValue = hoeffding_bentkus
+def certify_threshold(
+    losses: Floats, *, tolerance: float, level: float = 0.05, p_value: PValue = hoeffding_bentkus_pvalues
 ) -> RiskCertificate:
     """The last λ, strict to loose, up to which every λ's risk is shown to be at most ``tolerance``.
 
@@ -118,20 +118,20 @@ def certify(
             monotone along it: a bad order only stops early.
         tolerance: δ.
         level: ε.
-        p_value: ``hoeffding_bentkus``, or another valid one to compare with.
+        p_value: ``hoeffding_bentkus_pvalues``, or another valid one to compare with.
 
     Raises:
-        BadArgument: losses as in ``textual_consistency``; tolerance or level not strictly between 0 and 1.
+        BadArgument: losses as in ``textual_consistency_loss``; tolerance or level not strictly between 0 and 1.
     """
     _check_bounds(tolerance, level)
     losses = _unit_matrix("losses", losses)
     n = len(losses)
     # fsum rounds once: Σ of ten losses 0.1 is then 1, and ⌈Σ⌉ does not depend on the order of the sequences.
     sums = np.array([math.fsum(column) for column in losses.T.tolist()])
-    return fixed_sequence(p_value(sums, n, tolerance), sums / n, n, tolerance, level)
+    return fixed_sequence_test(p_value(sums, n, tolerance), sums / n, n, tolerance, level)
 
 
-def fixed_sequence(p: Floats, mean: Floats, n: int, tolerance: float, level: float) -> RiskCertificate:
+def fixed_sequence_test(p: Floats, mean: Floats, n: int, tolerance: float, level: float) -> RiskCertificate:
     """Fixed-sequence test of ``p`` [λ] for "the risk exceeds ``tolerance``" in an order fixed before; ``mean`` [λ] R̂.
 
     Each p-value has to be valid by itself, for ``n`` independent sequences.
@@ -169,19 +169,19 @@ def select_threshold(
     *,
     tolerance: float,
     level: float = 0.05,
-    p_value: PValue = hoeffding_bentkus,
+    p_value: PValue = hoeffding_bentkus_pvalues,
 ) -> RiskSelection:
     """The certified λ with its depth; full depth, saving 0 blocks, if none is certified.
 
     Args:
-        losses, tolerance, level, p_value: as in ``certify``.
+        losses, tolerance, level, p_value: as in ``certify_threshold``.
         mean_depths: [λ] blocks per token at each λ, between 0 and ``layers``. Depth is reported, not certified.
         layers: L.
 
     Raises:
-        BadArgument: as in ``certify``; depths that do not belong to the losses' λ or lie outside 0–L.
+        BadArgument: as in ``certify_threshold``; depths that do not belong to the losses' λ or lie outside 0–L.
     """
-    certificate = certify(losses, tolerance=tolerance, level=level, p_value=p_value)
+    certificate = certify_threshold(losses, tolerance=tolerance, level=level, p_value=p_value)
     depth = _valid_depths(mean_depths, layers, len(certificate.p_values))
     chosen = float(layers) if certificate.index is None else float(depth[certificate.index])
     return RiskSelection(certificate, chosen, layers - chosen)
@@ -218,7 +218,7 @@ DRAWS = 400  # simulated calibration sets: a power of 0.8 to within 0.02
 MAX_DOCUMENTS = 2**13  # documents; beyond, the answer is that no practical number suffices
 
 
-def betting_p_values(losses: NDArray[np.floating], tolerance: float, level: float) -> Floats:
+def betting_pvalues(losses: NDArray[np.floating], tolerance: float, level: float) -> Floats:
     """[λ] p-values of "the risk is at least ``tolerance``", from ``losses`` [documents, λ] in [0, 1].
 
     ``level``: ε at which stakes are set; at any other the p-values stay valid, and need more documents.
@@ -243,7 +243,7 @@ def certification_power(
     rng = np.random.default_rng(seed)
     indices = rng.integers(len(losses), size=(documents, DRAWS))
     for column in losses.T[::-1]:  # the last first: a set that fails it needs no others
-        indices = indices[:, betting_p_values(column[indices], tolerance, level) <= level]
+        indices = indices[:, betting_pvalues(column[indices], tolerance, level) <= level]
     return float(indices.shape[1] / DRAWS)
 
 

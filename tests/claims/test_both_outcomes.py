@@ -18,10 +18,10 @@ from emad_ref.claims.base import question_of
 from emad_ref.statistics.goldens import (
     KnownVerdicts,
     RunConditions,
-    key_of,
-    known_verdicts,
+    load_known_verdicts,
     record_verdict,
-    settled_outcome,
+    summarise_seed_outcomes,
+    verdict_key,
 )
 from emad_ref.statistics.verdicts import load_register
 from pytest_emad.options import RunSettings
@@ -52,18 +52,18 @@ def decided(claim: str, truth: Truth) -> dict[str, str]:
     cases = [case for case in simulations()[claim] if case.truth == truth]
     for case in cases:
         found = outcomes(claim, case)
-        if settled_outcome(found) in WANTED[truth]:
+        if summarise_seed_outcomes(found) in WANTED[truth]:
             return found
     pytest.fail(f"{claim}: of {len(cases)} simulated cases in which it {truth}, none says so with seeds {SEEDS}")
 
 
 def key(claim: str, truth: Truth) -> dict[str, str]:
-    return key_of(claim, f"simulated: {truth}", CORPUS, RunConditions(0, BUDGET))
+    return verdict_key(claim, f"simulated: {truth}", CORPUS, RunConditions(0, BUDGET))
 
 
 @pytest.fixture
 def known(emad_settings: RunSettings) -> KnownVerdicts:
-    return known_verdicts([emad_settings.golden or Path(__file__).parents[2] / "golden"])
+    return load_known_verdicts([emad_settings.golden or Path(__file__).parents[2] / "golden"])
 
 
 def test_the_rows_are_the_gates_of_the_papers_and_the_rivals() -> None:
@@ -81,7 +81,7 @@ def test_the_row_is_seen_to_survive_and_to_fail(
         for seed, outcome in found.items():
             record_verdict(emad_settings.golden, key(claim, truth), f"simulated: {truth}", int(seed), outcome)
         return
-    expected = known.expected(key(claim, truth), SEEDS[0])
+    expected = known.find_outcome(key(claim, truth), SEEDS[0])
     assert expected is not None, f"{claim}: 'simulated: {truth}' is not on record; see the head of this file"
     assert expected.outcomes == set(found.values()), f"the record says {expected.label}"
 

@@ -26,7 +26,7 @@ from emad_ref.screening.drift import DocumentFeatures, replayed_features
 from emad_ref.screening.guarantee import ERROR, EXCESS, excess_loss, require_order
 from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.sweep.losses import point_columns
-from emad_ref.sweep.risk import betting_p_values
+from emad_ref.sweep.risk import betting_pvalues
 from emad_ref.tuning import windows_of
 
 CORPORA = ("world:premise", "world:mixed")
@@ -87,7 +87,7 @@ def read(model: LoadedModel, points: list[OperatingPoint], corpus: str, document
 def certified(losses: Floats) -> int:
     """Index of the last threshold that ``certify_losses`` lets pass, −1 for none; without the simulation of its
     power."""
-    passed = betting_p_values(losses / EXCESS.cap, EXCESS.risk / EXCESS.cap, ERROR) <= ERROR
+    passed = betting_pvalues(losses / EXCESS.cap, EXCESS.risk / EXCESS.cap, ERROR) <= ERROR
     return int(np.argmin(np.append(passed, False))) - 1
 
 

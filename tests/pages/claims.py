@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from emad_ref.statistics.goldens import MACHINE_BOUND, SEED_DEPENDENT, golden_folder, read_entries
+from emad_ref.statistics.goldens import MACHINE_BOUND, SEED_DEPENDENT, find_golden_folder, read_verdict_entries
 from emad_ref.statistics.verdicts import OUTCOMES, PAPERS, Claim, load_register
 
 MARKED = re.compile(r"(?<=<!-- row: )(?P<claim>\S+)( -->\n)(?P<text>.*?)(?=<!-- end of row -->)", re.DOTALL)
@@ -56,8 +56,8 @@ def heading(claim: Claim) -> str:
 
 def recorded() -> list[Entry]:
     """What real models gave; simulated evidence has a sentence of its own."""
-    folder = golden_folder()
-    return [] if folder is None else [entry for entry in read_entries(folder) if entry["corpus"] != "simulated"]
+    folder = find_golden_folder()
+    return [] if folder is None else [entry for entry in read_verdict_entries(folder) if entry["corpus"] != "simulated"]
 
 
 def row(claim: Claim, record: Iterable[Entry]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from emad_ref.claims.base import questions_of
-from emad_ref.statistics.goldens import MACHINE_BOUND, SCHEMA, VERDICTS, settled_outcome
+from emad_ref.statistics.goldens import MACHINE_BOUND, SCHEMA, VERDICTS, summarise_seed_outcomes
 from emad_ref.statistics.verdicts import load_register
 from tests.plugin.conftest import Run, report_of, unwrapped
 
@@ -112,7 +112,7 @@ def on_record(*seeds: str, claim: str = "EMAD-F1", model: str = "emad-tiny", **k
     """An entry whose seeds 0, 1, … gave ``seeds``."""
     given = {str(number): outcome for number, outcome in enumerate(seeds)}
     entry = {"claim": claim, "model": model, "corpus": "world:premise", "budget": "smoke", "options": ""} | key
-    return entry | {"name": "emad-tiny", "seeds": given, "verdict": settled_outcome(given)}
+    return entry | {"name": "emad-tiny", "seeds": given, "verdict": summarise_seed_outcomes(given)}
 
 
 KNOWN = on_record("survived", "survived", "survived")

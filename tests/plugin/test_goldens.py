@@ -14,9 +14,9 @@ from emad_ref.statistics.goldens import (
     DamagedGolden,
     Goldens,
     RunConditions,
-    key_of,
-    known_verdicts,
+    load_known_verdicts,
     record_verdict,
+    verdict_key,
 )
 from tests.plugin.conftest import Run, report_of
 
@@ -90,15 +90,15 @@ def test_an_index_that_is_none_is_damage(tmp_path: Path, content: str) -> None:
         Goldens((tmp_path,)).verify()
 
 
-KEY = key_of("EMAD-F1", "m", "c", RunConditions(0, "smoke"))
+KEY = verdict_key("EMAD-F1", "m", "c", RunConditions(0, "smoke"))
 
 
 def test_the_nearest_record_of_a_verdict_counts(tmp_path: Path) -> None:
     for folder, verdict in (("own", "survived"), ("shipped", "falsified")):
         (tmp_path / folder).mkdir()
         record_verdict(tmp_path / folder, KEY, "m", 0, verdict)
-    known = known_verdicts([tmp_path / "own", tmp_path / "shipped"])
-    assert known.expected(KEY, 0).outcomes == {"survived"}
+    known = load_known_verdicts([tmp_path / "own", tmp_path / "shipped"])
+    assert known.find_outcome(KEY, 0).outcomes == {"survived"}
 
 
 def test_seeds_gather_in_one_entry(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_runs_that_record_at_once_lose_nothing(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(3) as runs:
         list(runs.map(record, range(3)))
-    entries = known_verdicts([tmp_path]).entries
+    entries = load_known_verdicts([tmp_path]).entries
     assert len(entries) == 12
     assert {entry["verdict"] for entry in entries} == {"survived"}, "an entry lacks a seed"
     assert [path.name for path in tmp_path.iterdir()] == [VERDICTS]
@@ -129,7 +129,7 @@ def test_runs_that_record_at_once_lose_nothing(tmp_path: Path) -> None:
 
 def test_verdicts_of_another_schema_are_not_written_over(tmp_path: Path) -> None:
     (tmp_path / VERDICTS).write_text(json.dumps({"schema": SCHEMA + 1, "verdicts": ["of a later version"]}))
-    assert known_verdicts([tmp_path]).entries == ()
+    assert load_known_verdicts([tmp_path]).entries == ()
     with pytest.raises(DamagedGolden, match="move the file away"):
         record_verdict(tmp_path, KEY, "m", 0, "survived")
     assert "of a later version" in (tmp_path / VERDICTS).read_text()

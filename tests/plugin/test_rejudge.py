@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from emad_ref.models.bundled import bundled_names
-from emad_ref.statistics.goldens import known_verdicts
+from emad_ref.statistics.goldens import load_known_verdicts
 from pytest_emad import rejudge
 
 SUITE = """
@@ -45,7 +45,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def entries(folder: Path) -> dict[str, str]:
-    return {entry["corpus"]: entry["verdict"] for entry in known_verdicts([folder / "golden"]).entries}
+    return {entry["corpus"]: entry["verdict"] for entry in load_known_verdicts([folder / "golden"]).entries}
 
 
 def test_three_seeds_are_recorded_and_then_hold(asked, tmp_path, capsys) -> None:

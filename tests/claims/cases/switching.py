@@ -16,9 +16,9 @@ from emad_ref.claims.switching import (
     SwitchingScoreEvidence,
 )
 from emad_ref.measurements.pair_routing import RoutedTask
-from emad_ref.statistics.accuracy import accuracy_drop
+from emad_ref.statistics.accuracy import estimate_accuracy_drop
 from emad_ref.statistics.units import ByItem
-from emad_ref.sweep.front import RoutedItems, mix_rules
+from emad_ref.sweep.front import RoutedTaskItems, mix_rules
 from tests.claims.pair_items import covers, right
 from tests.claims.simulation import SCORED, Case, celled, clustered
 
@@ -68,7 +68,7 @@ def mixture(share: float, gained: float = GAINED):
                 hold = share + off - gained * (1 - ACCURACY) / ACCURACY
                 chance = np.where(alone, hold, gained)
                 by_large = rng.binomial(emitted, part + 0.2 * (hard - 0.5))
-                runs.append(RoutedItems((rng.random(len(hard)) < chance).astype(float), emitted, by_large))
+                runs.append(RoutedTaskItems((rng.random(len(hard)) < chance).astype(float), emitted, by_large))
             found = mix_rules(runs, SHARE, rng)
             score, dealt = ByItem(found.score, cluster), ByItem(found.dealt == 1, cluster)
             judged = RoutedTask("rules", score, dealt, 0.41, SAVED), ByItem(alone, cluster)
@@ -99,7 +99,7 @@ def nothing_saves(rng: np.random.Generator) -> SwitchingScoreEvidence:
 def one_task_is_alike(rng: np.random.Generator) -> SwitchingScoreEvidence:
     """Beside a task on which all is kept, one on which both models are as good."""
     large, small = right(rng, 120, ACCURACY, 0.0, 0.0)
-    gap = accuracy_drop(large, small, threshold=0.1)
+    gap = estimate_accuracy_drop(large, small, threshold=0.1)
     return SwitchingScoreEvidence(
         kept({"llama": 1.05, "qwen": 1.05})(rng).routed, (("other", gap, "0.800 against 0.800"),)
     )

@@ -128,9 +128,9 @@ def test_it_counts_like_every_task(run: ModelMeasurements) -> None:
     at = run.scored.at(CONTINUATION_CHOICE, FIRST)
     assert at.full.has_only_independent_items, "the unit is the document"
     assert len(at.full) == COUNTS["evaluate"]
-    assert at.solved
+    assert at.is_above_guessing
     assert 0.4 < at.saving < 0.9
-    assert "not exercised" in run.scored.at(CONTINUATION_CHOICE, FULL).standing
+    assert "not exercised" in run.scored.at(CONTINUATION_CHOICE, FULL).exclusion_reason
     assert f"{COUNTS['evaluate']} items, one per document" in run.scored.note
     assert len(run.scored.sequences) == 4 * COUNTS["evaluate"], "what replay is checked on"
 

@@ -82,7 +82,7 @@ def test_a_row_says_which_tasks_do_not_count_and_why(points: CandidatePoints):
     for loss in points.losses:
         said = rows[loss.point.name]["not_counted"]
         held = {task: points.scored.at(task, loss.point) for task in points.scored.tasks}
-        assert said == {task: at.standing for task, at in held.items() if not at.counts}
+        assert said == {task: at.exclusion_reason for task, at in held.items() if not at.is_counted}
         assert said, "four items of a task show nothing"
 
 

@@ -47,7 +47,7 @@ from emad_ref.models.loading import load
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import DECODE, DRAFT, VERIFY, Record
 from emad_ref.screening.drafts import ASSISTED
-from emad_ref.statistics.accuracy import accuracy_drop
+from emad_ref.statistics.accuracy import estimate_accuracy_drop
 from emad_ref.statistics.units import ByItem
 from emad_ref.tasks.scoring import TaskItem
 from emad_ref.text.documents import Example
@@ -171,7 +171,7 @@ def test_random_weights_leave_nothing_to_judge(models) -> None:
 def compared(pair, small, large, guess=0.0, items=60) -> PairComparison:
     """Both models alone: [items] right by either, in the order of the items."""
     rights = [ByItem.from_independent_items(np.arange(items) < right) for right in (small, large)]
-    gap = accuracy_drop(rights[1], rights[0], threshold=0.1)
+    gap = estimate_accuracy_drop(rights[1], rights[0], threshold=0.1)
     return PairComparison(*(ItemAnswers(right, np.ones(items), np.ones(items), None) for right in rights), guess, gap)
 
 

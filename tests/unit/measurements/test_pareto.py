@@ -34,8 +34,8 @@ from emad_ref.point import full_depth
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.rates import estimate_entropy_slope
 from emad_ref.sweep import losses
-from emad_ref.sweep.front import lower_hulls
-from emad_ref.sweep.grids import EMAD_FAMILY, SETTINGS_PER_FAMILY, NetSaving
+from emad_ref.sweep.front import lower_hull_corners
+from emad_ref.sweep.grids import EMAD_FAMILY, SETTINGS_PER_FAMILY, NetSavingFunction
 from emad_ref.sweep.losses import loss_table
 from tests.small import LAYERS, small_config, small_model
 from tests.small_evidence import small_evidence
@@ -118,7 +118,7 @@ def test_dials_have_equally_many_points_spaced_evenly_in_what_they_save_on_valid
     run: SimpleNamespace, sweeps: BaselineComparison
 ) -> None:
     """240 tokens leave jumps, in which few targets lie."""
-    saved = NetSaving(run.validation, run.subject.loaded.geometry)
+    saved = NetSavingFunction(run.validation, run.subject.loaded.geometry)
     for name in (EMAD_FAMILY, "fixed entropy", "softmax response"):
         points = sweeps.families[name]
         assert SETTINGS_PER_FAMILY - 9 <= len(points) <= SETTINGS_PER_FAMILY, name
@@ -165,8 +165,8 @@ def test_points_are_chosen_on_validation_and_judged_on_evaluation(
     assert sweeps.evaluated(point).perplexity == judged.perplexity != chosen.perplexity
     emad = sweeps.family(EMAD_FAMILY)
     assert emad.front.sheet.loss.tolist() == emad.evaluation.loss.values.tolist()
-    savings, losses = emad.validation.sheet.whole
-    assert emad.front.corners.tolist() == lower_hulls(savings[None], losses[None])[0].tolist()
+    savings, losses = emad.validation.loss_sheet.full_sample
+    assert emad.front.corners.tolist() == lower_hull_corners(savings[None], losses[None])[0].tolist()
 
 
 def test_a_point_is_judged_once(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_at_each_level_every_family_saves_exactly_the_same(sweeps: BaselineCompa
     by_saving: dict[float, list[str]] = {}
     for row in rows:
         by_saving.setdefault(row["net reduction %"], []).append(row["family"])
-    reached = {name: sweeps.family(name).promised for name in sweeps.families}
+    reached = {name: sweeps.family(name).largest_validation_saving for name in sweeps.families}
     assert len(by_saving) == 4
     for level, (saving, named) in zip((0.15, 0.30, 0.45, 0.60), sorted(by_saving.items()), strict=True):
         assert saving <= level
@@ -213,10 +213,14 @@ def test_at_each_level_every_family_saves_exactly_the_same(sweeps: BaselineCompa
 
 def test_where_a_family_falls_short_on_evaluation_all_save_what_it_reaches(sweeps: BaselineComparison) -> None:
     promised = {name: sweeps.family(name) for name in sweeps.families}
-    short = {name: family for name, family in promised.items() if family.front.reach < family.promised}
+    short = {
+        name: family
+        for name, family in promised.items()
+        if family.front.largest_saving < family.largest_validation_saving
+    }
     assert short
-    level = max(family.promised for family in short.values())
-    able = [family.front.reach for family in promised.values() if family.promised >= level]
+    level = max(family.largest_validation_saving for family in short.values())
+    able = [family.front.largest_saving for family in promised.values() if family.largest_validation_saving >= level]
     rows = sweeps.table(0, (level,))
     assert {row["net reduction %"] for row in rows} == {min(able)}
     assert min(able) < level
@@ -226,10 +230,12 @@ def test_where_a_family_falls_short_on_evaluation_all_save_what_it_reaches(sweep
 def test_rows_say_which_mixture_of_points_and_what_it_does_on_evaluation(sweeps: BaselineComparison) -> None:
     (row,) = [row for row in sweeps.table(0, (0.30,)) if row["family"] == "fixed truncation"]
     front, found = sweeps.family("fixed truncation").front, sweeps.columns("fixed truncation", "evaluate")
-    mixed = front.mixed(row["net reduction %"])
-    assert row["point"] == front.named(mixed)
+    mixed = front.mix_per_draw(row["net reduction %"])
+    assert row["point"] == front.describe_mixture(mixed)
     assert (row["documents"], row["windows"], row["chosen by"]) == (SEQUENCES // 2, SEQUENCES, "perplexity")
-    nll, depth = (mixed.of(values.sum(axis=0))[0] / (SEQUENCES * LENGTH) for values in (found.nll_nats, found.depth))
+    nll, depth = (
+        mixed.expectation(values.sum(axis=0))[0] / (SEQUENCES * LENGTH) for values in (found.nll_nats, found.depth)
+    )
     assert (row["perplexity"], row["mean depth"]) == (pytest.approx(np.exp(nll)), pytest.approx(depth))
 
 

@@ -103,7 +103,7 @@ def test_what_a_point_saves_on_a_task_is_replayed_on_its_own_requests(
         assert scored.at(task, FULL).saving == 0.0
         assert 0.3 < scored.at(task, shallow).saving < 0.8
         assert scored.at(task, shallow).saving > scored.at(task, EARLY).saving
-        assert "not exercised: saves 0.0 %" in scored.at(task, FULL).standing
+        assert "not exercised: saves 0.0 %" in scored.at(task, FULL).exclusion_reason
     lm = EmadLM(nano, point=FULL)
     evaluate_tasks(lm, ["gsm8k"], data=data, limit=2)
     assert len(lm.decided) == 2

@@ -25,7 +25,7 @@ from emad_ref.screening.guarantee import (
     require_order,
 )
 from emad_ref.statistics.units import ByDocument, DocumentMembership
-from emad_ref.sweep.risk import betting_p_values
+from emad_ref.sweep.risk import betting_pvalues
 
 NAMES = ("strict", "middle", "loose")
 whole = ByDocument.from_whole_documents
@@ -94,7 +94,7 @@ def test_the_loosest_threshold_that_is_shown_is_chosen() -> None:
     assert (found.chosen, len(found.tested), found.documents) == ("middle", 3, 300)
     assert [tried.loss for tried in found.tested] == pytest.approx(losses.values.mean(axis=0))
     shares = losses.values / EXCESS.cap
-    assert [tried.p for tried in found.tested] == betting_p_values(shares, EXCESS.risk / EXCESS.cap, 0.05).tolist()
+    assert [tried.p for tried in found.tested] == betting_pvalues(shares, EXCESS.risk / EXCESS.cap, 0.05).tolist()
     assert found.power > 0.95
     assert found.needed is not None
     assert 79 <= found.needed < 200
@@ -151,7 +151,7 @@ def test_power_is_that_of_any_exit_and_again_that_of_the_one_chosen() -> None:
 
 def chosen_alone(losses: ByDocument, tolerance: float = EXCESS.risk / EXCESS.cap) -> str | None:
     """The choice without the simulation of its power."""
-    passed = betting_p_values(losses.values / EXCESS.cap, tolerance, 0.05) <= 0.05
+    passed = betting_pvalues(losses.values / EXCESS.cap, tolerance, 0.05) <= 0.05
     return NAMES[int(np.argmin(np.append(passed, False))) - 1] if passed[0] else None
 
 
@@ -210,7 +210,7 @@ def test_the_promise_is_kept_over_calibration_sets(documents: int) -> None:
     broken = exiting = 0
     for _ in range(400):
         losses = np.minimum(rng.pareto(2.5, (documents, 1)) * 1.5 * scale, EXCESS.cap)
-        passed = betting_p_values(losses / EXCESS.cap, EXCESS.risk / EXCESS.cap, 0.05) <= 0.05
+        passed = betting_pvalues(losses / EXCESS.cap, EXCESS.risk / EXCESS.cap, 0.05) <= 0.05
         index = int(np.argmin(np.append(passed, False))) - 1
         exiting += index >= 0
         broken += index >= 0 and truth[index] > EXCESS.risk

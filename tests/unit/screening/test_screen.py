@@ -394,8 +394,8 @@ def test_points_are_decoded_up_to_the_first_that_is_neither_within_the_rise_nor_
         lost = lost_nats[len(decoded) - 1] * text.lengths[:, None]
         return replace(full, nll_nats=full.nll_nats + lost, flops=0.9 * full.flops)
 
-    monkeypatch.setattr(selection.losses, "feed_texts", feed)
-    monkeypatch.setattr(selection.losses, "columns_of_texts", lose)
+    monkeypatch.setattr(selection.losses, "teacher_force_at_point", feed)
+    monkeypatch.setattr(selection.losses, "teacher_forced_columns", lose)
     proven = certify_points(nano, text, ExitFamily("gate", TUNED_LENS, "free"), points, settings, text.count)
     assert decoded == [point.name for point in proven.tried] == [f"point {number}" for number in range(tried)]
     assert (None if proven.chosen is None else proven.chosen.name) == chosen

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.accuracy import _discordant_shares, _DiscordantShares, accuracy_drop, needed_items
+from emad_ref.statistics.accuracy import _discordant_shares, _DiscordantShares, estimate_accuracy_drop, needed_items
 from emad_ref.statistics.units import ByItem
 
 
@@ -38,7 +38,7 @@ def tango(lost: int, gained: int, n: int, drop: float) -> float:
 @pytest.mark.parametrize("drop", [-0.05, 0.01, 0.1])
 def test_p_values_are_about_those_of_tangos_score(lost, gained, n, drop):
     """The exact tail is that of the same statistic: with many discordant items the normal one agrees to a point."""
-    found = accuracy_drop(*answers(lost, gained, n), threshold=drop)
+    found = estimate_accuracy_drop(*answers(lost, gained, n), threshold=drop)
     normal = stats.norm.sf(tango(lost, gained, n, drop))
     assert found.p_above == pytest.approx(normal, abs=0.01 if lost > 50 else 0.1)
     assert found.value == pytest.approx((lost - gained) / n)
@@ -46,17 +46,17 @@ def test_p_values_are_about_those_of_tangos_score(lost, gained, n, drop):
 
 def test_few_discordant_items_have_the_tail_of_every_table():
     """Five of forty lost, none gained: at a drop of 10 % the likeliest share gained is 0, and the tail binomial."""
-    found = accuracy_drop(*answers(5, 0, 40), threshold=0.1)
+    found = estimate_accuracy_drop(*answers(5, 0, 40), threshold=0.1)
     assert found.p_above == pytest.approx(stats.binom.sf(4, 40, 0.1))
     assert found.p_below == pytest.approx(stats.binom.cdf(5, 40, 0.1))
 
 
 def test_no_discordant_item_leaves_a_finite_bound():
-    drop = accuracy_drop(*answers(0, 0, 100), threshold=0.01)
+    drop = estimate_accuracy_drop(*answers(0, 0, 100), threshold=0.01)
     assert drop.value == 0
     assert (drop.low, drop.high) == pytest.approx((0.025 ** (1 / 100) - 1, 1 - 0.025 ** (1 / 100)), abs=1e-6)
     assert drop.p_below == pytest.approx(0.99**100)
-    tie = accuracy_drop(*answers(0, 0, 100), threshold=0.0)
+    tie = estimate_accuracy_drop(*answers(0, 0, 100), threshold=0.0)
     assert (tie.p_above, tie.p_below) == (1.0, 1.0)
 
 
@@ -119,20 +119,20 @@ def test_repeats_of_an_item_count_once():
     """Every item four times over: the design effect is four, and Student's quantile a little more."""
     once = answers(12, 4, 100)
     fourfold = [ByItem(np.repeat(arm.values, 4), np.repeat(np.arange(100), 4)) for arm in once]
-    plain, repeated = accuracy_drop(*once, threshold=0.01), accuracy_drop(*fourfold, threshold=0.01)
+    plain, repeated = estimate_accuracy_drop(*once, threshold=0.01), estimate_accuracy_drop(*fourfold, threshold=0.01)
     assert (plain.n, repeated.n) == (100, 100)
     assert repeated.value == plain.value
     assert repeated.p_above == pytest.approx(plain.p_above, abs=0.01)
     assert "400 items in 100 clusters count as" in repeated.method
     alike = [ByItem(np.ones(400, dtype=bool), np.repeat(np.arange(100), 4))] * 2
-    assert accuracy_drop(*alike, threshold=0.01).p_below == pytest.approx(0.99**100)
+    assert estimate_accuracy_drop(*alike, threshold=0.01).p_below == pytest.approx(0.99**100)
 
 
 @settings(deadline=None, max_examples=40)
 @given(lost=st.integers(0, 40), gained=st.integers(0, 40), threshold=st.floats(-0.2, 0.2))
 def test_accuracy_p_values_and_bounds_tell_the_same_story(lost, gained, threshold):
     """But where a table enters or leaves the tail: there the p-value jumps, by less than a per cent here."""
-    drop = accuracy_drop(*answers(lost, gained, 120), threshold=threshold, level=0.90)
+    drop = estimate_accuracy_drop(*answers(lost, gained, 120), threshold=threshold, level=0.90)
     assert drop.low <= drop.value <= drop.high
     if abs(drop.p_above - 0.05) > 0.01:
         assert (drop.p_above <= 0.05) == (drop.low > threshold)
@@ -144,8 +144,8 @@ def test_accuracy_p_values_and_bounds_tell_the_same_story(lost, gained, threshol
 @given(lost=st.integers(0, 30), gained=st.integers(0, 30))
 def test_swapping_accuracy_arms_flips_the_sign(lost, gained):
     reference, candidate = answers(lost, gained, 90)
-    there = accuracy_drop(reference, candidate, threshold=0.01)
-    back = accuracy_drop(candidate, reference, threshold=-0.01)
+    there = estimate_accuracy_drop(reference, candidate, threshold=0.01)
+    back = estimate_accuracy_drop(candidate, reference, threshold=-0.01)
     assert (back.value, back.low, back.high) == pytest.approx((-there.value, -there.high, -there.low), abs=1e-4)
     assert (back.p_above, back.p_below) == pytest.approx((there.p_below, there.p_above))
 
@@ -161,7 +161,7 @@ def test_swapping_accuracy_arms_flips_the_sign(lost, gained):
 )
 def test_answers_that_are_not_paired_booleans_are_refused(arms, named):
     with pytest.raises(BadArgument, match=f"^{named}="):
-        accuracy_drop(*(ByItem.from_independent_items(np.asarray(arm)) for arm in arms), threshold=0.01)
+        estimate_accuracy_drop(*(ByItem.from_independent_items(np.asarray(arm)) for arm in arms), threshold=0.01)
 
 
 def test_few_clusters_that_differ_do_not_pass_for_independent_items():
@@ -169,10 +169,10 @@ def test_few_clusters_that_differ_do_not_pass_for_independent_items():
     cluster, kept = np.repeat(np.arange(100), 4), np.ones(400, dtype=bool)
     kept[7] = False
     reference = ByItem(np.ones(400, dtype=bool), cluster)
-    drop = accuracy_drop(reference, reference.with_values(kept), threshold=0.01)
+    drop = estimate_accuracy_drop(reference, reference.with_values(kept), threshold=0.01)
     assert drop.p_below > stats.binom.cdf(0, 100, 0.01) - 1e-6
     alone = ByItem.from_independent_items(reference.values)
-    assert accuracy_drop(alone, alone.with_values(kept), threshold=0.01).p_below == pytest.approx(
+    assert estimate_accuracy_drop(alone, alone.with_values(kept), threshold=0.01).p_below == pytest.approx(
         stats.binom.cdf(1, 400, 0.01)
     )
 
@@ -181,7 +181,7 @@ def test_paragraphs_lost_as_a_whole_are_counted_as_whole_paragraphs():
     """Four of 800, each of four questions, are never less than four of 800 items."""
     cluster = np.repeat(np.arange(800), 4)
     reference = ByItem(np.ones(3200, dtype=bool), cluster)
-    drop = accuracy_drop(reference, reference.with_values(cluster >= 4), threshold=0.01)
+    drop = estimate_accuracy_drop(reference, reference.with_values(cluster >= 4), threshold=0.01)
     assert drop.p_below == pytest.approx(stats.binom.cdf(4, 800, 0.01), rel=0.02)
     assert drop.p_above >= stats.binom.sf(3, 800, 0.01) - 0.01
 
@@ -191,7 +191,7 @@ def test_one_or_two_paragraphs_bound_nothing(lost):
     cluster, kept = np.array([0, 0, 1, 1]), np.arange(4) >= lost
     for group in (cluster, np.zeros(4, dtype=np.int64)):
         reference = ByItem(np.ones(4, dtype=bool), group)
-        drop = accuracy_drop(reference, reference.with_values(kept), threshold=0.01)
+        drop = estimate_accuracy_drop(reference, reference.with_values(kept), threshold=0.01)
         assert drop.low < 0.01 < drop.high
         assert min(drop.p_above, drop.p_below) > 0.005
 
@@ -200,8 +200,8 @@ def test_needed_items_are_enough_and_hardly_more():
     """Without discordance 0.99ⁿ reaches 5 % at n = 299 (found to half a per cent)."""
     number = needed_items(*answers(0, 0, 100), threshold=0.01, error=0.05)
     assert 299 <= number <= 301
-    assert accuracy_drop(*answers(0, 0, number), threshold=0.01).p_below <= 0.05
-    assert accuracy_drop(*answers(0, 0, 298), threshold=0.01).p_below > 0.05
+    assert estimate_accuracy_drop(*answers(0, 0, number), threshold=0.01).p_below <= 0.05
+    assert estimate_accuracy_drop(*answers(0, 0, 298), threshold=0.01).p_below > 0.05
     alike = [ByItem(np.ones(400, dtype=bool), np.repeat(np.arange(100), 4))] * 2
     assert needed_items(*alike, threshold=0.01, error=0.05) == number
 

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.fronts import FamilySplit, PointFamily, at_equal_flops, comparison_leg, resamples_for_legs
+from emad_ref.statistics.fronts import (
+    FamilySplit,
+    PointFamily,
+    build_comparison_leg,
+    compare_at_equal_flops,
+    resamples_for_legs,
+)
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import load_register
 from tests.claims.cases.ablations import Text, convex, family, halved, linear, renamed
@@ -23,7 +29,9 @@ def texts(seed: int, documents: int = 80) -> tuple[Text, Text]:
 
 def compared(ours: PointFamily, rival: PointFamily, levels=LEVELS, seed: int = 0, resamples: int = 499):
     rng = np.random.default_rng(seed)
-    return at_equal_flops(ours, rival, levels, threshold=0.0, rng=rng, unit="nats per token", resamples=resamples)
+    return compare_at_equal_flops(
+        ours, rival, levels, threshold=0.0, rng=rng, unit="nats per token", resamples=resamples
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -74,7 +82,7 @@ def test_where_a_side_falls_short_on_evaluation_both_save_what_it_reaches() -> N
     short = replace(short, evaluation=replace(short.evaluation, flops=stingy))
     *_, met = compared(ours, short)
     assert met.level == 0.30
-    assert met.saving == pytest.approx(short.front.reach)
+    assert met.saving == pytest.approx(short.front.largest_saving)
     assert met.saving < 0.295
     for side in (met.ours, met.rival):
         assert 1 - side.flops.sum() / short.evaluation.flops.values[:, 0].sum() == pytest.approx(met.saving)
@@ -142,6 +150,6 @@ def test_a_tie_takes_no_part_in_holm_and_says_what_both_save() -> None:
     claim = load_register()["EMAD-R2"]
     ours = family("emad", texts(0), convex)
     met, _ = compared(ours, renamed(ours))
-    leg = comparison_leg("15% net", met, None, 0.0, claim).leg
+    leg = build_comparison_leg("15% net", met, None, 0.0, claim).leg
     assert (leg.outcome, leg.p_falsify, leg.p_survive, leg.interval) == ("inconclusive", None, None, None)
     assert leg.reason == "tied: both decide the same; both save 15.00% net"

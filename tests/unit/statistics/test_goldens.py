@@ -19,32 +19,32 @@ from emad_ref.statistics.goldens import (
     DamagedGolden,
     KnownVerdicts,
     RunConditions,
-    comparison_summary,
-    departures,
-    key_of,
-    known_verdicts,
+    add_verdict_entry,
+    describe_register_changes,
+    format_comparison_summary,
+    load_known_verdicts,
     no_comparison_reason,
     require_known_verdicts,
-    settled_outcome,
-    with_verdict,
+    summarise_seed_outcomes,
+    verdict_key,
 )
 from emad_ref.statistics.verdicts import OUTCOMES, load_register
 
 RUN = RunConditions(0, "smoke")
-KEY = key_of("EMAD-F1", "sha", "world:premise", RUN)
+KEY = verdict_key("EMAD-F1", "sha", "world:premise", RUN)
 ENTRY = {**KEY, "name": "m", "seeds": {"0": "survived"}, "verdict": "unsettled"}
 
 
 def record(*seeds: str) -> KnownVerdicts:
     entries: list[Any] = []
     for seed, outcome in enumerate(seeds):
-        entries, _ = with_verdict(entries, KEY, "m", seed, outcome)
+        entries, _ = add_verdict_entry(entries, KEY, "m", seed, outcome)
     return KnownVerdicts(tuple(entries))
 
 
 @given(st.lists(st.sampled_from(OUTCOMES), max_size=5), st.integers(0, 6))
 def test_what_passes_is_what_was_seen_and_only_agreement_speaks_for_other_seeds(seeds: list[str], seed: int) -> None:
-    expected = record(*seeds).expected(KEY, seed)
+    expected = record(*seeds).find_outcome(KEY, seed)
     if len(set(seeds)) > 1 or len(seeds) >= 3 or seed < len(seeds):
         assert expected.outcomes == set(seeds)
     else:
@@ -54,14 +54,14 @@ def test_what_passes_is_what_was_seen_and_only_agreement_speaks_for_other_seeds(
 @pytest.mark.parametrize("part", KEY)
 def test_every_part_of_the_key_keeps_unlike_runs_apart(part: str) -> None:
     known = record("survived", "survived", "survived")
-    assert known.expected(KEY, 9).outcomes == {"survived"}
-    assert known.expected(KEY | {part: "other"}, 9) is None
-    entries, change = with_verdict(known.entries, KEY | {part: "other"}, "m", 9, "falsified")
+    assert known.find_outcome(KEY, 9).outcomes == {"survived"}
+    assert known.find_outcome(KEY | {part: "other"}, 9) is None
+    entries, change = add_verdict_entry(known.entries, KEY | {part: "other"}, "m", 9, "falsified")
     assert (len(entries), change) == (2, "added")
 
 
 def test_a_message_says_which_seed_gave_what() -> None:
-    said = record("survived", "inconclusive", "survived").expected(KEY, 0).label
+    said = record("survived", "inconclusive", "survived").find_outcome(KEY, 0).label
     assert said == "seed-dependent (survived: seed 0, 2; inconclusive: seed 1)"
 
 
@@ -80,12 +80,15 @@ def test_departures_are_what_may_change_a_verdict(tmp_path: Path) -> None:
 
 def test_rows_in_force_that_are_not_the_shipped_ones_are_departures() -> None:
     register = load_register()
-    assert departures(register) == departures(register, frozenset({"EMAD-F1"})) == []
-    assert departures(register, frozenset({"EMAD-R1"})) == ["EMAD-R1.gate=true"]
+    assert describe_register_changes(register) == describe_register_changes(register, frozenset({"EMAD-F1"})) == []
+    assert describe_register_changes(register, frozenset({"EMAD-R1"})) == ["EMAD-R1.gate=true"]
     stricter = replace(
         register["EMAD-F1"], gate=False, thresholds=register["EMAD-F1"].thresholds | {"accuracy_drop": 0}
     )
-    assert departures(register | {"EMAD-F1": stricter}) == ["EMAD-F1.accuracy_drop=0", "EMAD-F1.gate=false"]
+    assert describe_register_changes(register | {"EMAD-F1": stricter}) == [
+        "EMAD-F1.accuracy_drop=0",
+        "EMAD-F1.gate=false",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +115,7 @@ def test_rows_in_force_that_are_not_the_shipped_ones_are_departures() -> None:
 def test_a_damaged_record_is_an_error_with_a_remedy(tmp_path: Path, stored: object, said: str) -> None:
     (tmp_path / VERDICTS).write_text(stored if isinstance(stored, str) else json.dumps(stored))
     with pytest.raises(DamagedGolden, match=r"verdicts\.json.*restore it") as raised:
-        known_verdicts([tmp_path])
+        load_known_verdicts([tmp_path])
     assert said in str(raised.value)
 
 
@@ -126,7 +129,7 @@ def test_a_run_against_the_record_needs_one(tmp_path: Path) -> None:
 def test_the_shipped_record_is_whole() -> None:
     """Which verdicts it holds is nobody's business here."""
     folder = Path(__file__).parents[3] / "golden"
-    assert known_verdicts([folder]).entries
+    assert load_known_verdicts([folder]).entries
 
 
 def line(claim: str, expected: str | None, *, changed: bool = False, why: str = "") -> dict[str, Any]:
@@ -140,17 +143,17 @@ def test_a_summary_counts_what_was_compared_and_why_the_rest_was_not() -> None:
         line("C", "seed-dependent (…)"),
         line("D", None, why="no reason"),
     ]
-    assert comparison_summary(rows).splitlines() == [
+    assert format_comparison_summary(rows).splitlines() == [
         "3 verdicts compared with the record: 2 as recorded, 1 changed: B",
         "1 of them seed-dependent, any outcome seen passes: C",
         "1 not compared, no reason: D",
     ]
-    (timed,) = comparison_summary([line("EMAD-N1", None, why="no device")]).splitlines()[1:]
+    (timed,) = format_comparison_summary([line("EMAD-N1", None, why="no device")]).splitlines()[1:]
     assert timed == "1 not compared, no device: Energy per token falls (EMAD-N1)"
     assert no_comparison_reason(rows) == no_comparison_reason([]) == ""
     assert "nothing was compared" in no_comparison_reason(rows[-1:])
 
 
 def test_two_seeds_never_settle_and_three_do() -> None:
-    assert settled_outcome({"0": "measured", "1": "measured"}) == "unsettled"
-    assert settled_outcome({"0": "measured", "1": "measured", "5": "measured"}) == "measured"
+    assert summarise_seed_outcomes({"0": "measured", "1": "measured"}) == "unsettled"
+    assert summarise_seed_outcomes({"0": "measured", "1": "measured", "5": "measured"}) == "measured"

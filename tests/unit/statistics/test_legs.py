@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from emad_ref.errors import BadArgument
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
-    combine,
+    build_count_leg,
+    build_report_leg,
+    combine_legs,
     combine_verdict,
-    count_leg,
-    estimate_leg,
     judge_side,
-    not_applicable,
-    unmeasured,
+    not_applicable_verdict,
+    unmeasured_verdict,
 )
 from emad_ref.statistics.rates import mean_rate
 from emad_ref.statistics.units import ByDocument
@@ -49,7 +49,7 @@ def leg(outcome: str, name: str = "a", p: float | None = None) -> Leg:
 
 @given(st.lists(st.sampled_from(OUTCOMES), min_size=1, max_size=6))
 def test_falsified_if_a_leg_is_survived_only_if_all_are(kinds):
-    row, _ = combine([leg(kind) for kind in kinds])
+    row, _ = combine_legs([leg(kind) for kind in kinds])
     part = [kind for kind in kinds if kind not in ("measured", "not applicable")]
     if "falsified" in part:
         assert row == "falsified"
@@ -63,11 +63,12 @@ def test_falsified_if_a_leg_is_survived_only_if_all_are(kinds):
 
 def test_the_deciding_leg_is_the_surest_of_the_falsified_and_the_least_sure_of_the_survivors():
     assert (
-        combine([leg("falsified", "a", 0.04), leg("falsified", "b", 0.001), leg("survived", "c", 0.0)])[1].name == "b"
+        combine_legs([leg("falsified", "a", 0.04), leg("falsified", "b", 0.001), leg("survived", "c", 0.0)])[1].name
+        == "b"
     )
-    assert combine([leg("survived", "a", 0.001), leg("survived", "b", 0.04)])[1].name == "b"
+    assert combine_legs([leg("survived", "a", 0.001), leg("survived", "b", 0.04)])[1].name == "b"
     assert (
-        combine([leg("survived", "a", 0.9), leg("inconclusive", "b", 0.2), leg("inconclusive", "c", 0.3)])[1].name
+        combine_legs([leg("survived", "a", 0.9), leg("inconclusive", "b", 0.2), leg("inconclusive", "c", 0.3)])[1].name
         == "c"
     )
 
@@ -82,11 +83,11 @@ def test_the_headline_is_the_model_under_test_where_it_decided_alike():
 
 def test_no_legs_are_refused():
     with pytest.raises(BadArgument, match="legs"):
-        combine([])
+        combine_legs([])
 
 
 def test_absent_premises_and_instruments_are_values_with_reasons():
-    for make, outcome in ((not_applicable, "not applicable"), (unmeasured, "unmeasured")):
+    for make, outcome in ((not_applicable_verdict, "not applicable"), (unmeasured_verdict, "unmeasured")):
         verdict = make(CLAIM, "m", "no clock")
         assert (verdict.verdict, verdict.estimate, verdict.reason) == (outcome, None, "no clock")
 
@@ -217,25 +218,25 @@ def test_what_would_decide_an_open_row_is_data_and_in_the_words_of_its_reason(fo
 
 
 def test_what_is_absent_says_so_as_the_reason_that_a_row_is_open():
-    for verdict in (not_applicable(CLAIM, "m", "no clock"), unmeasured(CLAIM, "m", "no clock")):
+    for verdict in (not_applicable_verdict(CLAIM, "m", "no clock"), unmeasured_verdict(CLAIM, "m", "no clock")):
         assert (verdict.why, verdict.enough) == ("no clock", None)
 
 
 def test_legs_that_report_are_listed_and_take_no_part():
-    beside = [estimate_leg("beside", ABOVE), count_leg("count", 0.2, 7, "net FLOP reduction")]
+    beside = [build_report_leg("beside", ABOVE), build_count_leg("count", 0.2, 7, "net FLOP reduction")]
     row = judged({"a": BELOW}, beside=beside)
     assert row.verdict == "survived"
     assert [leg.name for leg in row.legs] == ["a", "beside", "count"]
 
 
 def test_without_legs_a_row_is_measured_where_something_reports_and_else_unmeasured():
-    assert judged({}, beside=[count_leg("count", 0.2, 7, "x")]).verdict == "measured"
+    assert judged({}, beside=[build_count_leg("count", 0.2, 7, "x")]).verdict == "measured"
     nothing = judged({})
     assert (nothing.verdict, nothing.estimate, nothing.reason) == ("unmeasured", None, "nothing was compared")
 
 
 def test_an_estimate_that_reports_keeps_its_interval_and_has_no_threshold():
-    leg = estimate_leg("a", ABOVE, "ours")
+    leg = build_report_leg("a", ABOVE, "ours")
     assert (leg.outcome, leg.estimate, leg.interval, leg.n) == ("measured", 0.5, (0.4, 0.6), 40)
     assert (leg.threshold, leg.unit, leg.reason, leg.p_falsify, leg.p_survive) == (None, "nats", "ours", None, None)
 
@@ -244,11 +245,11 @@ def test_an_interval_without_bounds_is_no_interval():
     column, tokens = ByDocument.from_whole_documents(np.array([1.0])), ByDocument.from_whole_documents(np.array([2]))
     single = mean_rate(column, tokens, threshold=0.0, rng=np.random.default_rng(0), unit="nats")
     assert math.isinf(single.high)
-    assert estimate_leg("a", single).interval is None
+    assert build_report_leg("a", single).interval is None
 
 
 def test_a_count_is_a_number_without_interval():
-    leg = count_leg("a", np.float32(0.25), 12, "net FLOP reduction", "arithmetic")
+    leg = build_count_leg("a", np.float32(0.25), 12, "net FLOP reduction", "arithmetic")
     assert (leg.outcome, leg.estimate, leg.interval, leg.n) == ("measured", 0.25, None, 12)
     assert type(leg.estimate) is float  # JSON knows no NumPy scalars
     assert (leg.unit, leg.reason) == ("net FLOP reduction", "arithmetic")

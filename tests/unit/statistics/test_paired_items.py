@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.accuracy import exit_difference, score_difference
+from emad_ref.statistics.accuracy import estimate_exit_block_difference, estimate_score_difference
 from emad_ref.statistics.rates import FEWEST_DIFFERING
 from emad_ref.statistics.units import ByDocument, ByItem
 
@@ -14,7 +14,7 @@ from emad_ref.statistics.units import ByDocument, ByItem
 def test_no_differing_item_is_not_certainty() -> None:
     """Of 100 items that agree, 3 % of all items may yet differ (the rule of three)."""
     same = np.full(100, 0.5)
-    found = score_difference(
+    found = estimate_score_difference(
         ByItem.from_independent_items(same),
         ByItem.from_independent_items(same),
         threshold=0.0,
@@ -31,7 +31,7 @@ def test_one_differing_item_decides_nothing(sign: int) -> None:
     """The bootstrap of one item in a hundred would be sure of its sign, or bound it by millions."""
     a, b = np.full(100, 0.5), np.full(100, 0.5)
     a[3] += 0.4 * sign
-    found = score_difference(
+    found = estimate_score_difference(
         ByItem.from_independent_items(a),
         ByItem.from_independent_items(b),
         threshold=0.0,
@@ -47,7 +47,7 @@ def test_one_differing_item_decides_nothing(sign: int) -> None:
 def test_many_differing_items_decide() -> None:
     rng = np.random.default_rng(0)
     b = rng.uniform(0, 0.5, 100)
-    found = score_difference(
+    found = estimate_score_difference(
         ByItem.from_independent_items(b + rng.uniform(0, 0.2, 100)),
         ByItem.from_independent_items(b),
         threshold=0.02,
@@ -62,7 +62,7 @@ def test_earlier_is_in_blocks_and_positive_for_the_earlier_side() -> None:
     rng = np.random.default_rng(0)
     depths = rng.integers(3, 7, size=100).astype(float)
     late = depths + rng.integers(0, 3, 100)
-    found = exit_difference(
+    found = estimate_exit_block_difference(
         ByItem.from_independent_items(depths), ByItem.from_independent_items(late), layers=8, threshold=0.0, rng=rng
     )
     assert found.value == pytest.approx((late - depths).mean())
@@ -74,7 +74,7 @@ def test_earlier_is_in_blocks_and_positive_for_the_earlier_side() -> None:
 def test_few_differing_items_are_counted_and_more_are_resampled(differing: int, counts: bool) -> None:
     a, b = np.full(100, 0.5), np.full(100, 0.5)
     a[:differing] += np.linspace(0.1, 0.4, differing)
-    found = score_difference(
+    found = estimate_score_difference(
         ByItem.from_independent_items(a),
         ByItem.from_independent_items(b),
         threshold=0.0,
@@ -88,7 +88,7 @@ def test_few_differing_items_are_counted_and_more_are_resampled(differing: int, 
 
 def test_both_sides_answer_the_same_items() -> None:
     with pytest.raises(BadArgument, match="the same items"):
-        score_difference(
+        estimate_score_difference(
             ByItem.from_independent_items(np.zeros(3)),
             ByItem.from_independent_items(np.zeros(4)),
             threshold=0.0,
@@ -97,4 +97,4 @@ def test_both_sides_answer_the_same_items() -> None:
         )
     documents = ByDocument.from_whole_documents(np.zeros(3))
     with pytest.raises(BadArgument, match="ByItem"):
-        score_difference(documents, documents, threshold=0.0, rng=np.random.default_rng(0), unit="score")
+        estimate_score_difference(documents, documents, threshold=0.0, rng=np.random.default_rng(0), unit="score")

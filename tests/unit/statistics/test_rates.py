@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.estimate import needed_n, unseen_unit_pvalue
-from emad_ref.statistics.legs import decide_legs, leg_test
+from emad_ref.statistics.estimate import allow_for_rare_units, needed_sample_size
+from emad_ref.statistics.legs import build_leg_test, decide_legs
 from emad_ref.statistics.rates import (
     FEWEST_DIFFERING,
     draw_document_counts,
@@ -199,7 +199,7 @@ def test_of_a_perplexity_without_any_rise_ruined_documents_are_to_be_excluded(n)
     assert (rise.value, rise.low, rise.high, rise.p_above) == (0.0, -1.0, math.inf, 1.0)
     assert rise.p_below == pytest.approx((1 - math.log(1.01)) ** n)
     assert (rise.p_below <= 0.05) == (n >= 300)
-    assert needed_n(rise, 0.05) == pytest.approx(300, abs=3)
+    assert needed_sample_size(rise, 0.05) == pytest.approx(300, abs=3)
 
 
 def test_sums_added_up_in_another_order_tie():
@@ -403,7 +403,7 @@ def test_within_documents_of_one_token_there_is_no_slope():
 def test_four_times_the_documents_halve_the_distance_needed():
     candidate, reference, tokens = documents(30, 0.0, 0.05, seed=2)
     few = estimate_perplexity_rise(candidate, reference, tokens, threshold=0.03, rng=rng())
-    number = needed_n(few, 1e-4)
+    number = needed_sample_size(few, 1e-4)
     assert few.p_below > 1e-4
     assert number > 30
     repeated = (
@@ -415,7 +415,7 @@ def test_four_times_the_documents_halve_the_distance_needed():
 
 def test_no_number_decides_a_value_on_the_threshold():
     rate = mean_rate(each(1.0, 3.0), each(10, 10), threshold=0.2, rng=rng(), unit="nats")
-    assert needed_n(rate, 0.05) is None
+    assert needed_sample_size(rate, 0.05) is None
 
 
 def test_a_price_is_paid_for_what_no_sample_shows():
@@ -427,7 +427,7 @@ def test_a_price_is_paid_for_what_no_sample_shows():
     shares = np.linspace(0, 0.2, 20_001)
     for gap, worst, n in ((0.01, 1.0, 400), (0.006, 0.2, 200), (0.01, 0.0, 50), (-0.001, 1.0, 300)):
         exact = ((1 - shares) ** n * base(gap - shares * worst)).max()
-        assert exact * (1 - 1e-9) <= unseen_unit_pvalue(base, gap, worst, n) <= min(1.0, 1.03 * exact)
+        assert exact * (1 - 1e-9) <= allow_for_rare_units(base, gap, worst, n) <= min(1.0, 1.03 * exact)
 
 
 @pytest.mark.parametrize("side", [1, -1])
@@ -457,7 +457,7 @@ def test_the_number_needed_is_the_fewest_that_the_price_leaves_undecided(n):
         full = tokens.with_values(200.0 + 0 * each)
         return estimate_perplexity_rise(full.with_values(200 + 100 * each), full, tokens, threshold=0.01, rng=rng())
 
-    number = needed_n(of(n), 0.05)
+    number = needed_sample_size(of(n), 0.05)
     if n >= 400:
         assert number == n
     else:
@@ -472,7 +472,7 @@ def test_a_skewed_rise_that_a_normal_one_would_decide_asks_for_more():
     tokens = ByDocument.from_whole_documents(np.full(100, 100))
     full = tokens.with_values(200.0 + 0 * each)
     rise = estimate_perplexity_rise(full.with_values(200 + 100 * each), full, tokens, threshold=0.01, rng=rng())
-    (leg,) = decide_legs([leg_test("x", rise, "above", 0.01, {"documents": 30})])
+    (leg,) = decide_legs([build_leg_test("x", rise, "above", 0.01, {"documents": 30})])
     assert leg.outcome == "inconclusive"
     assert 100 < leg.enough < 250
     assert leg.remedy in leg.reason
@@ -484,7 +484,7 @@ def test_the_number_needed_of_unequal_documents_says_that_it_counts_equal_ones()
     full = tokens.with_values(2.0 * weight)
     each = np.linspace(-0.01, 0.013, 120)
     rise = estimate_perplexity_rise(full.with_values(weight * (2 + each)), full, tokens, threshold=0.01, rng=rng())
-    (leg,) = decide_legs([leg_test("x", rise, "above", 0.01, {"documents": 30})])
+    (leg,) = decide_legs([build_leg_test("x", rise, "above", 0.01, {"documents": 30})])
     assert leg.n < 60
     assert "120 unequal documents count as" in leg.reason
     assert "documents of equal weight would decide it" in leg.remedy

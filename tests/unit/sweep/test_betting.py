@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from emad_ref.sweep import risk
-from emad_ref.sweep.risk import betting_p_values, certification_power, hoeffding_bentkus, needed_documents
+from emad_ref.sweep.risk import betting_pvalues, certification_power, hoeffding_bentkus_pvalues, needed_documents
 
 M, LEVEL, SETS = 0.05, 0.05, 2000  # δ/B, ε, simulated calibration sets
 
@@ -26,15 +26,15 @@ def test_the_capital_is_the_product_written_out() -> None:
         total += value
         squares += (value - (0.5 + total) / (i + 1)) ** 2
         before = (0.25 + squares) / (i + 1)
-    assert betting_p_values(np.array(x)[:, None], M, LEVEL) == pytest.approx([1 / highest], rel=1e-12)
+    assert betting_pvalues(np.array(x)[:, None], M, LEVEL) == pytest.approx([1 / highest], rel=1e-12)
     assert highest > 1
     assert min(stakes) < 0.75 / (1 - M) < max(stakes)
 
 
 def test_every_threshold_bets_for_itself() -> None:
     x = np.random.default_rng(0).random((50, 3)) * [0.01, 0.1, 0.9]
-    assert betting_p_values(x, M, LEVEL) == pytest.approx(
-        [float(betting_p_values(x[:, [k]], M, LEVEL)[0]) for k in range(3)], rel=1e-12
+    assert betting_pvalues(x, M, LEVEL) == pytest.approx(
+        [float(betting_pvalues(x[:, [k]], M, LEVEL)[0]) for k in range(3)], rel=1e-12
     )
 
 
@@ -66,7 +66,7 @@ def test_at_the_edge_no_more_than_five_in_a_hundred_pass(name: str, n: int) -> N
     rng = np.random.default_rng([1, n])
     losses = EDGES[name](rng, (n, SETS))
     assert EDGES[name](rng, (200_000,)).mean() == pytest.approx(M, abs=0.003)  # the edge is where it is said to be
-    assert (betting_p_values(losses, M, LEVEL) <= LEVEL).mean() <= 0.063
+    assert (betting_pvalues(losses, M, LEVEL) <= LEVEL).mean() <= 0.063
 
 
 @pytest.mark.parametrize("n", [60, 300])
@@ -75,7 +75,7 @@ def test_documents_that_depend_on_those_before_them_break_nothing_as_long_as_the
     rng = np.random.default_rng(2)
     size = rng.choice([0.2, 1.0], (1, SETS))
     losses = size * (rng.random((n, SETS)) < M / size)
-    assert (betting_p_values(losses, M, LEVEL) <= LEVEL).mean() <= 0.063
+    assert (betting_pvalues(losses, M, LEVEL) <= LEVEL).mean() <= 0.063
 
 
 def test_a_mean_loss_taken_at_its_word_is_caught() -> None:
@@ -100,11 +100,11 @@ def passing(rule, losses) -> float:
 
 
 def betting_passes(losses) -> np.ndarray:
-    return betting_p_values(losses, M, LEVEL) <= LEVEL
+    return betting_pvalues(losses, M, LEVEL) <= LEVEL
 
 
 def hoeffding_bentkus_passes(losses) -> np.ndarray:
-    return hoeffding_bentkus(losses.sum(axis=0), len(losses), M) <= LEVEL
+    return hoeffding_bentkus_pvalues(losses.sum(axis=0), len(losses), M) <= LEVEL
 
 
 def test_documents_needed_are_those_that_the_test_needs() -> None:
@@ -113,7 +113,7 @@ def test_documents_needed_are_those_that_the_test_needs() -> None:
     needed = needed_documents(seen, M, LEVEL)
     assert needed is not None
     fresh = rng.choice(seen[:, 0], (needed, SETS))  # the population that an estimate takes for granted
-    assert (betting_p_values(fresh, M, LEVEL) <= LEVEL).mean() == pytest.approx(0.8, abs=0.06)  # 400 draws beside 2,000
+    assert (betting_pvalues(fresh, M, LEVEL) <= LEVEL).mean() == pytest.approx(0.8, abs=0.06)  # 400 draws beside 2,000
     assert (
         certification_power(seen, 2 * needed, M, LEVEL) > 0.95 > 0.5 > certification_power(seen, needed // 2, M, LEVEL)
     )
@@ -123,9 +123,9 @@ def test_without_loss_79_documents_do_where_59_are_the_fewest_of_any_test() -> N
     tolerance = math.log(1.01) / 0.2
     assert needed_documents(np.zeros((5, 1)), tolerance, LEVEL) in (79, 80)  # to within 2 %
     assert (
-        betting_p_values(np.zeros((78, 1)), tolerance, LEVEL)
+        betting_pvalues(np.zeros((78, 1)), tolerance, LEVEL)
         > LEVEL
-        >= betting_p_values(np.zeros((79, 1)), tolerance, LEVEL)
+        >= betting_pvalues(np.zeros((79, 1)), tolerance, LEVEL)
     )
 
 

@@ -19,7 +19,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.replay import Replay, prompt_work, replay
-from emad_ref.sweep.oracle_savings import filled_flops, oracle_curve, oracle_point, with_oracle_signal
+from emad_ref.sweep.oracle_savings import flops_with_fill_cost, oracle_curve, oracle_point, with_oracle_signal
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -110,7 +110,9 @@ def test_free_depth_costs_what_a_copying_decoder_is_charged() -> None:
             depth.append(int(session.feed(np.array([[token]])).depth[0, 0]))
         one = trace.reordered(np.array([number]))
         free = replace(point, schedule="free_eager")
-        spent = filled_flops(one, Replay(free, np.array(depth), np.zeros(len(one)), np.zeros(len(one), int)), geometry)
+        spent = flops_with_fill_cost(
+            one, Replay(free, np.array(depth), np.zeros(len(one)), np.zeros(len(one), int)), geometry
+        )
         assert len(set(depth)) > 1
         assert (
             flops(session.work, geometry).total == spent.sum() + flops(prompt_work(one.prompts, point), geometry).total
@@ -123,4 +125,4 @@ def test_a_trace_without_divergences_and_other_schedules_are_refused() -> None:
         oracle_curve(plain, stepper().geometry)
     chunked = OperatingPoint("c", "f", LAYERS, LAYERS, PROBES, ((0.0,) * 3,), "chunked", period=4, lens=plain.lens)
     with pytest.raises(BadArgument, match=r"point.schedule='chunked'.*monotone, free"):
-        filled_flops(plain, replay(plain, chunked), stepper().geometry)
+        flops_with_fill_cost(plain, replay(plain, chunked), stepper().geometry)

@@ -13,12 +13,12 @@ from emad_ref.calibration.trace import Trace
 from emad_ref.point import OperatingPoint
 from emad_ref.signals import ENTROPY
 from emad_ref.sweep.diagnostics import (
-    agreement_auroc,
-    agreement_rate,
-    depth_by_doubling,
-    echo_rate,
+    depth_by_position_doubling,
+    final_layer_agreement_rate,
+    input_echo_rate,
+    low_entropy_agreement_auroc,
     monotone_and_free_depths,
-    tokens_to_collapse,
+    tokens_until_depth_collapse,
 )
 from tests.traces import layerwise
 
@@ -51,20 +51,20 @@ def echoing():
 
 
 def test_echo_is_the_share_of_tokens_that_a_layer_says_again(echoing):
-    assert echo_rate(echoing).tolist() == [0.75, 0.5, 0.25, 0.25]
+    assert input_echo_rate(echoing).tolist() == [0.75, 0.5, 0.25, 0.25]
 
 
 def test_agreement_is_with_the_last_layer_which_agrees_with_itself(echoing):
-    assert agreement_rate(echoing).tolist() == [0.25, 0.5, 1.0, 1.0]
+    assert final_layer_agreement_rate(echoing).tolist() == [0.25, 0.5, 1.0, 1.0]
 
 
 def test_auroc_is_the_share_of_pairs_that_low_entropy_puts_in_order(echoing):
     """Layer 1: the one that agrees has the lowest entropy. Layer 2: both that agree lie below both that do not."""
-    assert agreement_auroc(echoing)[:2].tolist() == [1.0, 1.0]
+    assert low_entropy_agreement_auroc(echoing)[:2].tolist() == [1.0, 1.0]
     confident_and_wrong = replace(echoing, signals={ENTROPY.name: -echoing.entropy_nats})
-    assert agreement_auroc(confident_and_wrong)[:2].tolist() == [0.0, 0.0]
+    assert low_entropy_agreement_auroc(confident_and_wrong)[:2].tolist() == [0.0, 0.0]
     blind = replace(echoing, signals={ENTROPY.name: np.ones_like(echoing.entropy_nats)})
-    assert agreement_auroc(blind)[:2].tolist() == [0.5, 0.5]
+    assert low_entropy_agreement_auroc(blind)[:2].tolist() == [0.5, 0.5]
 
 
 def test_auroc_is_scikit_learns_also_among_ties():
@@ -72,13 +72,15 @@ def test_auroc_is_scikit_learns_also_among_ties():
     entropy, top1 = rng.integers(0, 9, (200, LAYERS)) / 4, rng.integers(0, 2, (200, LAYERS))
     agrees = top1 == top1[:, -1:]
     theirs = [roc_auc_score(agrees[:, layer], -entropy[:, layer]) for layer in range(LAYERS - 1)]
-    assert agreement_auroc(trace_of(entropy, top1, [0] * 200, [200]))[:-1] == pytest.approx(theirs, abs=1e-12)
+    assert low_entropy_agreement_auroc(trace_of(entropy, top1, [0] * 200, [200]))[:-1] == pytest.approx(
+        theirs, abs=1e-12
+    )
 
 
 def test_auroc_is_undefined_and_not_a_half_where_all_agree(echoing):
-    assert np.isnan(agreement_auroc(echoing)[2:]).all()
+    assert np.isnan(low_entropy_agreement_auroc(echoing)[2:]).all()
     none = replace(echoing, top1=np.array([[1, 1, 1, 2]] * 4, dtype=np.int32))
-    assert np.isnan(agreement_auroc(none)[:3]).all()
+    assert np.isnan(low_entropy_agreement_auroc(none)[:3]).all()
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +105,7 @@ def test_a_rule_that_never_fires_leaves_nothing_above_its_bound(falling):
 
 @pytest.mark.parametrize("schedule", ["monotone", "free_eager"])
 def test_along_a_text_depth_is_told_in_doublings_of_the_position(falling, schedule):
-    found = depth_by_doubling(falling, replace(POINT, schedule=schedule))
+    found = depth_by_position_doubling(falling, replace(POINT, schedule=schedule))
     assert [(part.first, part.last, part.tokens) for part in found] == [(1, 1, 2), (2, 2, 2), (3, 4, 2)]
     assert [(part.depth, part.free_depth) for part in found] == [(3.0, 3.0), (1.0, 1.0), (1.0, 3.0)]
     assert [part.entropy_nats for part in found] == pytest.approx([1.0, 0.1, 1.0])
@@ -111,16 +113,16 @@ def test_along_a_text_depth_is_told_in_doublings_of_the_position(falling, schedu
 
 def test_doublings_that_hold_no_token_are_left_out(falling):
     """Prompts shift every position: those decided here are the 8th to the 11th, and the 8th and 9th."""
-    found = depth_by_doubling(replace(falling, position=falling.position + 7), POINT)
+    found = depth_by_position_doubling(replace(falling, position=falling.position + 7), POINT)
     assert [(part.first, part.last, part.tokens) for part in found] == [(5, 8, 2), (9, 16, 4)]
 
 
 def test_collapse_is_the_median_of_tokens_before_the_first_probe(falling):
-    assert tokens_to_collapse(falling, POINT) == 1.0
+    assert tokens_until_depth_collapse(falling, POINT) == 1.0
     three = trace_of([[1.0] * 4, [0.1] * 4, [1.0] * 4, [1.0] * 4, [1.0] * 4, [0.1] * 4], np.zeros((6, 4)), [0] * 6, [6])
-    assert tokens_to_collapse(three, POINT) == 1.0
-    assert tokens_to_collapse(three, replace(POINT, probes=(2, 3))) == 1.0
+    assert tokens_until_depth_collapse(three, POINT) == 1.0
+    assert tokens_until_depth_collapse(three, replace(POINT, probes=(2, 3))) == 1.0
 
 
 def test_collapse_is_infinite_where_most_sequences_never_get_there(falling):
-    assert tokens_to_collapse(falling, replace(POINT, thresholds=((-1.0, 0.5),))) == math.inf
+    assert tokens_until_depth_collapse(falling, replace(POINT, thresholds=((-1.0, 0.5),))) == math.inf

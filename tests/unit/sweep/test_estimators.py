@@ -9,14 +9,14 @@ import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.point import Estimator
-from emad_ref.sweep.diagnostics import estimator_agreement, estimator_agreements
+from emad_ref.sweep.diagnostics import compare_estimator, compare_estimators
 
 TOP = Estimator("topk", k=8)
 FULL = np.array([0.0, 1.0, 2.0, 3.0])
 
 
 def test_a_shifted_estimate_keeps_the_ranking_and_shows_its_bias():
-    row = estimator_agreement(TOP, 4, FULL + 0.5, FULL, thresholds=(0.25, 1.25))
+    row = compare_estimator(TOP, 4, FULL + 0.5, FULL, thresholds=(0.25, 1.25))
     assert row.spearman == pytest.approx(1)
     assert row.bias_nats == pytest.approx(0.5)
     assert row.rmse_nats == pytest.approx(0.5)
@@ -25,23 +25,23 @@ def test_a_shifted_estimate_keeps_the_ranking_and_shows_its_bias():
 
 
 def test_a_correction_mends_error_and_decisions_but_not_the_reported_bias():
-    row = estimator_agreement(TOP, 4, 2 * FULL + 1, FULL, line=(0.5, -0.5), thresholds=(1.5,))
+    row = compare_estimator(TOP, 4, 2 * FULL + 1, FULL, line=(0.5, -0.5), thresholds=(1.5,))
     assert (row.bias_nats, row.rmse_nats, row.corrected) == (pytest.approx(2.5), pytest.approx(0), True)
     assert row.changed == {1.5: 0.0}
 
 
 def test_ranking_is_spearmans():
-    assert estimator_agreement(TOP, 4, np.array([0.0, 9.0, 1.0, 10.0]), FULL).spearman == pytest.approx(0.8)
-    assert estimator_agreement(TOP, 4, FULL[::-1], FULL).spearman == pytest.approx(-1)
+    assert compare_estimator(TOP, 4, np.array([0.0, 9.0, 1.0, 10.0]), FULL).spearman == pytest.approx(0.8)
+    assert compare_estimator(TOP, 4, FULL[::-1], FULL).spearman == pytest.approx(-1)
 
 
 def test_a_line_that_turns_the_estimate_over_leaves_the_reported_ranking_alone():
-    assert estimator_agreement(TOP, 4, FULL, FULL, line=(-1.0, 0.0)).spearman == pytest.approx(1)
+    assert compare_estimator(TOP, 4, FULL, FULL, line=(-1.0, 0.0)).spearman == pytest.approx(1)
 
 
 @pytest.mark.parametrize(("raw", "full"), [(np.ones(4), FULL), (FULL, np.ones(4))])
 def test_what_never_varies_has_no_ranking(raw, full):
-    row = estimator_agreement(TOP, 4, raw, full)
+    row = compare_estimator(TOP, 4, raw, full)
     assert math.isnan(row.spearman)
     assert math.isfinite(row.rmse_nats)
 
@@ -50,7 +50,7 @@ def test_a_table_has_one_row_per_estimator_and_probe():
     full = np.stack([FULL, 2 * FULL], axis=1)
     corrected = Estimator("topk", k=8, correction=((1.0, -0.5), (1.0, -0.5)))
     linear = Estimator("linear", weights=((1.0,),) * 2)
-    rows = estimator_agreements(
+    rows = compare_estimators(
         (4, 8),
         full,
         {corrected: full + 0.5, linear: full},
@@ -78,7 +78,7 @@ def test_a_table_has_one_row_per_estimator_and_probe():
 )
 def test_what_cannot_be_compared_is_refused(raw, full, message):
     with pytest.raises(BadArgument, match=message):
-        estimator_agreement(TOP, 4, raw, full)
+        compare_estimator(TOP, 4, raw, full)
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_what_cannot_be_compared_is_refused(raw, full, message):
 )
 def test_columns_that_belong_to_no_probe_are_refused(raw, arguments, message):
     with pytest.raises(BadArgument, match=message):
-        estimator_agreements((4, 8), np.zeros((4, 2)), raw, **arguments)
+        compare_estimators((4, 8), np.zeros((4, 2)), raw, **arguments)

@@ -16,12 +16,12 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_named
 from emad_ref.protocol import Prompt
 from emad_ref.sweep.diagnostics import (
+    efficiency_gain_bound,
     expected_calibration_error,
     final_token_ranks,
-    gain_bound,
-    published_gain,
+    layer_reliability,
+    published_efficiency_gain,
     rank_quantiles,
-    reliability,
     work_without_exit,
 )
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -72,7 +72,7 @@ def test_one_bin_gives_the_least_calibration_error(tokens: list[tuple[float, boo
 def test_reliability_speaks_of_each_layer_alone() -> None:
     confidence = np.array([[0.9, 0.2], [0.9, 0.2]])
     correct = np.array([[False, True], [False, False]])
-    early, late = reliability(confidence, correct)
+    early, late = layer_reliability(confidence, correct)
     assert (early.layer, early.confidence, early.accuracy) == (1, pytest.approx(0.9), 0.0)
     assert (late.layer, late.confidence, late.accuracy) == (2, pytest.approx(0.2), 0.5)
 
@@ -116,9 +116,9 @@ def test_t5_large_saves_by_pruning_what_its_full_heads_allow() -> None:
 @pytest.mark.parametrize(("minimum", "bound"), [(2, 12.0), (7, 3.43), (19, 1.26)])
 def test_the_published_formula_is_bounded_by_depth_over_minimum(minimum: int, bound: float) -> None:
     k = kept_vocabulary(minimum, 24, 32_128)
-    assert gain_bound(24, minimum) == pytest.approx(bound, abs=0.005)
-    assert 1 < published_gain(24, 32_128, minimum, k) < gain_bound(24, minimum)
-    assert published_gain(24, 32_128, minimum, 32_128) == 1
+    assert efficiency_gain_bound(24, minimum) == pytest.approx(bound, abs=0.005)
+    assert 1 < published_efficiency_gain(24, 32_128, minimum, k) < efficiency_gain_bound(24, minimum)
+    assert published_efficiency_gain(24, 32_128, minimum, 32_128) == 1
 
 
 def test_the_number_of_layers_must_be_the_models() -> None:

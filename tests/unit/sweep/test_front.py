@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from scipy.spatial import ConvexHull
 
 from emad_ref.errors import BadArgument
-from emad_ref.sweep.front import FamilyFront, LossSheet, choose_front, lower_hulls, mixtures
+from emad_ref.sweep.front import FamilyFront, LossTable, choose_front, lower_hull_corners, mix_to_saving
 
 FULL = (0.0, 1.0)
 
 
-def sheet(*points: tuple[float, float], documents: int = 4, spread: float = 0.0, seed: int = 0) -> LossSheet:
+def sheet(*points: tuple[float, float], documents: int = 4, spread: float = 0.0, seed: int = 0) -> LossTable:
     """Points of (saving, loss per token) on documents of unequal length; a document strays from both by ``spread``."""
     rng = np.random.default_rng(seed)
     tokens, full = rng.integers(5, 20, documents).astype(float), rng.uniform(1e6, 2e6, documents)
     saving, loss = np.array([FULL, *points]).T
     away = spread * rng.standard_normal((2, documents, len(saving)))
     away[0, :, 0] = 0.0
-    return LossSheet((loss + away[1]) * tokens[:, None], full[:, None] * (1 - saving - away[0]), tokens)
+    return LossTable((loss + away[1]) * tokens[:, None], full[:, None] * (1 - saving - away[0]), tokens)
 
 
 NAMES = "full depth", "a", "b", "c", "d"
@@ -31,7 +31,7 @@ NAMES = "full depth", "a", "b", "c", "d"
 @given(st.lists(st.tuples(st.floats(0.01, 0.99), st.floats(0.0, 9.0)), min_size=2, max_size=9), st.integers(0, 3))
 def test_no_point_lies_below_the_corners_and_every_corner_is_one(points: list[tuple[float, float]], seed: int) -> None:
     saving, loss = np.array([FULL, *points]).T
-    (corners,) = lower_hulls(saving[None], loss[None])
+    (corners,) = lower_hull_corners(saving[None], loss[None])
     order = np.flatnonzero(corners)[np.argsort(saving[corners])]
     below = np.interp(saving, saving[order], loss[order])
     assert (loss >= below - 1e-9).all()
@@ -45,7 +45,7 @@ def test_corners_are_those_of_scipy_in_every_draw() -> None:
     rng = np.random.default_rng(0)
     saving, loss = rng.uniform(0.01, 1, (50, 20)), rng.uniform(0, 1, (50, 20))
     saving[:, 0], loss[:, 0] = 0.0, 0.5
-    for corners, x, y in zip(lower_hulls(saving, loss), saving, loss, strict=True):
+    for corners, x, y in zip(lower_hull_corners(saving, loss), saving, loss, strict=True):
         hull = ConvexHull(np.column_stack([x, y]))
         last = int(np.argmax(x))
         chord = np.interp(x, [0.0, x[last]], [y[0], y[last]])
@@ -54,12 +54,12 @@ def test_corners_are_those_of_scipy_in_every_draw() -> None:
 
 
 def test_what_saves_nothing_is_no_corner_and_full_depth_always_is() -> None:
-    (corners,) = lower_hulls(np.array([[0.0, -0.1, 0.0, 0.3]]), np.array([[1.0, 0.2, 0.5, 9.0]]))
+    (corners,) = lower_hull_corners(np.array([[0.0, -0.1, 0.0, 0.3]]), np.array([[1.0, 0.2, 0.5, 9.0]]))
     assert corners.tolist() == [True, False, False, True]
 
 
 def test_points_of_one_decision_are_one_corner() -> None:
-    (corners,) = lower_hulls(np.array([[0.0, 0.2, 0.2, 0.2]]), np.array([[1.0, 1.5, 1.5, 1.7]]))
+    (corners,) = lower_hull_corners(np.array([[0.0, 0.2, 0.2, 0.2]]), np.array([[1.0, 1.5, 1.5, 1.7]]))
     assert corners.tolist() == [True, True, False, False]
 
 
@@ -90,7 +90,7 @@ def test_a_point_above_the_hull_on_validation_is_not_mixed_however_good_it_is_el
 
 def test_no_more_can_be_saved_than_a_corner_does() -> None:
     found = choose_front(NAMES[:2], sheet((0.5, 2.0)), sheet((0.4, 2.0)))
-    assert found.reach == pytest.approx(0.4)
+    assert found.largest_saving == pytest.approx(0.4)
     for saving in (0.41, -0.01):
         with pytest.raises(BadArgument, match="the corners reach no other"):
             found.mixture_at(saving)
@@ -100,24 +100,24 @@ def test_every_draw_has_a_hull_and_a_mixture_of_its_own() -> None:
     rng = np.random.default_rng(3)
     chosen, judged = (sheet((0.2, 1.1), (0.4, 1.2), (0.6, 2.0), spread=0.05, seed=seed) for seed in (1, 2))
     counts = rng.multinomial(4, [0.25] * 4, size=6).astype(float)
-    corners = lower_hulls(*chosen.drawn(counts))
-    savings, losses = judged.drawn(counts)
-    mixed = mixtures(corners, savings, np.full(6, 0.3))
+    corners = lower_hull_corners(*chosen.resample(counts))
+    savings, losses = judged.resample(counts)
+    mixed = mix_to_saving(corners, savings, np.full(6, 0.3))
     for draw, count in enumerate(counts):
         rows = np.repeat(np.arange(4), count.astype(int))
-        one = [LossSheet(s.loss[rows], s.flops[rows], s.tokens[rows]) for s in (chosen, judged)]
+        one = [LossTable(s.loss[rows], s.flops[rows], s.tokens[rows]) for s in (chosen, judged)]
         alone: FamilyFront = choose_front(NAMES[:4], *one)
         assert alone.corners.tolist() == corners[draw].tolist()
         expected = alone.mixture_at(0.3)
         assert mixed.share[draw] == pytest.approx(expected.share)
-        assert mixed.at(losses)[draw] == pytest.approx(expected.loss.sum() / one[1].tokens.sum())
+        assert mixed.expectation_per_draw(losses)[draw] == pytest.approx(expected.loss.sum() / one[1].tokens.sum())
 
 
 def test_columns_that_do_not_belong_together_are_refused() -> None:
     good = sheet((0.2, 1.0))
     with pytest.raises(BadArgument, match="documents"):
-        LossSheet(good.loss, good.flops[:, :1], good.tokens)
+        LossTable(good.loss, good.flops[:, :1], good.tokens)
     lost = good.loss.copy()
     lost[2, 1] = np.inf
     with pytest.raises(BadArgument, match="infinite at point 1"):
-        LossSheet(lost, good.flops, good.tokens)
+        LossTable(lost, good.flops, good.tokens)

@@ -18,17 +18,17 @@ from emad_ref.signals import LAYERWISE
 from emad_ref.sweep.grids import (
     CHUNK_LENGTHS,
     SPACING_TOLERANCE,
-    NetSaving,
+    NetSavingFunction,
     ThresholdSweep,
     chunked_points,
     confidence_sweep,
-    evenly_spaced,
+    entropy_quantile_points,
+    evenly_spaced_points,
     fixed_entropy_points,
     margin_points,
     positional_points,
-    quantile_points,
-    response_points,
     signal_quantile_points,
+    softmax_response_points,
     truncation_points,
 )
 from emad_ref.sweep.losses import loss_table
@@ -49,14 +49,14 @@ def trace() -> Trace:
 
 
 @pytest.fixture(scope="module")
-def saved(trace: Trace) -> NetSaving:
-    return NetSaving(trace, GEOMETRY)
+def saved(trace: Trace) -> NetSavingFunction:
+    return NetSavingFunction(trace, GEOMETRY)
 
 
 DEEP = replace(PROFILE, layers=LAYERS, probes=(2, 4), mean_nats=(2.0,) * LAYERS, targets_nats=(2.0, 1.0))
 
 
-def require_even(points: list[OperatingPoint], saved: NetSaving, count: int) -> None:
+def require_even(points: list[OperatingPoint], saved: NetSavingFunction, count: int) -> None:
     """As many as asked for, a step of savings apart, from one above nothing to the most."""
     savings = sorted(saved(point) for point in points)
     assert len(points) == count
@@ -110,7 +110,7 @@ def test_where_savings_jump_the_nearer_side_is_taken_once() -> None:
         asked.append(setting)
         return truncated(4, 4 if setting < 0.3 else 2)
 
-    points = evenly_spaced(
+    points = evenly_spaced_points(
         ThresholdSweep(point, lambda setting, digits: f"{setting:.{digits}g}", 0.0, 1.0), lambda p: 1 - p.ceiling / 4, 9
     )
     assert [point.ceiling for point in points] == [4, 2, 2], "nothing, the least that saves half, and the dial's end"
@@ -120,12 +120,16 @@ def test_where_savings_jump_the_nearer_side_is_taken_once() -> None:
 
 def test_a_dial_that_saves_nothing_has_its_end() -> None:
     dial = ThresholdSweep(lambda setting: truncated(4, 4), lambda setting, digits: f"s={setting:.{digits}g}", 0.0, 2.0)
-    assert [point.name for point in evenly_spaced(dial, lambda point: -0.1, 9)] == ["s=2"]
+    assert [point.name for point in evenly_spaced_points(dial, lambda point: -0.1, 9)] == ["s=2"]
 
 
 def test_names_have_as_many_digits_as_tell_points_apart() -> None:
     dial = ThresholdSweep(lambda setting: truncated(4, 2), lambda setting, digits: f"{setting:.{digits}g}", 0.0, 1.0)
-    assert [point.name for point in dial.named([0.123, 0.1234567, 0.1234568])] == ["0.123", "0.1234567", "0.1234568"]
+    assert [point.name for point in dial.make_points([0.123, 0.1234567, 0.1234568])] == [
+        "0.123",
+        "0.1234567",
+        "0.1234568",
+    ]
 
 
 def test_fixed_thresholds_go_as_far_as_the_highest_target(saved) -> None:
@@ -142,7 +146,7 @@ def test_truncations_cover_every_depth_below_full() -> None:
 
 
 def test_responses_end_where_everything_exits(saved) -> None:
-    points = response_points(LAYERS, (2, 4), saved, 9)
+    points = softmax_response_points(LAYERS, (2, 4), saved, 9)
     levels = [point.thresholds[0][0] for point in points]
     assert levels == sorted(levels, reverse=True)
     assert (levels[-1], points[-1].name) == (0.0, "response λ=0")
@@ -160,7 +164,7 @@ def test_confidence_rules_run_from_certainty_to_leaving_where_they_may(signal, p
     assert (dial.least, dial.most) == (0.0, 1.0)
     assert [threshold(doubt) for doubt in (0.0, 0.1, 1.0)] == [1.0, 0.9, 0.0]
     assert dial.point(0.5).schedule == "monotone"
-    assert [point.name.partition("λ=")[2] for point in dial.named([0.0, 1e-5, 0.1, 1.0])] == [
+    assert [point.name.partition("λ=")[2] for point in dial.make_points([0.0, 1e-5, 0.1, 1.0])] == [
         "1",
         "1−1e-05",
         "0.9",
@@ -178,7 +182,7 @@ def test_points_of_different_rules_have_different_names() -> None:
     names = [
         point.name
         for signal, pruning in sweeps
-        for point in confidence_sweep(signal, 12, 512, 4, pruning).named([0.1, 0.5])
+        for point in confidence_sweep(signal, 12, 512, 4, pruning).make_points([0.1, 0.5])
     ]
     assert len(set(names)) == len(names)
 
@@ -211,7 +215,7 @@ def test_a_profile_without_probes_still_has_a_sweep(saved) -> None:
 
 def test_quantiles_stay_within_the_ends(trace, saved) -> None:
     profile = profile_of(trace, (2, 4), model="m", fingerprint="f", corpus="c", dtype="float32")
-    points = quantile_points(profile, saved, 9)
+    points = entropy_quantile_points(profile, saved, 9)
     require_even(points, saved, 9)
     assert {point.family for point in points} == {"quantile"}
 

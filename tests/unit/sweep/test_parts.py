@@ -26,7 +26,7 @@ from emad_ref.sweep.components import (
     exchange_components,
 )
 from emad_ref.sweep.losses import PointColumns, decoded_columns, point_columns
-from emad_ref.sweep.oracle_savings import filled_columns
+from emad_ref.sweep.oracle_savings import columns_with_fill_cost
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -109,7 +109,7 @@ def test_every_way_is_set_on_one_split_and_shown_on_the_other() -> None:
     expected = point_columns(own.judged, geometry, [full_depth(LAYERS), emad.point])
     for name in ("nll_nats", "wrong", "flops", "depth"):
         assert np.array_equal(getattr(emad.columns, name), getattr(expected, name)), name
-    assert emad.net == pytest.approx(1 - expected.flops[:, 1].sum() / expected.flops[:, 0].sum())
+    assert emad.net_saving == pytest.approx(1 - expected.flops[:, 1].sum() / expected.flops[:, 0].sum())
 
 
 def test_exact_keys_above_a_free_exit_are_paid_in_full() -> None:
@@ -119,7 +119,7 @@ def test_exact_keys_above_a_free_exit_are_paid_in_full() -> None:
     assert paid.point.schedule == "free_deferred"
     expected = point_columns(judged, geometry, [full_depth(LAYERS), paid.point])
     assert np.array_equal(paid.columns.flops, expected.flops)
-    copied = filled_columns(judged, geometry, [replay(judged, paid.point)])
+    copied = columns_with_fill_cost(judged, geometry, [replay(judged, paid.point)])
     assert not np.array_equal(paid.columns.flops[:, 1], copied.flops[:, 0])
 
 
@@ -165,5 +165,5 @@ def test_the_part_that_fails_is_the_one_that_costs_most_where_it_comes_back() ->
         ExchangeResult("criterion", at(0.3), at(0.05), True),
         ExchangeResult("K/V", at(0.4), at(-0.9), False),
     ]
-    assert min((each for each in rows if each.back), key=lambda each: each.gain).part == "readout"
-    assert rows[0].gain == pytest.approx(-0.3)
+    assert min((each for each in rows if each.back), key=lambda each: each.net_saving_gain).part == "readout"
+    assert rows[0].net_saving_gain == pytest.approx(-0.3)

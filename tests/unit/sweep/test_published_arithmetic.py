@@ -16,7 +16,7 @@ from emad_ref.benchmark.flops import flops
 from emad_ref.exit_rules import early_exit_point, kept_vocabulary
 from emad_ref.models.geometry import geometry_named
 from emad_ref.probes.pruned_vocabulary import adaptive_size
-from emad_ref.sweep.diagnostics import gain_bound, published_gain, work_without_exit
+from emad_ref.sweep.diagnostics import efficiency_gain_bound, published_efficiency_gain, work_without_exit
 
 L, D, V = 24, 1_024, 32_128
 T5_LARGE = geometry_named("t5-large")
@@ -40,11 +40,11 @@ def test_the_formula_stays_below_the_bound_that_no_k_exceeds(
     j: int, k: int, bound: float, formula: float, _executed: float
 ) -> None:
     assert kept_vocabulary(j, L, V) == k == max(250, floor(Fraction(35_000) / (1 + Fraction(139 * j, 24))))
-    assert gain_bound(L, j) == pytest.approx(bound, abs=5e-4)
+    assert efficiency_gain_bound(L, j) == pytest.approx(bound, abs=5e-4)
     as_printed = Fraction(D**2 * V * L, D**2 * k * (L - j) + D**2 * V * j)
-    assert published_gain(L, V, j, k) == pytest.approx(float(as_printed))
-    assert published_gain(L, V, j, k) == pytest.approx(formula, abs=5e-4)
-    assert published_gain(L, V, j, 1) < gain_bound(L, j) < 100, "no k reaches a hundredfold"
+    assert published_efficiency_gain(L, V, j, k) == pytest.approx(float(as_printed))
+    assert published_efficiency_gain(L, V, j, k) == pytest.approx(formula, abs=5e-4)
+    assert published_efficiency_gain(L, V, j, 1) < efficiency_gain_bound(L, j) < 100, "no k reaches a hundredfold"
 
 
 @pytest.mark.parametrize(("j", "k", "_bound", "_formula", "gain"), ROWS)

@@ -10,11 +10,11 @@ from scipy import stats
 
 from emad_ref.errors import BadArgument
 from emad_ref.sweep.risk import (
-    certify,
-    hoeffding_bentkus,
+    certify_threshold,
+    hoeffding_bentkus_pvalues,
     needed_sequences,
     select_threshold,
-    textual_consistency,
+    textual_consistency_loss,
 )
 
 NO_LOSS = np.zeros(1)
@@ -31,8 +31,8 @@ def fewest(p_value, tolerance, level):
 
 def test_without_loss_one_percent_at_95_percent_takes_299_sequences():
     """The published numbers decide which letter is which: δ = 1 % is the tolerated risk, ε = 0.05 the test's level."""
-    assert fewest(hoeffding_bentkus, tolerance=0.01, level=0.05) == 299 == needed_sequences(0.01, 0.05)
-    assert fewest(hoeffding_bentkus, tolerance=0.05, level=0.01) == 90  # the letters swapped
+    assert fewest(hoeffding_bentkus_pvalues, tolerance=0.01, level=0.05) == 299 == needed_sequences(0.01, 0.05)
+    assert fewest(hoeffding_bentkus_pvalues, tolerance=0.05, level=0.01) == 90  # the letters swapped
 
 
 @pytest.mark.parametrize("n", [1, 40, 1000])
@@ -44,20 +44,20 @@ def test_the_p_value_is_the_smaller_of_both_bounds_written_out(n, mean):
     bentkus = math.e * stats.binom.cdf(math.ceil(total), n, tolerance)
     expected = min(1.0, math.exp(-n * h1), bentkus)
     # float64: the exponent is of order 1e3 at most, so p is right to about 1e-12 of itself
-    assert hoeffding_bentkus(np.array([total]), n, tolerance)[0] == pytest.approx(expected, rel=1e-9, abs=0)
+    assert hoeffding_bentkus_pvalues(np.array([total]), n, tolerance)[0] == pytest.approx(expected, rel=1e-9, abs=0)
 
 
 def test_each_bound_is_the_smaller_one_somewhere():
     """δ = 10 %, n = 1,000: Bentkus wins near δ, the Chernoff form of Hoeffding far below it."""
     for mean, bentkus_wins in ((0.075, True), (0.0, False)):
         bentkus = math.e * stats.binom.cdf(math.ceil(1000 * mean), 1000, 0.1)
-        p = hoeffding_bentkus(np.array([1000 * mean]), 1000, 0.1)[0]
+        p = hoeffding_bentkus_pvalues(np.array([1000 * mean]), 1000, 0.1)[0]
         assert (p == pytest.approx(bentkus, rel=1e-9, abs=0)) == bentkus_wins
         assert p <= bentkus * (1 + 1e-9)  # two ways to the same binomial sum
 
 
 def test_an_empirical_risk_at_or_above_the_tolerance_shows_nothing():
-    assert hoeffding_bentkus(np.array([10.0, 11.0, 100.0]), 100, 0.1).tolist() == [1.0, 1.0, 1.0]
+    assert hoeffding_bentkus_pvalues(np.array([10.0, 11.0, 100.0]), 100, 0.1).tolist() == [1.0, 1.0, 1.0]
 
 
 def columns(n, *shares):
@@ -66,14 +66,14 @@ def columns(n, *shares):
 
 
 def test_the_last_passing_threshold_is_returned():
-    found = certify(columns(1000, 0.0, 0.01, 0.02, 0.2), tolerance=0.05)
+    found = certify_threshold(columns(1000, 0.0, 0.01, 0.02, 0.2), tolerance=0.05)
     assert (found.index, found.tested) == (2, 4)
     assert found.mean_loss.tolist() == [0.0, 0.01, 0.02, 0.2]
     assert "threshold 4 of 4 fails" in found.reason
 
 
 def test_a_pass_behind_a_failure_does_not_count():
-    found = certify(columns(1000, 0.0, 0.2, 0.0), tolerance=0.05)
+    found = certify_threshold(columns(1000, 0.0, 0.2, 0.0), tolerance=0.05)
     assert (found.index, found.tested) == (0, 2)
     assert found.p_values[2] < found.level  # it would have passed
 
@@ -88,14 +88,14 @@ def test_nothing_passing_is_full_depth_and_said():
 
 
 def test_too_few_sequences_are_named():
-    found = certify(columns(298, 0.0), tolerance=0.01)
+    found = certify_threshold(columns(298, 0.0), tolerance=0.01)
     assert found.index is None
     assert "298 sequences certify nothing, 299 without any loss would" in found.reason
-    assert certify(columns(299, 0.0), tolerance=0.01).index == 0
+    assert certify_threshold(columns(299, 0.0), tolerance=0.01).index == 0
 
 
 def test_all_passing_says_that_the_grid_ended():
-    found = certify(columns(1000, 0.0, 0.01), tolerance=0.05)
+    found = certify_threshold(columns(1000, 0.0, 0.01), tolerance=0.05)
     assert (found.index, found.tested) == (1, 2)
     assert "all 2 thresholds pass" in found.reason
 
@@ -104,9 +104,10 @@ def test_the_order_of_sequences_does_not_matter():
     """0.1 is no binary number: sums by order differ in the last place, and ⌈Σ⌉ would jump by one with them."""
     losses = np.repeat([[0.1], [0.7]], [10, 10], axis=0)
     found = {
-        certify(np.random.default_rng(seed).permutation(losses), tolerance=0.5).p_values.item() for seed in range(20)
+        certify_threshold(np.random.default_rng(seed).permutation(losses), tolerance=0.5).p_values.item()
+        for seed in range(20)
     }
-    assert found == {hoeffding_bentkus(np.array([8.0]), 20, 0.5).item()}
+    assert found == {hoeffding_bentkus_pvalues(np.array([8.0]), 20, 0.5).item()}
 
 
 def test_blocks_saved_are_those_of_the_chosen_threshold():
@@ -116,7 +117,7 @@ def test_blocks_saved_are_those_of_the_chosen_threshold():
 
 def test_textual_consistency_is_the_dissimilarity_itself():
     given = np.array([[0.0, 1.0], [0.25, 0.5]])
-    assert textual_consistency(given).tolist() == given.tolist()
+    assert textual_consistency_loss(given).tolist() == given.tolist()
 
 
 # The promise. Losses are independent between thresholds, so that each one with a risk above δ is a fresh chance to be
@@ -131,7 +132,7 @@ def process(rng):
     return (rng.random((SEQUENCES, len(TRUE_RISK))) < TRUE_RISK).astype(float)
 
 
-def repeated(p_value=hoeffding_bentkus, draw=process, tolerance=TOLERANCE, level=LEVEL):
+def repeated(p_value=hoeffding_bentkus_pvalues, draw=process, tolerance=TOLERANCE, level=LEVEL):
     """What 1,000 calibration sets, each drawn anew, chose."""
     rng = np.random.default_rng(0)
     return [

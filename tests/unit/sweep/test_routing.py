@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.sweep.front import RoutedItems, RoutingRun, mix_rules, routing_front, switching_thresholds
+from emad_ref.sweep.front import RoutedTaskItems, RoutingRun, mix_rules, routing_front_indices, switching_thresholds
 
 # ---------------------------------------------------------------- thresholds
 
@@ -57,7 +57,7 @@ def reached(first, second, share):
 
 @given(st.lists(routings, min_size=1, max_size=12))
 def test_nothing_tried_lies_above_the_front(tried):
-    rows = [tried[index] for index in routing_front(tried)]
+    rows = [tried[index] for index in routing_front_indices(tried)]
     shares = [row.large_share for row in rows]
     assert shares == sorted(set(shares), reverse=True)
     assert {shares[0], shares[-1]} == {max(r.large_share for r in tried), min(r.large_share for r in tried)}
@@ -71,12 +71,12 @@ def test_nothing_tried_lies_above_the_front(tried):
 
 def test_a_rule_below_the_line_is_no_corner():
     tried = [RoutingRun(0.0, 0.5), RoutingRun(1.0, 0.9), RoutingRun(0.5, 0.6), RoutingRun(0.25, 0.75)]
-    assert routing_front(tried) == [1, 3, 0]
+    assert routing_front_indices(tried) == [1, 3, 0]
 
 
 def test_nothing_tried_has_no_front():
     with pytest.raises(BadArgument, match="at least one routing"):
-        routing_front([])
+        routing_front_indices([])
 
 
 # ---------------------------------------------------------------- mixtures
@@ -84,7 +84,7 @@ def test_nothing_tried_has_no_front():
 
 def ran(rng, items, accuracy, share):
     emitted = rng.integers(20, 60, items)
-    return RoutedItems((rng.random(items) < accuracy).astype(float), emitted, rng.binomial(emitted, share))
+    return RoutedTaskItems((rng.random(items) < accuracy).astype(float), emitted, rng.binomial(emitted, share))
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.05, 0.95))
@@ -108,7 +108,7 @@ def test_the_scores_spread_holds_that_of_the_proportion():
         emitted = rng.integers(30, 90, 100)
         right = [(rng.random(100) < accuracy - 0.6 * hard).astype(float) for accuracy in (1.2, 0.9)]
         large = [rng.binomial(emitted, share + 0.5 * (hard - 0.5)) for share in (0.65, 0.35)]
-        runs = [RoutedItems(r, emitted, by) for r, by in zip(right, large, strict=True)]
+        runs = [RoutedTaskItems(r, emitted, by) for r, by in zip(right, large, strict=True)]
         found = mix_rules(runs, 0.5, rng)
         scores.append(found.score.mean())
         errors.append(found.score.std(ddof=1) / 10)
@@ -123,7 +123,7 @@ def test_items_are_dealt_so_that_the_share_is_met_within_one_item():
     rng = np.random.default_rng(4)
     emitted = rng.integers(20, 60, 50)
     # right says who answered: 2 the first rule, 3 the second
-    runs = [RoutedItems(np.full(50, 2.0 + n), emitted, rng.binomial(emitted, 0.7 - 0.5 * n)) for n in (0, 1)]
+    runs = [RoutedTaskItems(np.full(50, 2.0 + n), emitted, rng.binomial(emitted, 0.7 - 0.5 * n)) for n in (0, 1)]
     found = mix_rules(runs, 0.45, rng)
     first = found.dealt == 2
     assert set(found.dealt) == {2.0, 3.0}
@@ -133,19 +133,19 @@ def test_items_are_dealt_so_that_the_share_is_met_within_one_item():
 
 
 def test_a_run_that_has_the_share_itself_is_taken_alone():
-    whole, half, none = (RoutedItems(np.ones(2), np.array([4, 4]), np.array([n, n])) for n in (4, 2, 0))
+    whole, half, none = (RoutedTaskItems(np.ones(2), np.array([4, 4]), np.array([n, n])) for n in (4, 2, 0))
     found = mix_rules([whole, half, none], 0.5, np.random.default_rng(0))
     assert (found.second, found.probability) == (1, 0.0)
 
 
 def test_of_several_neighbours_those_nearest_to_validations_are_taken():
     """On the judged items shares need not fall from rule to rule."""
-    runs = [RoutedItems(np.ones(1), np.array([10]), np.array([n])) for n in (9, 3, 7, 0)]
+    runs = [RoutedTaskItems(np.ones(1), np.array([10]), np.array([n])) for n in (9, 3, 7, 0)]
     assert [mix_rules(runs, 0.5, np.random.default_rng(0), near=near).first for near in (0, 2)] == [0, 2]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.9])
 def test_a_share_outside_is_refused(share):
-    runs = [RoutedItems(np.ones(1), np.array([10]), np.array([n])) for n in (8, 2)]
+    runs = [RoutedTaskItems(np.ones(1), np.array([10]), np.array([n])) for n in (8, 2)]
     with pytest.raises(BadArgument, match="a share between those of the runs"):
         mix_rules(runs, share, np.random.default_rng(0))
