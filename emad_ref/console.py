@@ -1,7 +1,7 @@
 """Text for a terminal, whatever its encoding and wherever the text comes from; how a command ends.
 
-``replace_unencodable`` lets a stream take every character: a code page without ``×`` or ``→`` gets ``x`` or ``->``
-instead of a UnicodeEncodeError. ``SafeStream`` escapes what would move the cursor, hide or reorder text.
+``set_ascii_fallback`` lets a stream take every character: a code page without ``×`` or ``→`` gets ``x`` or ``->``
+instead of a UnicodeEncodeError. ``EscapingStream`` escapes what would move the cursor, hide or reorder text.
 ``run_command`` runs the body of a command and turns its errors, a closed pipe and Ctrl-C into a line and an exit
 status.
 """
@@ -20,7 +20,7 @@ from contextlib import suppress
 from html import escape
 from typing import Any, TextIO
 
-from emad_ref.errors import EmadError, message_text, printable
+from emad_ref.errors import EmadError, escape_and_shorten, escape_unsafe
 
 INTERRUPTED = 128 + signal.SIGINT  # what a shell reports of a command that SIGINT ended
 ENCODING_ERRORS = "emad.ascii"
@@ -63,13 +63,13 @@ def _encode_error(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(ENCODING_ERRORS, _encode_error)
 
 
-def replace_unencodable(stream: Any) -> None:
+def set_ascii_fallback(stream: Any) -> None:
     """Let ``stream`` take characters that its encoding lacks; a stream that cannot be set up stays as it is."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
         stream.reconfigure(errors=ENCODING_ERRORS)
 
 
-class SafeStream:
+class EscapingStream:
     """``stream``, to which unsafe characters are written as escapes. Colours (SGR sequences) pass."""
 
     def __init__(self, stream: TextIO):
@@ -78,20 +78,20 @@ class SafeStream:
     def write(self, text: str) -> int:
         parts = _COLOUR.split(text)
         colours = [*_COLOUR.findall(text), ""]
-        self._stream.write("".join(printable(part) + colour for part, colour in zip(parts, colours, strict=True)))
+        self._stream.write("".join(escape_unsafe(part) + colour for part, colour in zip(parts, colours, strict=True)))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-def facts_html(title: str, facts: Mapping[str, object]) -> str:
+def format_facts_html(title: str, facts: Mapping[str, object]) -> str:
     """A heading and a table of two columns, as a notebook shows it. Names and values are escaped."""
     rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>" for name, value in facts.items())
     return f"<b>{escape(title)}</b><table>{rows}</table>"
 
 
-class NotebookFacts:
+class NotebookReprMixin:
     """Short forms of a value: ``repr`` and a notebook's table.
 
     Every subclass has its own ``_notebook_title`` and ``_notebook_facts``; those of this class raise.
@@ -109,16 +109,16 @@ class NotebookFacts:
         return f"{type(self).__name__}({self._notebook_title}: {', '.join(self._notebook_facts.values())})"
 
     def _repr_html_(self) -> str:
-        return facts_html(self._notebook_title, self._notebook_facts)
+        return format_facts_html(self._notebook_title, self._notebook_facts)
 
 
 def print_error(message: object) -> None:
     """Write one line about an error to standard error, prefixed with the command's name."""
     with suppress(OSError):  # standard error may be a closed pipe, too: then the exit status alone tells it
-        print(f"emad: {message_text(message)}", file=sys.stderr, flush=True)
+        print(f"emad: {escape_and_shorten(message)}", file=sys.stderr, flush=True)
 
 
-def run_command(body: Callable[[], int | None]) -> int:
+def run_cli_command(body: Callable[[], int | None]) -> int:
     """Run the body of a command.
 
     Returns:
@@ -137,9 +137,9 @@ def run_command(body: Callable[[], int | None]) -> int:
 def _run_printing(body: Callable[[], int | None]) -> int:
     """``run_command`` on two streams that are open."""
     for stream in (sys.stdout, sys.stderr):
-        replace_unencodable(stream)
+        set_ascii_fallback(stream)
     before = sys.stdout
-    sys.stdout = SafeStream(before)  # has what print needs, the rest by delegation
+    sys.stdout = EscapingStream(before)  # has what print needs, the rest by delegation
     try:
         try:
             return body() or 0

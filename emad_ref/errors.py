@@ -21,12 +21,12 @@ LONGEST_MESSAGE, LONGEST_VALUE = 4000, 500  # characters
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def printable(text: str, longest: int | None = None) -> str:
+def escape_unsafe(text: str, longest: int | None = None) -> str:
     """``text`` with unsafe characters as escapes, cut to ``longest`` characters where that is given.
 
-    >>> printable("a\\x1b[2Jb\\u202ec")
+    >>> escape_unsafe("a\\x1b[2Jb\\u202ec")
     'a\\\\x1b[2Jb\\\\u202ec'
-    >>> printable("a" * 10, 4)
+    >>> escape_unsafe("a" * 10, 4)
     'aaaa… (10 characters)'
     """
     if longest is not None and len(text) > longest:
@@ -34,12 +34,12 @@ def printable(text: str, longest: int | None = None) -> str:
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def message_text(text: object) -> str:
+def escape_and_shorten(text: object) -> str:
     """``text`` as one message: unsafe characters as escapes, and at most ``LONGEST_MESSAGE`` characters.
 
     The middle is left out: a message begins with the argument and ends with the remedy.
     """
-    shown = printable(str(text))
+    shown = escape_unsafe(str(text))
     if len(shown) <= LONGEST_MESSAGE:
         return shown
     start, end = LONGEST_MESSAGE * 3 // 4, LONGEST_MESSAGE // 4 - 40
@@ -76,7 +76,7 @@ class EmadError(Exception):
     """
 
     def __str__(self) -> str:
-        return message_text(super().__str__())
+        return escape_and_shorten(super().__str__())
 
 
 class BadArgument(EmadError, ValueError):
@@ -96,7 +96,7 @@ class BadArgument(EmadError, ValueError):
 
     def __init__(self, name: str, value: object, expected: str, remedy: str = ""):
         self.name, self.value = name, value
-        shown = printable(_LINE_BREAK.sub(" ", repr(value)), LONGEST_VALUE)  # an array's has several lines
+        shown = escape_unsafe(_LINE_BREAK.sub(" ", repr(value)), LONGEST_VALUE)  # an array's has several lines
         super().__init__(f"{name}={shown}, but expected {expected}" + (f"; {remedy}" if remedy else ""))
 
 
@@ -141,7 +141,7 @@ def _common_start(one: str, other: str) -> int:
 
 
 @contextmanager
-def refuse_damage(name: str, value: object, expected: str, remedy: str) -> Iterator[None]:
+def convert_errors_to_bad_argument(name: str, value: object, expected: str, remedy: str) -> Iterator[None]:
     """Inside the block a library reads what a user gave, which may be damaged in any way: every error is ``expected``.
 
     Raises:

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import BinSpec, Confidence, Estimator, OperatingPoint, ScheduleName
+from emad_ref.point import BinSpec, ConfidenceParameters, Estimator, OperatingPoint, ScheduleName
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.signals import DIVERGENCE, ENTROPY, RESPONSE, SIGNALS, SINCE_MINIMUM, Signal, required_layers
 
@@ -72,10 +72,10 @@ def format_number(number: float) -> str:
     return f"{number:.2f}" if round(number, 2) == number else f"{number:.4g}"
 
 
-def format_distinct(numbers: Sequence[float]) -> list[str]:
+def format_numbers_distinctly(numbers: Sequence[float]) -> list[str]:
     """Each number as ``short`` has it, with more digits where two different ones would read as the same value.
 
-    >>> format_distinct([0.3, 0.300001, 0.3, 0.5])
+    >>> format_numbers_distinctly([0.3, 0.300001, 0.3, 0.5])
     ['0.30', '0.300001', '0.30', '0.50']
     """
     texts = [format_number(number) for number in numbers]
@@ -90,7 +90,7 @@ def format_distinct(numbers: Sequence[float]) -> list[str]:
     return texts
 
 
-def with_margin_text(point: OperatingPoint, margin: str) -> OperatingPoint:
+def with_margin_in_name(point: OperatingPoint, margin: str) -> OperatingPoint:
     """An EMAD point under the name in which its margin is spelled ``margin``."""
     assert point.margin_nats is not None
     return replace(point, name=point.name.replace(f"m={format_number(point.margin_nats)}", f"m={margin}", 1))
@@ -127,7 +127,7 @@ def softmax_response_point(layers: int, probes: Sequence[int], threshold: float)
     return threshold_point(RESPONSE, layers, probes, threshold)
 
 
-def decay_factor(decay: tuple[float, float], decided: NDArray[np.integer[Any]]) -> Floats:
+def threshold_decay_factor(decay: tuple[float, float], decided: NDArray[np.integer[Any]]) -> Floats:
     """0.9 + 0.1·exp(−rate·t/N), the shape of ``decided``: what thresholds are multiplied by (CALM).
 
     ``decay``: (rate, N). ``decided``: t, the index from 0 of a token among the decided ones of its sequence; the first
@@ -138,7 +138,7 @@ def decay_factor(decay: tuple[float, float], decided: NDArray[np.integer[Any]]) 
     return factor
 
 
-def fires(
+def is_exit_rule_met(
     point: OperatingPoint,
     probe: int,
     signal: NDArray[np.floating[Any]],
@@ -164,7 +164,7 @@ def fires(
     if point.decay is not None:
         if decided is None:
             raise BadArgument("decided", None, "the index of every decided token", "these thresholds fall with it")
-        threshold = (threshold * decay_factor(point.decay, decided)).astype(np.float32)
+        threshold = (threshold * threshold_decay_factor(point.decay, decided)).astype(np.float32)
     fired: Bools = signal <= threshold if SIGNALS[point.signal].sense == "falls" else signal >= threshold
     return fired
 
@@ -177,7 +177,7 @@ def first_firing_probe(fired: Bools, probes: Ints, ceiling: int) -> Ints:
     return np.where(fired.any(axis=1), np.asarray(probes, dtype=np.int64)[first], ceiling)
 
 
-def planned_exits(
+def extrapolate_exit_layers(
     point: OperatingPoint,
     probe: int,
     before: NDArray[np.floating[Any]],
@@ -210,10 +210,10 @@ SHRINK = 0.9  # what a sure readout prunes of the vocabulary
 ALPHA = 0.1
 
 
-def kept_vocabulary(layer: int, layers: int, vocabulary: int) -> int:
+def kept_vocabulary_size(layer: int, layers: int, vocabulary: int) -> int:
     """k*(``layer``) for a model of ``layers`` layers and ``vocabulary`` tokens.
 
-    >>> [kept_vocabulary(layer, 24, 32_128) for layer in (2, 7, 19)]
+    >>> [kept_vocabulary_size(layer, 24, 32_128) for layer in (2, 7, 19)]
     [2781, 842, 315]
 
     Raises:
@@ -231,7 +231,7 @@ def kept_vocabulary(layer: int, layers: int, vocabulary: int) -> int:
 
 
 @dataclass(frozen=True)
-class Pruning:
+class VocabularyPruning:
     """``kept``: k of each layer after j; ``shrink``: s of the adaptive rule. Neither: the whole vocabulary."""
 
     kept: tuple[int, ...] = ()
@@ -239,15 +239,15 @@ class Pruning:
 
 
 # (minimum layer, layers, vocabulary) → sizes
-PRUNINGS: dict[str, Callable[[int, int, int], Pruning]] = {
-    "none": lambda minimum, layers, vocabulary: Pruning(),
-    "fixed": lambda minimum, layers, vocabulary: Pruning(
-        (kept_vocabulary(minimum, layers, vocabulary),) * (layers - 1 - minimum)
+PRUNINGS: dict[str, Callable[[int, int, int], VocabularyPruning]] = {
+    "none": lambda minimum, layers, vocabulary: VocabularyPruning(),
+    "fixed": lambda minimum, layers, vocabulary: VocabularyPruning(
+        (kept_vocabulary_size(minimum, layers, vocabulary),) * (layers - 1 - minimum)
     ),
-    "decaying": lambda minimum, layers, vocabulary: Pruning(
-        tuple(kept_vocabulary(layer, layers, vocabulary) for layer in range(minimum + 1, layers))
+    "decaying": lambda minimum, layers, vocabulary: VocabularyPruning(
+        tuple(kept_vocabulary_size(layer, layers, vocabulary) for layer in range(minimum + 1, layers))
     ),
-    "adaptive": lambda minimum, layers, vocabulary: Pruning(shrink=SHRINK),
+    "adaptive": lambda minimum, layers, vocabulary: VocabularyPruning(shrink=SHRINK),
 }
 CONFIDENCES: tuple[str, ...] = tuple(name for name, signal in SIGNALS.items() if signal.early_exit)
 
@@ -272,8 +272,9 @@ def early_exit_point(
 
     ``signal``: of ``CONFIDENCES``. ``layers``, ``vocabulary``: L and |V| of the model. ``minimum``: j.
     ``threshold``: λ; above 1 nothing leaves. ``pruning``: of ``PRUNINGS``. ``decay``: (rate, N), see
-    ``OperatingPoint``. ``alpha``, ``alpha_decay``, ``emit``, ``rescale``: of the contrasts, see ``Confidence``.
-    ``amateurs_from``: of JSD without pruning, the first layer that may be contrasted with, below j; None: j itself.
+    ``OperatingPoint``. ``alpha``, ``alpha_decay``, ``emit``, ``rescale``: of the contrasts, see
+    ``ConfidenceParameters``. ``amateurs_from``: of JSD without pruning, the first layer that may be contrasted with,
+    below j; None: j itself.
 
     Raises:
         BadArgument: unknown names, a minimum without a layer to decide at, a combination that means nothing.
@@ -289,7 +290,7 @@ def early_exit_point(
         raise BadArgument("amateurs_from", amateurs_from, expected, "a race is read from its minimum layer on")
     probes, first = required_layers(signal, since, layers), max(minimum, since + SIGNALS[signal].needs.delay)
     sizes = PRUNINGS[pruning](minimum, layers, vocabulary)
-    confidence = Confidence(since, alpha, alpha_decay, emit, rescale, sizes.kept, sizes.shrink)
+    confidence = ConfidenceParameters(since, alpha, alpha_decay, emit, rescale, sizes.kept, sizes.shrink)
     return OperatingPoint(
         name=_point_name(signal, pruning, minimum, confidence, threshold, schedule, decay),
         family=signal if pruning == "none" else f"{signal} {pruning}",
@@ -300,7 +301,7 @@ def early_exit_point(
         schedule=schedule,
         signal=signal,
         # what one whole readout decides is what any lens trace records: it replays like any other point
-        confidence=confidence if SIGNALS[signal].parametrised or pruning != "none" else None,
+        confidence=confidence if SIGNALS[signal].needs_parameters or pruning != "none" else None,
         decay=decay,
     )
 
@@ -309,7 +310,7 @@ def _point_name(
     signal: str,
     pruning: str,
     minimum: int,
-    confidence: Confidence,
+    confidence: ConfidenceParameters,
     threshold: float,
     schedule: str,
     decay: tuple[float, float] | None,
@@ -320,7 +321,7 @@ def _point_name(
         (pruning, pruning != "none"),
         (f"j={minimum} λ={format_number(threshold)}", True),
         (f"amateurs from {confidence.minimum}", confidence.minimum != minimum),
-        (f"α={format_number(confidence.alpha)}", SIGNALS[signal].contrasts),
+        (f"α={format_number(confidence.alpha)}", SIGNALS[signal].is_contrastive),
         (f"α′ rate={format_number(confidence.alpha_decay or 0.0)}", confidence.alpha_decay is not None),
         (confidence.emit, confidence.emit != "contrastive"),
         ("rescaled", confidence.rescale),
@@ -330,7 +331,9 @@ def _point_name(
     return " ".join(part for part, said in parts if said)
 
 
-def bin_index(spec: BinSpec, position: NDArray[Any], confidence: NDArray[Any], top1: NDArray[Any]) -> NDArray[np.intp]:
+def assign_bins(
+    spec: BinSpec, position: NDArray[Any], confidence: NDArray[Any], top1: NDArray[Any]
+) -> NDArray[np.intp]:
     """Bin of each token, the shape of ``position`` (from 1); features that ``spec`` does not name are not looked at.
 
     Edges of confidence are rounded to float32, as the probabilities are: replay and decoding must agree on equality.
@@ -339,7 +342,7 @@ def bin_index(spec: BinSpec, position: NDArray[Any], confidence: NDArray[Any], t
         BadArgument: a position below 1, a confidence that is not a number, a token without a bucket.
     """
     index = np.zeros(np.shape(position), dtype=np.intp)
-    for feature, buckets in zip(spec.features, spec.buckets, strict=True):
+    for feature, buckets in zip(spec.features, spec.bucket_counts, strict=True):
         bucket: NDArray[Any]
         if feature == "position":
             _require_all(np.asarray(position) >= 1, "position", position, "positions counted from 1")
@@ -361,15 +364,15 @@ def _require_all(good: NDArray[np.bool_], name: str, value: NDArray[Any], expect
         raise BadArgument(name, offending.item(), expected, "this token belongs to no bin")
 
 
-def ancestors(spec: BinSpec, dropped: int) -> Ints:
+def merged_bin_indices(spec: BinSpec, dropped: int) -> Ints:
     """int64 [count] bin of each bin once the last ``dropped`` features are gone; 0 leaves the bins themselves."""
-    kept = len(spec.buckets) - dropped
-    if not 0 <= kept <= len(spec.buckets):
-        raise BadArgument("dropped", dropped, f"0–{len(spec.buckets)} features")
-    return np.arange(spec.count) // math.prod(spec.buckets[kept:])
+    kept = len(spec.bucket_counts) - dropped
+    if not 0 <= kept <= len(spec.bucket_counts):
+        raise BadArgument("dropped", dropped, f"0–{len(spec.bucket_counts)} features")
+    return np.arange(spec.bin_count) // math.prod(spec.bucket_counts[kept:])
 
 
-def features_dropped(spec: BinSpec, tokens: Ints, minimum: int) -> Ints:
+def count_features_to_drop(spec: BinSpec, tokens: Ints, minimum: int) -> Ints:
     """int64 [count] features each bin gives up until ``minimum`` tokens stand behind its thresholds.
 
     ``tokens`` int64 [count] counts the tokens of each bin. All tokens together are never too few: nothing is left then.
@@ -377,22 +380,22 @@ def features_dropped(spec: BinSpec, tokens: Ints, minimum: int) -> Ints:
     Raises:
         BadArgument: counts of another number of bins.
     """
-    if np.shape(tokens) != (spec.count,):
-        raise BadArgument("tokens", np.shape(tokens), f"one count per bin ({spec.count})")
-    dropped = np.zeros(spec.count, dtype=np.int64)
+    if np.shape(tokens) != (spec.bin_count,):
+        raise BadArgument("tokens", np.shape(tokens), f"one count per bin ({spec.bin_count})")
+    dropped = np.zeros(spec.bin_count, dtype=np.int64)
     for level in range(len(spec.features)):
-        ancestor = ancestors(spec, level)
+        ancestor = merged_bin_indices(spec, level)
         behind = np.bincount(ancestor, weights=tokens)[ancestor]
         dropped[behind < minimum] = level + 1
     return dropped
 
 
-def rank_edges(vocabulary: int) -> tuple[int, int]:
+def frequency_rank_edges(vocabulary: int) -> tuple[int, int]:
     """Last rank, from 1, of the most frequent bucket and of the middle one: V^(1/3) and V^(2/3), rounded."""
     return round(vocabulary ** (1 / 3)), round(vocabulary ** (2 / 3))
 
 
-def frequency_buckets(counts: Ints) -> bytes:
+def assign_frequency_buckets(counts: Ints) -> bytes:
     """One byte per token id: 0 for the most frequent, 1, 2 for the rest; ``counts`` int64 [V] of a corpus.
 
     Equal counts rank by id, and tokens that never occurred come last.
@@ -407,7 +410,7 @@ def frequency_buckets(counts: Ints) -> bytes:
         raise BadArgument("counts", "all 0", "at least one token", "the corpus is empty")
     rank = np.empty(len(counts), dtype=np.int64)
     rank[np.argsort(-counts, kind="stable")] = np.arange(1, len(counts) + 1)
-    return np.searchsorted(rank_edges(len(counts)), rank, side="left").astype(np.uint8).tobytes()
+    return np.searchsorted(frequency_rank_edges(len(counts)), rank, side="left").astype(np.uint8).tobytes()
 
 
 def bin_names(spec: BinSpec) -> tuple[str, ...]:
@@ -419,7 +422,7 @@ def bin_names(spec: BinSpec) -> tuple[str, ...]:
     }
     cells = [
         [f"{feature} {name}" for name in named[feature][:buckets]]
-        for feature, buckets in zip(spec.features, spec.buckets, strict=True)
+        for feature, buckets in zip(spec.features, spec.bucket_counts, strict=True)
     ]
     return tuple(", ".join(cell) for cell in product(*cells)) if cells else ("all tokens",)
 

@@ -58,7 +58,7 @@ class Extension:
 
 
 @cache
-def extensions() -> dict[str, Extension]:
+def load_extensions() -> dict[str, Extension]:
     """Every installed extension by the name of its entry point.
 
     Raises:
@@ -80,12 +80,12 @@ def extensions() -> dict[str, Extension]:
     return found
 
 
-def added_parts(part: str) -> dict[str, str]:
+def list_added_parts(part: str) -> dict[str, str]:
     """What all extensions add of one of ``PARTS``: name → where it is."""
-    return {name: place for extension in extensions().values() for name, place in getattr(extension, part).items()}
+    return {name: place for extension in load_extensions().values() for name, place in getattr(extension, part).items()}
 
 
-def load_place(place: str, where: str) -> Any:
+def import_from_path(place: str, where: str) -> Any:
     """The module or attribute that ``place`` names.
 
     Raises:
@@ -99,23 +99,23 @@ def load_place(place: str, where: str) -> Any:
         raise BadArgument(where, place, "a module, or module:attribute", str(error)) from error
 
 
-def registers() -> list[Path]:
+def list_register_files() -> list[Path]:
     """The TOML files of all extensions."""
-    return [extension.register for extension in extensions().values() if extension.register is not None]
+    return [extension.register for extension in load_extensions().values() if extension.register is not None]
 
 
-def provenance() -> dict[str, Any]:
+def collect_extension_provenance() -> dict[str, Any]:
     """What each extension says of where results come from, by its name."""
     facts: dict[str, Any] = {}
-    for name, extension in extensions().items():
+    for name, extension in load_extensions().items():
         if extension.provenance is not None:
-            facts[name] = load_place(extension.provenance, f"{GROUP}: {name}: provenance")()
+            facts[name] = import_from_path(extension.provenance, f"{GROUP}: {name}: provenance")()
     return facts
 
 
-def load_part(part: str, name: str) -> Any:
-    """What an extension adds under ``name``, one of ``added(part)``. Raises BadArgument as ``load_place``."""
-    return load_place(added_parts(part)[name], f"{GROUP}: {part}: {name}")
+def load_added_part(part: str, name: str) -> Any:
+    """What an extension adds under ``name``, one of ``added(part)``. Raises BadArgument as ``import_from_path``."""
+    return import_from_path(list_added_parts(part)[name], f"{GROUP}: {part}: {name}")
 
 
 def _load_extension(point: EntryPoint) -> Extension:

@@ -72,7 +72,7 @@ def _is_kind(path: Path, kind: Callable[[Path], bool]) -> bool:
         return False
 
 
-def resolved(path: Path) -> Path:
+def resolve_path(path: Path) -> Path:
     """``path`` with its links followed, as ``Path.resolve``; a loop of links, on which that raises, stays as it is."""
     return Path(os.path.realpath(path))
 
@@ -81,7 +81,7 @@ def resolved(path: Path) -> Path:
 
 
 @contextmanager
-def open_regular(path: Path | str, argument: str, remedy: str = WRITE_AGAIN) -> Iterator[IO[bytes]]:
+def open_regular_file(path: Path | str, argument: str, remedy: str = WRITE_AGAIN) -> Iterator[IO[bytes]]:
     """The open bytes of a regular file; also what goes wrong while they are read is a BadFile.
 
     Raises:
@@ -91,7 +91,7 @@ def open_regular(path: Path | str, argument: str, remedy: str = WRITE_AGAIN) -> 
         raise BadArgument(argument, path, "a path", "pass a str or Path")
     try:
         with open(path, "rb", opener=_open_nonblocking) as file:
-            if kind := file_kind(os.fstat(file.fileno()).st_mode):
+            if kind := describe_file_kind(os.fstat(file.fileno()).st_mode):
                 raise BadFile(argument, path, "a file", f"it is {kind}", "name a regular file")
             yield file
     # ValueError: a NUL in the name. The clause names no class of ours: a generator of lines may be closed when the
@@ -109,7 +109,7 @@ def _open_nonblocking(path: str, flags: int) -> int:
 
 def read_bytes(path: Path | str, argument: str) -> bytes:
     """All of a file. Raises BadFile."""
-    with open_regular(path, argument) as file:
+    with open_regular_file(path, argument) as file:
         return file.read()
 
 
@@ -125,7 +125,7 @@ def read_lines(path: Path | str, argument: str) -> Iterator[str]:
     """Lines of a UTF-8 file as they are asked for, whatever its size, with their ends. Only \\n ends one: JSON may hold
     U+2028 and its like inside a string. Raises BadFile.
     """
-    with open_regular(path, argument) as file:
+    with open_regular_file(path, argument) as file:
         for number, line in enumerate(file, start=1):
             try:
                 yield _decode_start(line) if number == 1 else line.decode("utf-8")
@@ -171,7 +171,7 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
     Raises:
         ValueError: no JSON, nested too deep, a number beyond 64 bits, or an object with one key twice.
     """
-    pairs = unique_keys
+    pairs = reject_duplicate_keys
     try:
         if constants:
             return json.loads(text, parse_int=_parse_int, object_pairs_hook=pairs)
@@ -186,7 +186,7 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
         raise ValueError("it is nested too deep") from None
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON, for ``object_pairs_hook``. Raises ValueError for a key that stands there twice."""
     found: dict[str, Any] = {}
     for key, value in pairs:
@@ -243,13 +243,16 @@ def _require_64_bits(value: Any) -> None:
 
 
 def write_atomically(path: Path, text: str, argument: str = "file") -> None:
-    """UTF-8, whole or not at all; half characters, which UTF-8 has not, as their escape. Raises as ``open_atomic``."""
-    with open_atomic(path, argument) as file:
+    """Write ``text`` in UTF-8, whole or not at all; lone surrogates, which UTF-8 lacks, as their escape.
+
+    Raises as ``open_for_atomic_write``.
+    """
+    with open_for_atomic_write(path, argument) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 
 @contextmanager
-def open_atomic(path: Path, argument: str) -> Iterator[IO[bytes]]:
+def open_for_atomic_write(path: Path, argument: str) -> Iterator[IO[bytes]]:
     """A file beside ``path`` that takes its place at the end of the block; whatever happens in it, none is left behind.
 
     Readable for all, as reports and goldens are meant to be, or as the file that it replaces.
@@ -280,7 +283,7 @@ def open_atomic(path: Path, argument: str) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def replace_folder(folder: Path, argument: str) -> Iterator[Path]:
+def replace_folder_atomically(folder: Path, argument: str) -> Iterator[Path]:
     """An empty folder beside ``folder`` to fill; at the end of the block it takes its place.
 
     Folders cannot be swapped in one step: the old one is moved aside first, and back if the second step fails. Killed
@@ -289,7 +292,7 @@ def replace_folder(folder: Path, argument: str) -> Iterator[Path]:
     Raises:
         BadFile: as ``require_writable_folder``; the disk is full.
     """
-    target = resolved(folder)
+    target = resolve_path(folder)
     require_writable_folder(target.parent, argument, folder)
     beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     aside = beside.with_name(f"{beside.name}.old")
@@ -318,13 +321,13 @@ def replace_folder(folder: Path, argument: str) -> Iterator[Path]:
         raise BadFile(argument, folder, "a folder that can be written", _error_text(error), "choose another") from error
 
 
-def require_replaceable(folder: Path, names: frozenset[str], argument: str) -> None:
+def require_replaceable_folder(folder: Path, names: frozenset[str], argument: str) -> None:
     """Refuse a folder whose content is not ``names`` alone: whatever else lies there would be lost.
 
     Raises:
         BadFile: it is no folder, holds something else, or lies where nothing can be written.
     """
-    target = resolved(folder)
+    target = resolve_path(folder)
     require_writable_folder(target.parent, argument, folder)
     if not target.exists():
         return
@@ -342,7 +345,7 @@ def append_text(path: Path, text: str, argument: str) -> None:
     """Add ``text`` to a file, on the disk when this returns; an interruption may leave a part of it, at the end.
 
     Raises:
-        BadFile: as ``open_atomic``.
+        BadFile: as ``open_for_atomic_write``.
     """
     target, _ = _target(path, argument)
     try:
@@ -357,7 +360,7 @@ def append_text(path: Path, text: str, argument: str) -> None:
 
 
 def truncate_file(path: Path, size: int, argument: str) -> None:
-    """Keep the first ``size`` bytes of a file. Raises BadFile as ``open_atomic``."""
+    """Keep the first ``size`` bytes of a file. Raises BadFile as ``open_for_atomic_write``."""
     target, _ = _target(path, argument)
     try:
         os.truncate(target, size)
@@ -374,10 +377,10 @@ def remove_file(path: Path, argument: str) -> None:
 
 
 def require_writable(path: Path, argument: str) -> None:
-    """Refuse now what ``open_atomic`` would refuse after a long pass; makes the folder where it is missing.
+    """Refuse now what ``open_for_atomic_write`` would refuse after a long pass; makes the folder where it is missing.
 
     Raises:
-        BadFile: as ``open_atomic``; a name that is empty or too long.
+        BadFile: as ``open_for_atomic_write``; a name that is empty or too long.
     """
     target, _ = _target(path, argument)
     require_writable_folder(target.parent, argument, path)
@@ -401,7 +404,7 @@ def require_replaceable_file(path: Path, argument: str, kind: str, start: bytes)
     require_writable(path, argument)
     if not is_file(path):
         return
-    with open_regular(path, argument) as file:
+    with open_regular_file(path, argument) as file:
         head = file.read(4096)
     if head and re.search(start, head) is None:
         raise BadFile(argument, path, f"a new file, or {kind} to replace", "it holds something else", "choose another")
@@ -430,13 +433,13 @@ def _target(path: Path, argument: str) -> tuple[Path, int]:
     if not path.name:
         raise BadFile(argument, path, "the name of a file", "it is empty or a folder", "name the file")
     try:
-        target = resolved(path)
+        target = resolve_path(path)
         mode = os.stat(target).st_mode
     except FileNotFoundError:
         return target, 0o644
     except (OSError, ValueError) as error:
         raise BadFile(argument, path, "a place that can be written to", _error_text(error), "choose another") from error
-    if kind := file_kind(mode):
+    if kind := describe_file_kind(mode):
         raise BadFile(argument, path, "a regular file, or none yet", f"it is {kind}", "choose another name")
     if not os.access(target, os.W_OK):
         raise BadFile(argument, path, "a file that may be written", "it is read-only", "choose another name")
@@ -453,7 +456,7 @@ def _sync(folder: Path) -> None:
             os.close(handle)
 
 
-def file_kind(mode: int) -> str:
+def describe_file_kind(mode: int) -> str:
     """What a file of this ``st_mode`` is, where it is no regular file; "" for a regular one."""
     if stat.S_ISREG(mode):
         return ""

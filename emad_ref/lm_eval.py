@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from traceback import walk_tb
 
-from emad_ref.console import print_error, run_command
+from emad_ref.console import print_error, run_cli_command
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import require_writable
 from emad_ref.tasks.lm_eval_settings import TASK_FOLDER
@@ -40,9 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     argv = sys.argv[1:] if argv is None else argv
     before = sys.argv
-    sys.argv = ["lm_eval", *fill_in_defaults(argv)]  # lm-eval reads nothing else
+    sys.argv = ["lm_eval", *add_default_options(argv)]  # lm-eval reads nothing else
     try:
-        require_options(argv)
+        check_options(argv)
         cli_evaluate()
     except EmadError as error:
         print_error(error)
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def require_options(argv: Sequence[str]) -> None:
+def check_options(argv: Sequence[str]) -> None:
     """Refuse what lm-eval finds out late: an ``--output_path`` in which it cannot write, of which it warns at the end
     with status 0, and a ``--limit`` that leaves no document.
 
@@ -82,12 +82,12 @@ def _raised_by_lm_eval(error: BaseException) -> bool:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "lm_eval"
 
 
-def fill_in_defaults(argv: Sequence[str]) -> list[str]:
+def add_default_options(argv: Sequence[str]) -> list[str]:
     """``argv`` with what it does not say.
 
-    >>> fill_in_defaults(["--tasks", "world_recall", "--device=cuda"])[:3]
+    >>> add_default_options(["--tasks", "world_recall", "--device=cuda"])[:3]
     ['--tasks', 'world_recall', '--device=cuda']
-    >>> fill_in_defaults(["ls", "tasks"])
+    >>> add_default_options(["ls", "tasks"])
     ['ls', 'tasks']
     """
     given = {word.partition("=")[0] for word in argv}
@@ -98,4 +98,4 @@ def fill_in_defaults(argv: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(run_cli_command(main))

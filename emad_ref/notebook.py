@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.console import facts_html
+from emad_ref.console import format_facts_html
 from emad_ref.errors import BadArgument, require_instance
 from emad_ref.report import figures, schema
 from emad_ref.report.contents import cost_quality_rows
@@ -87,7 +87,7 @@ class RunResults:
             f"{claim['id']} on {claim['model']}": f"{claim['verdict']}: {claim.get('title', '')}"
             for claim in self.report["claims"]
         }
-        return facts_html(self.headline, causes | verdicts)
+        return format_facts_html(self.headline, causes | verdicts)
 
 
 def _frame(rows: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from emad_ref.console import NotebookFacts
+from emad_ref.console import NotebookReprMixin
 from emad_ref.errors import BadArgument, is_number, is_whole, require_instance, require_whole
 from emad_ref.signals import ENTROPY, SIGNALS, required_layers
 
@@ -81,7 +81,7 @@ class Estimator:
 
 
 @dataclass(frozen=True)
-class Confidence:
+class ConfidenceParameters:
     """Parameters of a confidence that remembers shallower layers of its token (early-exit LLMs, "Methodology").
 
     Symbols: p_ℓ the expert (the layer a token may leave at), p_m the amateur (a shallower one), H the head set.
@@ -126,7 +126,7 @@ class Confidence:
             raise BadArgument("confidence.shrink", self.shrink, "None where kept lists the sizes", "choose one of them")
 
     @property
-    def pruned(self) -> bool:
+    def prunes_vocabulary(self) -> bool:
         """Whether layers after j read only part of the vocabulary."""
         return bool(self.kept) or self.shrink is not None
 
@@ -157,7 +157,7 @@ class BinSpec:
             )
 
     @property
-    def buckets(self) -> tuple[int, ...]:
+    def bucket_counts(self) -> tuple[int, ...]:
         """Buckets of each feature, in order."""
         sizes = {
             "position": len(self.position_edges) + 1,
@@ -167,9 +167,9 @@ class BinSpec:
         return tuple(sizes[feature] for feature in self.features)
 
     @property
-    def count(self) -> int:
+    def bin_count(self) -> int:
         """Bins: the product of the features' buckets; 1 without features."""
-        return math.prod(self.buckets)
+        return math.prod(self.bucket_counts)
 
     @property
     def name(self) -> str:
@@ -186,7 +186,7 @@ FIELD_TYPES: dict[str, type] = {  # of a point's fields that hold no numbers
     "interpolate": bool,
     "lens": str,
     "translators": str,
-    "confidence": Confidence,
+    "confidence": ConfidenceParameters,
 }
 OPTIONAL_FIELDS = frozenset({"lens", "translators", "confidence"})
 
@@ -198,7 +198,7 @@ def _require_tuple(name: str, row: object, is_one: Callable[[object], bool], wha
 
 
 @dataclass(frozen=True, repr=False)
-class OperatingPoint(NotebookFacts):
+class OperatingPoint(NotebookReprMixin):
     """One configuration of adaptive depth.
 
     Attributes
@@ -269,7 +269,7 @@ class OperatingPoint(NotebookFacts):
     period: int | None = None
     floor: int | None = None
     interpolate: bool = False
-    confidence: Confidence | None = None
+    confidence: ConfidenceParameters | None = None
     decay: tuple[float, float] | None = None
     lens: str | None = None
     translators: str | None = None
@@ -296,11 +296,11 @@ class OperatingPoint(NotebookFacts):
                 )
         if list(self.probes) != sorted(set(self.probes)):
             raise BadArgument("probes", self.probes, "ascending layers, each once")
-        if len(self.thresholds) != self.bins.count:
+        if len(self.thresholds) != self.bins.bin_count:
             raise BadArgument(
                 "thresholds",
                 self.thresholds,
-                f"one row per bin, {self.bins.count} for bins {self.bins.name}",
+                f"one row per bin, {self.bins.bin_count} for bins {self.bins.name}",
                 "without probes and bins, ((),)",
             )
         for row in self.thresholds:
@@ -324,7 +324,7 @@ class OperatingPoint(NotebookFacts):
             estimated = " and ".join(name for name, signal in SIGNALS.items() if signal.estimated)
             expected = f"the full readout for {self.signal}"
             raise BadArgument("estimator", self.estimator.name, expected, f"estimators read {estimated}")
-        if SIGNALS[self.signal].learnt and (self.estimator.kind != "linear" or self.confidence is not None):
+        if SIGNALS[self.signal].is_learned and (self.estimator.kind != "linear" or self.confidence is not None):
             remedy = f"no readout shows {self.signal}; calibration.linear_maps.fit_gate fits one"
             raise BadArgument("estimator", self.estimator.name, "linear, without a confidence", remedy)
         if self.lens is not None:
@@ -333,7 +333,7 @@ class OperatingPoint(NotebookFacts):
             self._require_decaying(*self.decay)
         if self.confidence is not None:
             self._require_confident(self.confidence)
-        elif SIGNALS[self.signal].parametrised:
+        elif SIGNALS[self.signal].needs_parameters:
             raise BadArgument("confidence", None, f"the parameters of {self.signal}", "see exit_rules.early_exit_point")
 
     @cached_property
@@ -397,10 +397,10 @@ class OperatingPoint(NotebookFacts):
             expected = "None for a signal that falls, and where exits lie between probes"
             raise BadArgument("decay", self.decay, expected, "its formula is about a confidence at a probe")
 
-    def _require_confident(self, confidence: Confidence) -> None:
+    def _require_confident(self, confidence: ConfidenceParameters) -> None:
         """Refuse combinations that mean nothing, and probes other than the ones the signal needs."""
-        signal, pruned = self.signal, confidence.pruned
-        if not SIGNALS[signal].parametrised and not pruned:
+        signal, pruned = self.signal, confidence.prunes_vocabulary
+        if not SIGNALS[signal].needs_parameters and not pruned:
             raise BadArgument("confidence", confidence, f"None for {signal} of a full readout", "it has no parameters")
         if pruned and not SIGNALS[signal].prunable:
             prunable = " and ".join(name for name, each in SIGNALS.items() if each.prunable)
@@ -426,7 +426,7 @@ class OperatingPoint(NotebookFacts):
     @property
     def adaptive(self) -> bool:
         """Whether any token can exit before ``ceiling``."""
-        return any(value != SIGNALS[self.signal].never for row in self.thresholds for value in row)
+        return any(value != SIGNALS[self.signal].unreachable_threshold for row in self.thresholds for value in row)
 
     @property
     def fixed(self) -> bool:

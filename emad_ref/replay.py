@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules import bin_index, fires, planned_exits
+from emad_ref.exit_rules import assign_bins, extrapolate_exit_layers, is_exit_rule_met
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Bools, Floats, Ints, Work
-from emad_ref.schedule.derived_work import ProbeCosts, derive_flops, derive_work, probe_costs
-from emad_ref.schedule.schedules import schedule_of
+from emad_ref.schedule.derived_work import ProbeCosts, compute_probe_costs, derive_flops, derive_work
+from emad_ref.schedule.schedules import get_schedule
 from emad_ref.signals import SIGNALS
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayResult:
     """One operating point on one trace. ``depth`` int64 [tokens]; ``nll_nats`` float64 [tokens] at that depth.
 
     ``top1`` int32 [tokens]: the likeliest token there. ``macs_per_row``: multiply-adds of one reading by its estimator.
@@ -46,15 +46,15 @@ class Replay:
         """Nats per token."""
         return float(self.nll_nats.mean())
 
-    def right(self, trace: Trace) -> Bools:
+    def is_top1_correct(self, trace: Trace) -> Bools:
         """bool [tokens] whether the next token of ``trace`` is told right."""
         right: Bools = self.top1 == trace.target_int32
         return right
 
     @cached_property
-    def histogram(self) -> Ints:
+    def depth_histogram(self) -> Ints:
         """int64 [L + 1] tokens of each depth."""
-        return depth_histogram(self.depth, self.point)
+        return count_tokens_by_depth(self.depth, self.point)
 
 
 class TraceReplayer:
@@ -67,12 +67,12 @@ class TraceReplayer:
     def __init__(self, trace: Trace):
         self.trace = trace
         self.shape = (int(trace.lengths.max()), trace.sequences)
-        self.place = trace.places.decided * trace.sequences + trace.sequence  # of each token in a flattened grid
+        self.place = trace.places.decided_index * trace.sequences + trace.sequence  # of each token in a flattened grid
         self.before = np.arange(len(trace)) * trace.layers - 1  # each token's first layer in a flattened column, less 1
         self._read: dict[object, dict[int, NDArray[np.float32]]] = {}
         self._binned: dict[object, NDArray[np.intp]] = {}
 
-    def depths(self, point: OperatingPoint) -> Ints:
+    def compute_depths(self, point: OperatingPoint) -> Ints:
         """int64 [tokens] depth of every traced position; every sequence starts at the ceiling.
 
         Raises:
@@ -82,7 +82,7 @@ class TraceReplayer:
             raise BadArgument("point.layers", point.layers, f"{self.trace.layers}, the layers of the trace")
         self.trace.require_lens(point)
         self.trace.require_read(point)
-        settle = schedule_of(point).in_replay()
+        settle = get_schedule(point).require_depth_resolver()
         depth = np.full(self.shape, point.ceiling, dtype=np.int16)
         bins, signals = (self._bins(point), self._signals(point)) if point.probes else (None, {})
         decided = np.arange(len(depth))[:, None]  # rows of a grid are decided tokens from each sequence's first
@@ -90,7 +90,7 @@ class TraceReplayer:
             if point.interpolate and number > 0:
                 self._between(point, number, signals, bins, depth)
             probe = point.probes[number]
-            fired = fires(point, number, signals[probe], bins, decided)
+            fired = is_exit_rule_met(point, number, signals[probe], bins, decided)
             # arithmetic, not np.copyto(where=fired): a masked copy goes element by element, thirty times as slowly
             np.minimum(depth, np.int16(point.ceiling) - fired * np.int16(point.ceiling - probe), out=depth)
         settle(point, depth)
@@ -107,7 +107,7 @@ class TraceReplayer:
     ) -> None:
         """Exits after probe ``number`` and below the next, where the line through the last two readings meets τ."""
         before, here = (signals[point.probes[at]] for at in (number - 1, number))
-        planned = planned_exits(point, number, before, here, bins)
+        planned = extrapolate_exit_layers(point, number, before, here, bins)
         np.copyto(depth, planned.astype(np.int16), where=planned > 0)
 
     def _grid(self, column: NDArray[Any]) -> NDArray[Any]:
@@ -118,7 +118,7 @@ class TraceReplayer:
 
     def _signals(self, point: OperatingPoint) -> dict[int, NDArray[np.float32]]:
         """Grids of what ``point`` compares, by probe."""
-        several = not SIGNALS[point.signal].alone  # then what is read elsewhere matters
+        several = not SIGNALS[point.signal].is_single_layer  # then what is read elsewhere matters
         key = (point.signal, point.estimator, point.confidence, point.probes if several else ())
         grids = self._read.setdefault(key, {})
         if lacking := [probe for probe in point.probes if probe not in grids]:
@@ -127,54 +127,54 @@ class TraceReplayer:
         return grids
 
     def _bins(self, point: OperatingPoint) -> NDArray[np.intp] | None:
-        if point.bins.count == 1:
+        if point.bins.bin_count == 1:
             return None
         key, first = (point.bins, point.probes[0]), point.probes[0] - 1
         if key not in self._binned:
             trace = self.trace
-            index = bin_index(point.bins, trace.position + 1, trace.top1_probability[:, first], trace.top1[:, first])
+            index = assign_bins(point.bins, trace.position + 1, trace.top1_probability[:, first], trace.top1[:, first])
             self._binned[key] = self._grid(index)
         return self._binned[key]
 
-    def replay(self, point: OperatingPoint) -> Replay:
-        depth = self.depths(point)
+    def replay(self, point: OperatingPoint) -> ReplayResult:
+        depth = self.compute_depths(point)
         stopped = self.before + depth
         nll, top1 = self.trace.emitted(point)
         nats = nll.reshape(-1).take(stopped).astype(np.float64)
         macs_per_row = self.trace.macs_per_row.get(point.estimator, 0)
-        return Replay(point, depth, nats, top1.reshape(-1).take(stopped), macs_per_row)
+        return ReplayResult(point, depth, nats, top1.reshape(-1).take(stopped), macs_per_row)
 
 
-def depths(trace: Trace, point: OperatingPoint) -> Ints:
+def replay_depths(trace: Trace, point: OperatingPoint) -> Ints:
     """int64 [tokens] depth of every traced position under ``point``; every sequence starts at the ceiling."""
-    return TraceReplayer(trace).depths(point)
+    return TraceReplayer(trace).compute_depths(point)
 
 
-def replay(trace: Trace, point: OperatingPoint) -> Replay:
+def replay(trace: Trace, point: OperatingPoint) -> ReplayResult:
     """Depths, and what is emitted at those depths."""
     return TraceReplayer(trace).replay(point)
 
 
-def replay_all(trace: Trace, points: Iterable[OperatingPoint]) -> Iterator[Replay]:
+def replay_all(trace: Trace, points: Iterable[OperatingPoint]) -> Iterator[ReplayResult]:
     """Replays of many points over one trace; the layout is computed once."""
     ladder = TraceReplayer(trace)
     for point in points:
         yield ladder.replay(point)
 
 
-def sequence_sums(trace: Trace, values: NDArray[Any]) -> Floats:
+def sum_by_sequence(trace: Trace, values: NDArray[Any]) -> Floats:
     """[sequences] sums of ``values`` [tokens] within each sequence; 0 for one without a token."""
     sums, filled = np.zeros(trace.sequences), trace.lengths > 0  # reduceat gives an empty segment its next value
     sums[filled] = np.add.reduceat(np.asarray(values, dtype=np.float64), trace.starts[:-1][filled])
     return sums
 
 
-def argmax_at(trace: Trace, depth: Ints) -> Ints:
+def top1_tokens_at_depth(trace: Trace, depth: Ints) -> Ints:
     """[tokens] top-1 token of a full head at each position's depth."""
     return trace.top1[np.arange(len(trace)), depth - 1].astype(np.int64)
 
 
-def derived_work(trace: Trace, point: OperatingPoint, depth: Ints, macs_per_row: int = 0) -> tuple[Work, Work]:
+def derive_sequence_work(trace: Trace, point: OperatingPoint, depth: Ints, macs_per_row: int = 0) -> tuple[Work, Work]:
     """(decode, prompt) Work of decoding every sequence alone, token by token, at ``depth`` [tokens].
 
     The prompt before the last position is one forward at the ceiling: n positions against n keys each.
@@ -182,19 +182,19 @@ def derived_work(trace: Trace, point: OperatingPoint, depth: Ints, macs_per_row:
     return decode_work(trace, depth, point, macs_per_row), prompt_work(trace.prompts, point)
 
 
-def depth_histogram(depth: Ints, point: OperatingPoint) -> Ints:
+def count_tokens_by_depth(depth: Ints, point: OperatingPoint) -> Ints:
     """int64 [L + 1] how many of ``depth`` [tokens] are each."""
     return np.bincount(depth, minlength=point.layers + 1)
 
 
-def replayed_work(trace: Trace, replayed: Replay) -> Work:
+def replay_decode_work(trace: Trace, replayed: ReplayResult) -> Work:
     """``decode_work`` of a replay.
 
     Raises:
         BadArgument: as ``decode_work``.
     """
     probed = _probe_costs(trace, replayed.point, replayed.macs_per_row)
-    return derive_work(replayed.point, trace.places, replayed.depth, replayed.histogram, probed, trace.ahead)
+    return derive_work(replayed.point, trace.places, replayed.depth, replayed.depth_histogram, probed, trace.ahead)
 
 
 def decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: int = 0) -> Work:
@@ -206,10 +206,10 @@ def decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: 
         BadArgument: a confidence rule that the trace does not record.
     """
     probed = _probe_costs(trace, point, macs_per_row)
-    return derive_work(point, trace.places, depth, depth_histogram(depth, point), probed, trace.ahead)
+    return derive_work(point, trace.places, depth, count_tokens_by_depth(depth, point), probed, trace.ahead)
 
 
-def decode_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
+def decode_flops(trace: Trace, replayed: ReplayResult, geometry: Geometry) -> Floats:
     """[sequences] FLOPs of each sequence's decode steps: what ``flops`` of ``decode_work`` has in all.
 
     A mixture of points gives each document to one of them, and intervals resample documents: both ask what each cost.
@@ -219,7 +219,7 @@ def decode_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
     """
     point = replayed.point
     probed = _probe_costs(trace, point, replayed.macs_per_row)
-    return sequence_sums(trace, derive_flops(point, trace.places, replayed.depth, probed, trace.ahead, geometry))
+    return sum_by_sequence(trace, derive_flops(point, trace.places, replayed.depth, probed, trace.ahead, geometry))
 
 
 def _probe_costs(trace: Trace, point: OperatingPoint, macs_per_row: int) -> ProbeCosts:
@@ -227,7 +227,7 @@ def _probe_costs(trace: Trace, point: OperatingPoint, macs_per_row: int) -> Prob
     if point.confidence is not None:
         rule = trace.rule(point)
         return ProbeCosts(rule.heads, rule.shows, rule.macs)
-    return probe_costs(point, len(trace), trace.ahead, macs_per_row)
+    return compute_probe_costs(point, len(trace), trace.ahead, macs_per_row)
 
 
 def prompt_work(prompts: Ints, point: OperatingPoint) -> Work:

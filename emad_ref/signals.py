@@ -49,10 +49,10 @@ class LogitsReadout:
     """Logits [..., V] of one layer, and what several signals take from them, each computed once."""
 
     def __init__(self, logits: Tensor):
-        self.logits = at_least_float32(logits)
+        self.logits = upcast_to_float32(logits)
 
     @cached_property
-    def log_p(self) -> Tensor:
+    def log_probs(self) -> Tensor:
         """log softmax, [..., V]."""
         return self.logits.log_softmax(dim=-1)
 
@@ -62,10 +62,10 @@ class LogitsReadout:
         return two_largest(self.logits)
 
     @cached_property
-    def top2(self) -> tuple[Tensor, Tensor]:
+    def top2_log_probs(self) -> tuple[Tensor, Tensor]:
         """(log-probabilities, tokens int64) of the two likeliest tokens, each [..., 2]."""
         tokens = self.top2_logits[1]  # log softmax keeps the order of logits
-        return self.log_p.gather(-1, tokens), tokens
+        return self.log_probs.gather(-1, tokens), tokens
 
 
 def two_largest(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,51 +172,51 @@ class Signal:
     thresholds: ThresholdRange | None = None
 
     @property
-    def alone(self) -> bool:
+    def is_single_layer(self) -> bool:
         """Whether one layer's readout decides it: every trace has it as a column."""
         return self.from_logits is not None
 
     @property
-    def learnt(self) -> bool:
+    def is_learned(self) -> bool:
         """Whether no readout shows it, only a linear probe that was fitted to it (``point.Estimator``)."""
         return self.needs is LEARNED
 
     @property
-    def parametrised(self) -> bool:
-        """Whether it means nothing without the parameters of a ``point.Confidence``."""
-        return not self.alone and self.needs not in (LEARNED, PREVIOUS_PROBE)
+    def needs_parameters(self) -> bool:
+        """Whether it means nothing without the parameters of a ``point.ConfidenceParameters``."""
+        return not self.is_single_layer and self.needs not in (LEARNED, PREVIOUS_PROBE)
 
     @property
-    def contrasts(self) -> bool:
+    def is_contrastive(self) -> bool:
         """Whether it sets readouts of several layers against each other."""
-        return self.parametrised and self.cost is not None
+        return self.needs_parameters and self.cost is not None
 
     @property
-    def plain(self) -> bool:
+    def needs_only_thresholds(self) -> bool:
         """Whether its thresholds alone make a point: it needs neither parameters nor a probe that was fitted to it."""
-        return not self.parametrised and not self.learnt
+        return not self.needs_parameters and not self.is_learned
 
     @property
-    def never(self) -> float:
+    def unreachable_threshold(self) -> float:
         """The threshold that no value reaches."""
         return -math.inf if self.sense == "falls" else math.inf
 
-    def read(self, readout: LogitsReadout) -> Tensor:
+    def compute(self, readout: LogitsReadout) -> Tensor:
         """Its value [...] for one layer's readout [..., V], where that is all it needs."""
         assert self.from_logits is not None, f"{self.name} needs {self.needs.name}"
         return self.from_logits(readout)
 
-    def of(self, logits: Tensor) -> Tensor:
-        """``read`` for logits [..., V] of which nothing else is asked."""
-        return self.read(LogitsReadout(logits))
+    def compute_from_logits(self, logits: Tensor) -> Tensor:
+        """``compute`` for logits [..., V] of which nothing else is asked."""
+        return self.compute(LogitsReadout(logits))
 
 
-def at_least_float32(values: Tensor) -> Tensor:
+def upcast_to_float32(values: Tensor) -> Tensor:
     """float32 of half precision, in which 50,000 terms lose the second digit; float32 and float64 as they are."""
     return values if values.element_size() == 8 else values.float()
 
 
-def probabilities(log_p: Tensor) -> Tensor:
+def exp_log_probabilities(log_p: Tensor) -> Tensor:
     """e^x of log-probabilities x [..., V]; NaN stays NaN.
 
     Of a large vocabulary, whatever lies below the dtype's smallest normal number becomes 0: a CPU takes ten times as
@@ -224,7 +224,7 @@ def probabilities(log_p: Tensor) -> Tensor:
     """
     if log_p.shape[-1] < LARGE_VOCABULARY:
         return log_p.exp()
-    import torch  # loaded by now: ``log_p`` is one of its tensors
+    import torch  # loaded by now: ``log_probs`` is one of its tensors
 
     tiny = torch.finfo(log_p.dtype).tiny
     return torch.threshold(log_p.clamp_min(math.log(4 * tiny)).exp_(), 8 * tiny, 0.0)
@@ -232,7 +232,7 @@ def probabilities(log_p: Tensor) -> Tensor:
 
 def log_probabilities(logits: Tensor) -> Tensor:
     """log softmax over the last axis, in float32 at least; [..., V]."""
-    return at_least_float32(logits).log_softmax(dim=-1)
+    return upcast_to_float32(logits).log_softmax(dim=-1)
 
 
 def top2_margin(log_scores: Tensor) -> Tensor:
@@ -247,15 +247,15 @@ def _difference(log_best: Tensor) -> Tensor:
 
 def _entropy(readout: LogitsReadout) -> Tensor:
     """H = log Z − Σ p z of softmax(z), in nats."""
-    log_p = readout.log_p
+    log_p = readout.log_probs
     # 0·log 0: a masked logit (-inf) contributes nothing; NaN must stay NaN, for an entropy of 0 would let every rule
     # fire. A bound on the logarithm does both, in a third of the time of a masked fill
-    return -(probabilities(log_p) * log_p.clamp_min(NEVER_LOG_P)).sum(dim=-1)
+    return -(exp_log_probabilities(log_p) * log_p.clamp_min(NEVER_LOG_P)).sum(dim=-1)
 
 
 def _response(readout: LogitsReadout) -> Tensor:
     """Top-1 minus top-2 probability (CALM, "softmax response")."""
-    return _difference(readout.top2[0])
+    return _difference(readout.top2_log_probs[0])
 
 
 def _gap(readout: LogitsReadout) -> Tensor:
@@ -379,10 +379,10 @@ SIGNALS: dict[str, Signal] = {
         ),
     )
 }
-LAYERWISE: dict[str, Signal] = {name: signal for name, signal in SIGNALS.items() if signal.alone}
+LAYERWISE: dict[str, Signal] = {name: signal for name, signal in SIGNALS.items() if signal.is_single_layer}
 
 
-def swept_signals(sweep: Sweep) -> list[Signal]:
+def signals_in_sweep(sweep: Sweep) -> list[Signal]:
     """The signals that take part in ``sweep``, in the order of the table."""
     return [signal for signal in SIGNALS.values() if sweep in signal.sweeps]
 
@@ -403,15 +403,17 @@ def required_layers(signal: str, minimum: int, ceiling: int) -> tuple[int, ...]:
 STEEPEST_NATS = 700.0  # a little less than the largest number of nats whose exponential a float holds
 
 
-def perplexity_of(nats: float) -> float:
+def perplexity_from_nats(nats: float) -> float:
     """exp(``nats``) of a mean loss per token, that of 700 nats where more would overflow; inf stays inf."""
     return math.inf if nats == math.inf else math.exp(min(nats, STEEPEST_NATS))
 
 
-def relative_rise(nats: float) -> float:
+def perplexity_rise_from_nats(nats: float) -> float:
     """exp(``nats``) − 1 of a rise per token, that of 700 nats where more would overflow; inf stays inf.
 
-    >>> relative_rise(0.0), relative_rise(800.0) == relative_rise(900.0), relative_rise(math.inf)
-    (0.0, True, inf)
+    >>> perplexity_rise_from_nats(0.0), perplexity_rise_from_nats(math.inf)
+    (0.0, inf)
+    >>> perplexity_rise_from_nats(800.0) == perplexity_rise_from_nats(900.0)
+    True
     """
     return math.inf if nats == math.inf else math.expm1(min(nats, STEEPEST_NATS))

@@ -103,7 +103,7 @@ class TokenDecoder:
         """``generate`` for each of ``requests``, from ``at_once`` threads. Raises the first error of a request."""
         if not self.concurrent:
             raise Unsupported("the engine takes one request at a time")
-        return run_at_once([partial(self.generate, *request) for request in requests], at_once)
+        return run_concurrently([partial(self.generate, *request) for request in requests], at_once)
 
     def row_seed(self, row: int) -> int:
         """A seed below 2³¹ of one row, from the request's seed."""
@@ -139,7 +139,7 @@ class TokenDecoder:
 Result = TypeVar("Result")
 
 
-def run_at_once(calls: Sequence[Callable[[], Result]], at_once: int) -> list[Result]:
+def run_concurrently(calls: Sequence[Callable[[], Result]], at_once: int) -> list[Result]:
     """Results of ``calls``, made from ``at_once`` threads that start together and each take the next one.
 
     After an error no further call begins, and the first one by order is raised. A thread that hangs ends with the

@@ -18,7 +18,7 @@ from emad_ref.calibration.calibration_run import CalibrationPlan, calibrate
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence, window_size, windows
-from emad_ref.decoding.self_corpus import sampled_documents
+from emad_ref.decoding.self_corpus import sample_documents
 from emad_ref.errors import EmadError, require_instance, require_whole
 from emad_ref.exit_rules import default_probes
 from emad_ref.models.loading import LoadedModel, require_decoder_only, required_tokenizer
@@ -172,7 +172,7 @@ def windows_of(
     window = window_size(stepper.max_positions, longest)
     documents: Iterator[Ints | LongDocument]
     if corpus == "self":
-        documents = sampled_documents(stepper, model.opening, min(window, 256) - 1, split, ends=model.ends)
+        documents = sample_documents(stepper, model.opening, min(window, 256) - 1, split, ends=model.ends)
     else:
         tokenizer = required_tokenizer(model)
         texts = iterate_corpus_documents(corpus, split, data=data)

@@ -22,7 +22,7 @@ import pytest
 import emad_ref
 import pytest_emad
 from emad_ref.errors import BadArgument, EmadError, nearest_names
-from emad_ref.files import resolved
+from emad_ref.files import resolve_path
 from emad_ref.report import deselection as suites_source
 from emad_ref.report.deselection import path_below_suites
 from emad_ref.report.provenance import DISTRIBUTION, installed_version
@@ -110,7 +110,7 @@ def resolve_suite_path(argument: str, folder: Path, pyargs: bool) -> Path | None
         inside = SOURCE_ROOT.joinpath("pytest_emad", "suites")
         path = (inside if inside.is_dir() else SOURCE_ROOT / "suites").joinpath(*name.split(".")[2:])
         return path if path.is_dir() else path.with_suffix(".py")
-    path = resolved(folder / name)
+    path = resolve_path(folder / name)
     return path if any(path.is_relative_to(suites) for suites in SUITES) else None
 
 

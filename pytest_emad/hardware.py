@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from emad_ref.console import run_command
+from emad_ref.console import run_cli_command
 from emad_ref.errors import EmadError
 from emad_ref.files import require_replaceable_file, write_atomically
 from emad_ref.protocol import Unsupported
@@ -209,4 +209,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(run_cli_command(main))

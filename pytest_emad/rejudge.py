@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from emad_ref.console import run_command
+from emad_ref.console import run_cli_command
 from emad_ref.files import BadFile, read_json, require_replaceable_file, require_writable
 from emad_ref.models.downloads import DOWNLOADS
 from emad_ref.report.suite_parts import DECIDED_STATUSES
@@ -152,4 +152,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(run_cli_command(main))

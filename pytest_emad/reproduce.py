@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from emad_ref import __version__
 from emad_ref.cli.arguments import add_executor_argument
-from emad_ref.console import run_command
+from emad_ref.console import run_cli_command
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import BadFile, require_replaceable_file, require_writable, write_atomically
 from emad_ref.measurements import option_values
@@ -183,7 +183,7 @@ def run_and_merge_parts(
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(run_cli_command(main))
 
 
 MEASURING, REST = "measuring", "rest"

@@ -17,7 +17,7 @@ from typing import Any, TextIO, cast
 import pytest
 
 from emad_ref.console import print_error
-from emad_ref.errors import printable
+from emad_ref.errors import escape_unsafe
 from emad_ref.statistics.gate import UNDECIDED
 from pytest_emad.options import RunSettings
 from pytest_emad.recorder import EmadWarning
@@ -52,8 +52,8 @@ def format_header(settings: RunSettings, decoder: str) -> list[str]:
         parts.append(f"require {', '.join(sorted(settings.gating.require))}")
     if settings.update_golden:
         parts.append(f"UPDATING goldens in {settings.golden}")
-    waived = [f"emad: waived {of}: {printable(reason, MAX_WAIVER_LENGTH)}" for of, reason in settings.waive]
-    return [printable(line) for line in (f"emad: {'; '.join(parts)}", f"emad: decoder: {decoder}", *waived)]
+    waived = [f"emad: waived {of}: {escape_unsafe(reason, MAX_WAIVER_LENGTH)}" for of, reason in settings.waive]
+    return [escape_unsafe(line) for line in (f"emad: {'; '.join(parts)}", f"emad: decoder: {decoder}", *waived)]
 
 
 def write_summary(
@@ -68,19 +68,19 @@ def write_summary(
     places
         A sentence per file of the report, saying where it is.
     """
-    from emad_ref.console import replace_unencodable
+    from emad_ref.console import set_ascii_fallback
     from emad_ref.report.summary import build_run_summary, summary_lines  # tabulate: not at the start of every run
 
-    replace_unencodable(terminal.config.get_terminal_writer()._file)
+    set_ascii_fallback(terminal.config.get_terminal_writer()._file)
     width = terminal.config.get_terminal_writer().fullwidth
     for title, text in _verbose_sections(report, width, verbosity):
         terminal.section(title)
-        terminal.line(printable(text))
+        terminal.line(escape_unsafe(text))
     found = summary_lines(build_run_summary(report), width, places)
     if report["claims"]:
         terminal.section(f"emad: {', '.join(report['settings']['models'])}")
     for line, tone in found:
-        terminal.line(printable(line), **COLOURS.get(tone, {}))
+        terminal.line(escape_unsafe(line), **COLOURS.get(tone, {}))
 
 
 def _verbose_sections(report: Mapping[str, Any], width: int, verbosity: int) -> Iterator[tuple[str, str]]:
@@ -122,7 +122,7 @@ def format_claims(claims: Sequence[Mapping[str, Any]], width: int) -> str:
             found = format_quantity(claim["estimate"], claim["unit"], claim["interval"])
             title = f"{claim['title']}: " if claim.get("title") else ""
             pair = f" ({claim['model']})" if " + " in claim["model"] else ""
-            text = printable(f"  {claim['id']:8}  {title}{claim['verdict']}, {found}{pair}")
+            text = escape_unsafe(f"  {claim['id']:8}  {title}{claim['verdict']}, {found}{pair}")
             lines += textwrap.wrap(text, max(width, 40), subsequent_indent=" " * 12, break_on_hyphens=False)
     return "\n".join(lines)
 

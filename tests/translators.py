@@ -10,10 +10,10 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.probes.tuned_lens import (
     StateTranslators,
     Translator,
+    at_least_float32_dtype,
     attach_translators,
-    dtype_of,
-    pairs_above,
-    raised_dtype,
+    list_exit_layer_pairs,
+    weight_dtype_name,
 )
 
 FINGERPRINT = "f00d"
@@ -23,7 +23,11 @@ def drawn_translators(
     stepper: Stepper, exits: Sequence[int], rank: int | None = 4, *, seed: int = 0, scale: float = 0.5
 ) -> StateTranslators:
     """Translators whose A·h and b are about ``scale`` of h; 0: copying."""
-    generator, width, dtype = torch.Generator().manual_seed(seed), stepper.geometry.hidden, raised_dtype(stepper)
+    generator, width, dtype = (
+        torch.Generator().manual_seed(seed),
+        stepper.geometry.hidden,
+        at_least_float32_dtype(stepper),
+    )
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
@@ -36,8 +40,8 @@ def drawn_translators(
             factors = (scale * drawn(width, rank) / rank**0.5, drawn(width, rank) / width**0.5)
         return Translator(factors, scale * drawn(width))
 
-    pairs = {pair: translator() for pair in pairs_above(tuple(exits), stepper.layers)}
-    return StateTranslators(FINGERPRINT, dtype_of(stepper), stepper.layers, pairs)
+    pairs = {pair: translator() for pair in list_exit_layer_pairs(tuple(exits), stepper.layers)}
+    return StateTranslators(FINGERPRINT, weight_dtype_name(stepper), stepper.layers, pairs)
 
 
 def attached_translators(stepper: Stepper, exits: Sequence[int], rank: int | None = 4, **options: float) -> str:

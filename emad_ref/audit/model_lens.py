@@ -28,9 +28,9 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.probes.probe import PrunedProbe, make_probe
-from emad_ref.probes.pruned_vocabulary import SharedHeads, adaptive_size
-from emad_ref.probes.signal_values import to_host
-from emad_ref.probes.tuned_lens import lens_macs, point_lens
+from emad_ref.probes.pruned_vocabulary import SharedHeads, adaptive_vocabulary_size
+from emad_ref.probes.signal_values import to_numpy_float64
+from emad_ref.probes.tuned_lens import get_point_lens, lens_macs_by_layer
 from emad_ref.record import READOUTS, Floats, Ints, Work
 from emad_ref.replay import replay
 
@@ -61,10 +61,12 @@ class ModelLens:
         def read(layer: int, row: int) -> Floats:
             states = layers[layer - 1]
             if layer not in shared:
-                return _finite(to_host(self.stepper.logits(states[row, parts[row]][None])[0]), layer)
+                return _finite(to_numpy_float64(self.stepper.logits(states[row, parts[row]][None])[0]), layer)
             if layer not in known:
                 joined = torch.cat([states[each, part] for each, part in enumerate(parts)])
-                known[layer] = np.split(_finite(to_host(self.stepper.logits(joined[None])[0]), layer), ends[:-1])
+                known[layer] = np.split(
+                    _finite(to_numpy_float64(self.stepper.logits(joined[None])[0]), layer), ends[:-1]
+                )
             return known[layer][row]
 
         return [
@@ -87,13 +89,13 @@ class ModelLens:
         macs: Ints = np.zeros((n, point.layers), dtype=np.int64)
         shrink = None if point.confidence is None else point.confidence.shrink
         sizing: dict[int, Floats] = {}  # layer → confidence [n] that determines the size of its readout
-        watch.begin()
+        watch.begin_step()
         for probe, layer in enumerate(point.probes):
             work = Work.none(point.layers)
             if isinstance(watch, PrunedProbe) and shrink is not None and watch.confidence is not None:
-                sizing[layer] = to_host(watch.confidence)
+                sizing[layer] = to_numpy_float64(watch.confidence)
             reading = watch.read(states[layer - 1], probe, work)
-            signal[:, probe] = to_host(reading.signal)
+            signal[:, probe] = to_numpy_float64(reading.signal)
             heads[:, layer - 1] = work.readout_rows[:, layer - 1] > 0
             macs[:, layer - 1] = work.readout_macs[:, layer - 1].sum() // n if reading.macs is None else reading.macs
             if reading.logits is not None:
@@ -102,8 +104,8 @@ class ModelLens:
         @torch.inference_mode()
         def emitted(layer: int) -> Floats:
             if layer in shown:
-                return to_host(shown[layer])
-            return to_host(watch.emit(states[layer - 1], layer, Work.none(point.layers)))
+                return to_numpy_float64(shown[layer])
+            return to_numpy_float64(watch.emit_logits(states[layer - 1], layer, Work.none(point.layers)))
 
         def sizes(error: float) -> Ints:
             """int64 [n, L] tokens of adaptive readouts if every confidence were higher by ``error``; 0 elsewhere."""
@@ -112,7 +114,7 @@ class ModelLens:
             smallest = np.full(n, self.stepper.vocabulary)
             for layer, confidence in sizing.items():
                 certain = np.clip(confidence + error, 0, 1).tolist()
-                wanted = [adaptive_size(self.stepper.vocabulary, shrink, c) for c in certain]
+                wanted = [adaptive_vocabulary_size(self.stepper.vocabulary, shrink, c) for c in certain]
                 kept[:, layer - 1] = smallest = np.minimum(smallest, wanted)
             return kept
 
@@ -120,7 +122,7 @@ class ModelLens:
             width, own = self.stepper.geometry.embedding_width, sizes(0.0)
             return macs + (sizes(error) - own) * width, macs + (sizes(-error) - own) * width
 
-        ahead = lens_macs(point_lens(self.stepper, point), point.layers)
+        ahead = lens_macs_by_layer(get_point_lens(self.stepper, point), point.layers)
         readouts = ProbeReadouts(heads, shows, macs, ahead, macs_within if sizing else None)
         return RuleReadings(signal, LayerLogits(n, point.layers, emitted), readouts)
 
@@ -140,7 +142,7 @@ class ModelLens:
         for layer in range(1, max(layers) + 1):
             hidden = _round_at_random(stepper.run(hidden, layer - 1, layer, frame, cache), rng)
             if layer in layers:
-                plain, *moved = to_host(stepper.logits(hidden[:, -1:]))[:, 0]
+                plain, *moved = to_numpy_float64(stepper.logits(hidden[:, -1:]))[:, 0]
                 largest = max(largest, float(np.abs(np.stack(moved) - plain).max()))
         return ROUNDING_FACTORS[str(hidden.dtype).removeprefix("torch.")] * largest
 

@@ -38,7 +38,7 @@ from emad_ref.audit.threshold_comparisons import UNREACHED_THRESHOLD, DecoderOpe
 from emad_ref.audit.token_comparison import is_decoded_tie, same_tokens
 from emad_ref.audit.trajectory import Judge
 from emad_ref.errors import EmadError
-from emad_ref.point import BinSpec, Confidence, Estimator, OperatingPoint
+from emad_ref.point import BinSpec, ConfidenceParameters, Estimator, OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import ENTROPY, SIGNALS, required_layers
@@ -51,7 +51,9 @@ EXIT_SHARES = (0.5, 0.3, 0.15, 0.7, 0.05)  # shares of the fed tokens that a thr
 DRAWN_THRESHOLDS = 200  # further random thresholds
 DECODED_THRESHOLDS = 12  # of them, if the reference decoder has to decode at each
 MAX_JUMP_TOLERANCE = 0.01  # logits; with more, tokens tie too often to compare a signal that jumps there
-PLAIN_SIGNALS = tuple(name for name, signal in SIGNALS.items() if signal.plain and signal is not ENTROPY)
+PLAIN_SIGNALS = tuple(
+    name for name, signal in SIGNALS.items() if signal.needs_only_thresholds and signal is not ENTROPY
+)
 DRAWS = 3  # draws of a variant's own numbers, until ignoring it shows
 ENOUGH = 3  # discriminating positions that end the search for thresholds, and that are decoded
 FEWEST_DECODED = 4  # tokens fed, and generated, even if fewer suffice or ignoring a field would not show
@@ -105,7 +107,7 @@ def plain_point(sizes: ModelDimensions, probes: tuple[int, ...] | None = None, *
     probes = spread_probes(sizes.layers) if probes is None else probes
     bins, signal = change.get("bins", BinSpec()), change.get("signal", "entropy_nats")
     change.setdefault("ceiling", sizes.layers)
-    thresholds = ((SIGNALS[signal].never,) * len(probes),) * bins.count
+    thresholds = ((SIGNALS[signal].unreachable_threshold,) * len(probes),) * bins.count
     return OperatingPoint("fields", "quantile", sizes.layers, probes=probes, thresholds=thresholds, **change)
 
 
@@ -120,13 +122,13 @@ def confidence_point(signal: str, minimum: int = 2, **parameters: Any) -> PointF
     read. A contrast of all pairs of 30 layers over a vocabulary of 50,000, or as many products with nearly all of it,
     takes minutes and shows no more defects. Parameters may be functions of the model's dimensions.
     """
-    deep = SIGNALS[signal].contrasts or not parameters.keys().isdisjoint(("kept", "shrink"))
+    deep = SIGNALS[signal].is_contrastive or not parameters.keys().isdisjoint(("kept", "shrink"))
 
     def make(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
         first = max(minimum, sizes.layers - MOST_CONTRASTED) if deep else minimum
         values = {name: value(sizes) if callable(value) else value for name, value in parameters.items()}
         probes = required_layers(signal, first, sizes.layers)
-        return plain_point(sizes, probes, signal=signal, confidence=Confidence(first, **values))
+        return plain_point(sizes, probes, signal=signal, confidence=ConfidenceParameters(first, **values))
 
     return make
 
@@ -205,7 +207,9 @@ def shift_probes(point: OperatingPoint) -> OperatingPoint:
 
 
 def never_fire(point: OperatingPoint) -> OperatingPoint:
-    return replace(point, thresholds=((SIGNALS[point.signal].never,) * len(point.probes),) * point.bins.count)
+    return replace(
+        point, thresholds=((SIGNALS[point.signal].unreachable_threshold,) * len(point.probes),) * point.bins.bin_count
+    )
 
 
 def decide_at_first_layer(point: OperatingPoint) -> OperatingPoint:
@@ -266,10 +270,11 @@ VARIANTS: dict[str, PointVariant] = {
     "a learnt gate": PointVariant(
         ("signal",), estimator_point("divergence", kind="linear", weights=draw_weights),
         (change(signal="entropy_nats", estimator=Estimator()),)),
-    **{name: PointVariant(("signal",), plain(signal=name), (use_entropy,), jumps=not SIGNALS[name].alone)
+    **{name: PointVariant(("signal",), plain(signal=name), (use_entropy,), jumps=not SIGNALS[name].is_single_layer)
        for name in PLAIN_SIGNALS},
-    **{name: PointVariant(("signal", "confidence"), confidence_point(name), (use_entropy,), 4, jumps=signal.contrasts)
-       for name, signal in SIGNALS.items() if signal.parametrised},
+    **{name: PointVariant(("signal", "confidence"), confidence_point(name), (use_entropy,), 4,
+                          jumps=signal.is_contrastive)
+       for name, signal in SIGNALS.items() if signal.needs_parameters},
     "minimum layer": PointVariant(
         ("confidence.minimum",), confidence_point("saturation", 3), (decide_at_first_layer,), 5),
     "a constant α": PointVariant(
@@ -476,7 +481,7 @@ class FieldsCheck:
 
         Each lies half-way between two values of ``signal`` [m, probes] that are clearly apart.
         """
-        sense, never = SIGNALS[point.signal].sense, SIGNALS[point.signal].never
+        sense, never = SIGNALS[point.signal].sense, SIGNALS[point.signal].unreachable_threshold
         if point.interpolate:  # no line leads to an infinite threshold
             never = UNREACHED_THRESHOLD[sense]
         allowed = CLEAR * self.tolerance * signal_noise(point)
@@ -531,9 +536,9 @@ def _reverse_text(prompt: Prompt, continuation: Ints) -> tuple[Prompt, Ints]:
 
 def _set_thresholds(point: OperatingPoint, levels: Floats) -> OperatingPoint:
     """``point`` with thresholds ``levels`` [probes] in every second bin row; the other rows let nothing exit."""
-    never = SIGNALS[point.signal].never
+    never = SIGNALS[point.signal].unreachable_threshold
     row: tuple[float, ...] = tuple(levels.astype(np.float32).tolist())
-    rows = tuple(row if number % 2 else (never,) * len(row) for number in range(point.bins.count))
+    rows = tuple(row if number % 2 else (never,) * len(row) for number in range(point.bins.bin_count))
     return replace(point, thresholds=rows if point.bins.features else (row,))
 
 

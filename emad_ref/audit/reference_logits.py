@@ -2,7 +2,7 @@
 
 A lens maps one sequence to its logits after each layer, without cache, exits or other rows. Signals of one layer's
 readout are recomputed from these logits in float64; the lens itself computes other rules. It implements a rule
-independently of ``exit_rules.fires``, because it judges it.
+independently of ``exit_rules.is_exit_rule_met``, because it judges it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules import bin_index, first_firing_probe
+from emad_ref.exit_rules import assign_bins, first_firing_probe
 from emad_ref.point import BinSpec, Estimator, OperatingPoint
 from emad_ref.record import READOUTS, Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
@@ -319,7 +319,7 @@ def candidate_bins(
     ``top1``: int64 [n] likeliest tokens, and possible others.
     """
     return tuple(
-        bin_index(spec, position + 1, (confidence + by).astype(np.float32), token).astype(np.int64)
+        assign_bins(spec, position + 1, (confidence + by).astype(np.float32), token).astype(np.int64)
         for token in top1
         for by in (0.0, tolerance, -tolerance)
     )
@@ -342,7 +342,7 @@ def signal_slopes(point: OperatingPoint, emitted: LayerLogits, positions: slice 
 
 def emission_noise(point: OperatingPoint) -> float:
     """Largest error of an emitted logit, in multiples of a logit's tolerance: a contrast adds up several."""
-    return 1.0 if SIGNALS[point.signal].alone else SIGNALS[point.signal].noise
+    return 1.0 if SIGNALS[point.signal].is_single_layer else SIGNALS[point.signal].noise
 
 
 def tied_gap(point: OperatingPoint, tolerance: Tolerance) -> Tolerance:
@@ -385,7 +385,7 @@ def rule_depths(point: OperatingPoint, room: Floats, cap: Ints) -> Ints:
 
 def may_fire(point: OperatingPoint, signal: Floats, rows: tuple[Ints, ...]) -> Bools:
     """[m, probes] whether any value could fire there, under every one of ``rows``; not where no signal is defined."""
-    never = SIGNALS[point.signal].never
+    never = SIGNALS[point.signal].unreachable_threshold
     may: Bools = np.logical_and.reduce([token_thresholds(point, one) != never for one in rows]) & ~np.isnan(signal)
     return may
 

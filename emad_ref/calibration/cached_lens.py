@@ -40,10 +40,10 @@ from emad_ref.calibration.regression import RIDGE_PENALTY, Moments, reduced_rank
 from emad_ref.calibration.trace import head_blocks, states_after
 from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.models.stepper import Stepper
-from emad_ref.probes.estimators import capped
-from emad_ref.probes.signal_values import to_host
-from emad_ref.probes.tuned_lens import Translator, raised_dtype
-from emad_ref.signals import at_least_float32, probabilities
+from emad_ref.probes.estimators import apply_softcap
+from emad_ref.probes.signal_values import to_numpy_float64
+from emad_ref.probes.tuned_lens import Translator, at_least_float32_dtype
+from emad_ref.signals import exp_log_probabilities, upcast_to_float32
 
 CACHED_BYTES = 2**30  # of states: text beyond it is not read
 SAMPLED_TOKENS = 4096  # of the vocabulary at a step, half of them the likeliest ones
@@ -129,9 +129,9 @@ def cache_states(stepper: Stepper, plan: LensPlan, windows: WindowSource, progre
                 kept[layer].append(states)
             final = kept[stepper.layers][-1]
             for rows in head_blocks(stepper, len(final)):
-                logits = at_least_float32(stepper.logits(final[rows]))
+                logits = upcast_to_float32(stepper.logits(final[rows]))
                 normalisers.append(logits.logsumexp(dim=-1))
-                mass += probabilities(logits - normalisers[-1][:, None]).sum(dim=0)
+                mass += exp_log_probabilities(logits - normalisers[-1][:, None]).sum(dim=0)
             bar.update(len(final))
     small = stepper.vocabulary <= SAMPLED_TOKENS
     likeliest = mass.argsort(descending=True)[: stepper.vocabulary if small else SAMPLED_TOKENS // 2]
@@ -149,7 +149,7 @@ def _until_full(windows: Iterator[TokenSequence], room: int) -> Iterator[TokenSe
 
 def _closed_form(cache: CachedStates, layer: int, plan: LensPlan, stepper: Stepper) -> list[Tensor]:
     """Factors and bias of the ridge regression of h_L − h_ℓ on h_ℓ, of the plan's rank."""
-    here, end = to_host(cache.states[layer]), to_host(cache.final)
+    here, end = to_numpy_float64(cache.states[layer]), to_numpy_float64(cache.final)
     moments = Moments.of(here, end - here)
     fitted = ridge(moments, RIDGE_PENALTY)
     slopes, bias = fitted[:-1], fitted[-1]
@@ -157,7 +157,7 @@ def _closed_form(cache: CachedStates, layer: int, plan: LensPlan, stepper: Stepp
     if plan.rank is not None:
         factors = reduced_rank(slopes, ridge_system(moments, RIDGE_PENALTY), plan.rank)
         bias = (moments.y - moments.x @ (factors[1] @ factors[0].T)) / moments.tokens
-    dtype, device = raised_dtype(stepper), stepper.device
+    dtype, device = at_least_float32_dtype(stepper), stepper.device
     return [
         torch.from_numpy(np.ascontiguousarray(part)).to(device, dtype).requires_grad_() for part in (*factors, bias)
     ]
@@ -176,10 +176,10 @@ def _refine(stepper: Stepper, plan: LensPlan, cache: CachedStates, state: LensFi
         head = weight[ids], None if bias is None else bias.detach()[ids]
 
         def logits(hidden: Tensor, head: tuple[Tensor, Tensor | None] = head) -> Tensor:
-            return at_least_float32(capped(F.linear(stepper.normed(hidden), *head), stepper.softcap))
+            return upcast_to_float32(apply_softcap(F.linear(stepper.normed(hidden), *head), stepper.softcap))
 
         with torch.no_grad():
-            p = probabilities(logits(cache.final[rows]) - cache.log_z[rows, None] + log_c)
+            p = exp_log_probabilities(logits(cache.final[rows]) - cache.log_z[rows, None] + log_c)
             mass = p.sum(dim=-1)
 
         def loss_of(

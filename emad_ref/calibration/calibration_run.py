@@ -40,7 +40,7 @@ from emad_ref.calibration.profile import (
 from emad_ref.calibration.trace import EmptyCorpus, Trace, stream_traces
 from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence, batched
 from emad_ref.errors import BadArgument, EmadError, is_whole
-from emad_ref.files import open_atomic, open_regular, parse_json, require_writable
+from emad_ref.files import open_for_atomic_write, open_regular_file, parse_json, require_writable
 from emad_ref.models.model_spec import ModelSpec, load_cached
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec, OperatingPoint
@@ -175,7 +175,7 @@ def calibrate(
         require_writable(checkpoint, "checkpoint")
     configuration, source = plan.to_json(), parts or local_statistics(stepper, plan)
     read = plan.read(stepper.layers)
-    fresh = _CalibrationState(EntropyStatistics.none(plan.bins.count, len(read)), {})
+    fresh = _CalibrationState(EntropyStatistics.none(plan.bins.bin_count, len(read)), {})
     state = (
         fresh
         if checkpoint is None
@@ -349,7 +349,7 @@ def _save_checkpoint(path: Path, configuration: dict[str, Any], state: _Calibrat
     about = json.dumps({"plan": configuration, "places": places})
     statistics = state.statistics
     assert statistics.documents is not None, "windows know their documents"
-    with open_atomic(path, "checkpoint") as file:  # a file, not a path: NumPy appends .npz to paths
+    with open_for_atomic_write(path, "checkpoint") as file:  # a file, not a path: NumPy appends .npz to paths
         np.savez(
             file,
             about=np.array(about),
@@ -382,7 +382,7 @@ def _position_from_json(data: Any) -> CorpusPosition:
 def _read_checkpoint(path: Path) -> tuple[_CalibrationState, dict[str, Any]]:
     """State and plan of a checkpoint."""
     try:
-        with open_regular(path, "checkpoint") as file, np.load(file, allow_pickle=False) as archive:
+        with open_regular_file(path, "checkpoint") as file, np.load(file, allow_pickle=False) as archive:
             about = parse_json(str(archive["about"]))
             arrays = {name: archive[name] for name in ADDED}
             documents = _unpack_moments(archive["documents"])

@@ -25,12 +25,12 @@ from torch import Tensor
 from emad_ref.calibration.trace import Trace, states_after
 from emad_ref.calibration.windows import TokenSequence, positions_of
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules import bin_index
+from emad_ref.exit_rules import assign_bins
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec
-from emad_ref.probes.signal_values import entropy_nats, read_in_blocks, require_finite
+from emad_ref.probes.signal_values import apply_in_row_blocks, entropy_nats, require_finite
 from emad_ref.record import Floats, Ints
-from emad_ref.signals import LogitsReadout, probabilities
+from emad_ref.signals import LogitsReadout, exp_log_probabilities
 
 BUCKETS = 4096
 LOWEST_NATS, HIGHEST_NATS = 1e-6, 16.0
@@ -257,18 +257,18 @@ def count_entropies(read: BatchEntropies, spec: BinSpec) -> EntropyStatistics:
     Raises:
         BadArgument: an entropy outside 0–16 nats.
     """
-    index = bin_index(spec, read.position + 1, read.top1_probability, read.top1)
+    index = assign_bins(spec, read.position + 1, read.top1_probability, read.top1)
     entropy = read.entropy_nats.astype(np.float64)
     layers = entropy.shape[1]
     cells = (index[:, None] * layers + np.arange(layers)) * BUCKETS + _bucket_index(entropy)
-    shape = (spec.count, layers, BUCKETS)
-    statistics = EntropyStatistics.none(spec.count, layers)
+    shape = (spec.bin_count, layers, BUCKETS)
+    statistics = EntropyStatistics.none(spec.bin_count, layers)
     for number in np.unique(index):
         # layer by layer: the sum of one does not depend on the number of others
         mine = np.ascontiguousarray(entropy[index == number].T)
         statistics.sums[number], statistics.squares[number] = mine.sum(axis=1), (mine**2).sum(axis=1)
     return EntropyStatistics(
-        np.bincount(index, minlength=spec.count).astype(np.int64),
+        np.bincount(index, minlength=spec.bin_count).astype(np.int64),
         statistics.sums,
         statistics.squares,
         np.bincount(cells.ravel(), minlength=int(np.prod(shape))).reshape(shape).astype(np.int64),
@@ -329,8 +329,8 @@ def batch_entropies(
         require_finite(entropy, f"after layer {layer}")
         columns.append(entropy.cpu().numpy())
         if layer == shown_after:
-            top1 = read_in_blocks(logits, _top1).cpu().numpy()
-            probability = read_in_blocks(logits, _top1_probability).cpu().numpy()
+            top1 = apply_in_row_blocks(logits, _top1).cpu().numpy()
+            probability = apply_in_row_blocks(logits, _top1_probability).cpu().numpy()
     document = np.repeat([s.document for s in batch], [s.decided for s in batch])
     return BatchEntropies(np.stack(columns, axis=1), position, top1, probability, len(batch), document)
 
@@ -340,14 +340,14 @@ def fast_entropy_nats(logits: Tensor) -> Tensor:
 
     0·log 0 needs a special case only if a product is NaN; then everything is read the usual way.
     """
-    entropy = -read_in_blocks(logits, _expected_log_p)
-    return entropy if math.isfinite(entropy.sum().item()) else read_in_blocks(logits, _entropy)
+    entropy = -apply_in_row_blocks(logits, _expected_log_p)
+    return entropy if math.isfinite(entropy.sum().item()) else apply_in_row_blocks(logits, _entropy)
 
 
 def _expected_log_p(logits: Tensor) -> Tensor:
     """Σ p log p."""
     log_p = logits.float().log_softmax(dim=-1)
-    return probabilities(log_p).mul_(log_p).sum(dim=-1)
+    return exp_log_probabilities(log_p).mul_(log_p).sum(dim=-1)
 
 
 def _entropy(logits: Tensor) -> Tensor:
@@ -359,4 +359,4 @@ def _top1(logits: Tensor) -> Tensor:
 
 
 def _top1_probability(logits: Tensor) -> Tensor:
-    return LogitsReadout(logits.float()).top2[0][:, 0].exp()
+    return LogitsReadout(logits.float()).top2_log_probs[0][:, 0].exp()

@@ -35,9 +35,9 @@ from emad_ref.calibration.profile import library_versions
 from emad_ref.calibration.trace import EmptyCorpus, states_after
 from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.errors import BadArgument
-from emad_ref.files import open_atomic, read_bytes, require_writable
+from emad_ref.files import open_for_atomic_write, read_bytes, require_writable
 from emad_ref.models.stepper import Stepper
-from emad_ref.probes.signal_values import NotFinite, divergence_nats
+from emad_ref.probes.signal_values import NotFinite, kl_divergence_nats
 from emad_ref.probes.tuned_lens import Translator, TunedLens
 from emad_ref.record import Floats
 from emad_ref.signals import log_probabilities
@@ -247,7 +247,7 @@ def _fit_steps(stepper: Stepper, plan: LensPlan, windows: WindowSource, state: L
 def _full_divergence(
     stepper: Stepper, states: dict[int, Tensor], final: Tensor, layer: int, translator: Translator
 ) -> Tensor:
-    return divergence_nats(final, stepper.logits(translator(states[layer]))).mean()
+    return kl_divergence_nats(final, stepper.logits(translator(states[layer]))).mean()
 
 
 def adam_of(plan: LensPlan, state: LensFitState) -> torch.optim.Adam:
@@ -293,7 +293,10 @@ def _measure_batches(
         states, final = states_and_final(stepper, plan.layers, batch)
         with torch.inference_mode():
             sums = [
-                [float(divergence_nats(final, stepper.logits(h)).double().sum()) for h in (hidden, lens(hidden, layer))]
+                [
+                    float(kl_divergence_nats(final, stepper.logits(h)).double().sum())
+                    for h in (hidden, lens(hidden, layer))
+                ]
                 for layer, hidden in states.items()
             ]
         digest.update(_batch_bytes(batch))
@@ -407,7 +410,7 @@ def _save_state(path: Path, plan: LensPlan, state: LensFitState) -> None:
         "nats": torch.from_numpy(state.nats),
         "of": json.dumps(plan.to_json(), sort_keys=True),
     }
-    with open_atomic(path, "checkpoint") as file:
+    with open_for_atomic_write(path, "checkpoint") as file:
         torch.save(contents, file)
 
 

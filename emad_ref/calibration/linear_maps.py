@@ -26,15 +26,15 @@ from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator
-from emad_ref.probes.signal_values import divergence_nats, to_host
+from emad_ref.probes.signal_values import kl_divergence_nats, to_numpy_float64
 from emad_ref.probes.tuned_lens import (
     Pair,
     StateTranslators,
     Translator,
-    attached_lens,
-    dtype_of,
-    pairs_above,
-    raised_dtype,
+    at_least_float32_dtype,
+    get_attached_lens,
+    list_exit_layer_pairs,
+    weight_dtype_name,
 )
 from emad_ref.record import Floats
 
@@ -83,7 +83,7 @@ def fit_gate(
         No windows.
     """
     require_probes(probes, stepper.layers)
-    tuned = attached_lens(stepper, lens)
+    tuned = get_attached_lens(stepper, lens)
     moments = {probe: Moments.none(stepper.unembedding.shape[1]) for probe in probes}
     read = 0
     with tqdm(desc=progress, disable=progress is None, total=tokens, unit="tok", unit_scale=True) as bar:
@@ -92,8 +92,8 @@ def fit_gate(
             with torch.inference_mode():
                 for probe, hidden in states.items():
                     logits = stepper.logits(hidden if tuned is None else tuned(hidden, probe))
-                    pair = stepper.normed(hidden), divergence_nats(final, logits).sqrt()
-                    moments[probe] += Moments.of(*map(to_host, pair))
+                    pair = stepper.normed(hidden), kl_divergence_nats(final, logits).sqrt()
+                    moments[probe] += Moments.of(*map(to_numpy_float64, pair))
             read += len(final)
             bar.update(len(final))
     if read == 0:
@@ -165,7 +165,7 @@ def fit_translators(
     with tqdm(desc=progress, disable=progress is None, total=tokens, unit="tok", unit_scale=True) as bar:
         for batch in batched(limit_tokens(windows, tokens)):
             with torch.inference_mode():
-                states = np.stack([to_host(state) for state in states_after(stepper, batch)])
+                states = np.stack([to_numpy_float64(state) for state in states_after(stepper, batch)])
             for exit_ in exits:
                 left, above = states[exit_ - 1], states[exit_ : layers - 1]
                 moments[exit_] += Moments.of(left, np.concatenate(list(above - left), axis=1))
@@ -175,8 +175,10 @@ def fit_translators(
         raise EmptyCorpus("windows=[], but expected at least one; give text that the lens did not see")
     pairs: dict[Pair, Translator] = {}
     for exit_ in exits:
-        pairs |= _solve_translators(moments[exit_], pairs_above((exit_,), layers), rank, penalty, raised_dtype(stepper))
-    return StateTranslators(fingerprint, dtype_of(stepper), layers, pairs)
+        pairs |= _solve_translators(
+            moments[exit_], list_exit_layer_pairs((exit_,), layers), rank, penalty, at_least_float32_dtype(stepper)
+        )
+    return StateTranslators(fingerprint, weight_dtype_name(stepper), layers, pairs)
 
 
 def _solve_translators(

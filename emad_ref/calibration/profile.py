@@ -29,9 +29,9 @@ from emad_ref.calibration.entropy_statistics import (
 )
 from emad_ref.calibration.regression import isotonic_targets
 from emad_ref.calibration.trace import Trace
-from emad_ref.console import facts_html
+from emad_ref.console import format_facts_html
 from emad_ref.errors import BadArgument, EmadError, is_number, is_whole, require_instance
-from emad_ref.exit_rules import ancestors, entropy_matched_point, features_dropped
+from emad_ref.exit_rules import count_features_to_drop, entropy_matched_point, merged_bin_indices
 from emad_ref.files import BadFile, read_json, require_writable, write_atomically
 from emad_ref.point import BinSpec, OperatingPoint
 from emad_ref.record import Floats, Ints
@@ -150,7 +150,7 @@ def _are_edges(value: Any, kind: type) -> bool:
 
 def _bin_rows(data: Mapping[str, Any]) -> int:
     """Number of rows of ``bin_targets_nats`` and ``fallbacks``: 0 without features."""
-    return _bins_of(data).count if _bins_of(data).features else 0
+    return _bins_of(data).bin_count if _bins_of(data).features else 0
 
 
 def _bins_of(data: Mapping[str, Any]) -> BinSpec:
@@ -174,7 +174,7 @@ def _are_fallbacks(value: Any, data: Mapping[str, Any]) -> bool:
 
 def _parsed_statistics(data: Mapping[str, Any]) -> EntropyStatistics | None:
     """The statistics, or None unless they fit the profile's bins and layers read."""
-    value, bins, layers = data["statistics"], _bins_of(data).count, len(data["read"])
+    value, bins, layers = data["statistics"], _bins_of(data).bin_count, len(data["read"])
     if not isinstance(value, dict) or set(value) - {"documents"} != set(ADDED):  # earlier files have no documents
         return None
     try:
@@ -335,7 +335,7 @@ class Profile:
     def _repr_html_(self) -> str:
         targets = zip(self.probes, self.targets_nats, strict=True)
         facts = {f"target at layer {probe}": f"{target:.4g} nats" for probe, target in targets}
-        return facts_html(f"{self.model}: {self.tokens:,} tokens of {self.corpus}", facts)
+        return format_facts_html(f"{self.model}: {self.tokens:,} tokens of {self.corpus}", facts)
 
     def point(
         self, margin_nats: float = 0.0, schedule: str = "monotone", *, quantile: float | None = None
@@ -394,7 +394,7 @@ class Profile:
         Raises:
             BadArgument: more features than there are, or a profile without statistics.
         """
-        group = ancestors(self.bins, dropped)
+        group = merged_bin_indices(self.bins, dropped)
         features = self.bins.features[: len(self.bins.features) - dropped]
         frequency = self.bins.frequency if "frequency" in features else b""
         bins = replace(self.bins, features=features, frequency=frequency)
@@ -416,7 +416,7 @@ class Profile:
         dropped = np.array(self.fallbacks or (0,), dtype=np.int64)
         chosen: Floats = values(self._statistics)
         for level in range(1, int(dropped.max()) + 1):
-            group = ancestors(self.bins, level)
+            group = merged_bin_indices(self.bins, level)
             theirs = values(self._statistics.pooled(group))[group]
             chosen = np.where((dropped == level)[:, None], theirs, chosen)
         return chosen
@@ -613,7 +613,7 @@ def _fit_profile(profile: Profile, bins: BinSpec, statistics: EntropyStatistics)
         return fitted
 
     together = statistics.pooled(np.zeros(len(statistics.tokens), dtype=np.int64))
-    dropped = features_dropped(bins, statistics.tokens, profile.minimum_tokens) if bins.features else ()
+    dropped = count_features_to_drop(bins, statistics.tokens, profile.minimum_tokens) if bins.features else ()
     fitted = replace(
         profile,
         mean_nats=tuple(float(h) for h in together.mean_nats()[0]),

@@ -29,12 +29,17 @@ from emad_ref.calibration.windows import TokenSequence, batched, pad_right, pad_
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import Confidence, Estimator, OperatingPoint
-from emad_ref.probes.estimators import EntropyReader, entropy_readers
-from emad_ref.probes.probe import Probe, confidence_probe
+from emad_ref.point import ConfidenceParameters, Estimator, OperatingPoint
+from emad_ref.probes.estimators import EntropyReader, make_entropy_readers
+from emad_ref.probes.probe import Probe, make_confidence_probe
 from emad_ref.probes.pruned_vocabulary import SharedHeads
-from emad_ref.probes.signal_values import log_divergence_nats, require_finite, row_blocks, to_host
-from emad_ref.probes.tuned_lens import attached_lens, lens_macs
+from emad_ref.probes.signal_values import (
+    iterate_row_blocks,
+    kl_divergence_of_log_probs,
+    require_finite,
+    to_numpy_float64,
+)
+from emad_ref.probes.tuned_lens import get_attached_lens, lens_macs_by_layer
 from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
 from emad_ref.schedule.schedules import TokenPositions
 from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS_PROBE, SIGNALS, LogitsReadout, log_probabilities
@@ -49,7 +54,7 @@ class ConfidenceRule:
     """Key of a rule's columns: its signal, its parameters (pruning included) and the layers it reads."""
 
     signal: str
-    confidence: Confidence
+    confidence: ConfidenceParameters
     probes: tuple[int, ...]
 
     @staticmethod
@@ -133,12 +138,12 @@ def confidence_columns(
         NotFinite: a layer's signals are no numbers.
     """
     heads = SharedHeads(stepper)
-    watches = {rule: confidence_probe(stepper, point, heads) for rule, point in rules.items()}
+    watches = {rule: make_confidence_probe(stepper, point, heads) for rule, point in rules.items()}
     columns = {rule: ConfidenceColumns.unread(nll_nats, top1) for rule in rules}
     step = max(FEWEST_TOKENS, LOGITS_AT_A_TIME // (stepper.vocabulary * max(1, len(states))))
     for rows in (slice(start, start + step) for start in range(0, len(target), step)):
         for watch in watches.values():
-            watch.begin()
+            watch.begin_step()
         for layer in sorted(states):
             hidden = states[layer][rows]  # one tensor for all rules, which share their heads
             for rule, watch in watches.items():
@@ -428,7 +433,7 @@ def readout_columns(logits: Tensor, target: Tensor, where: str, final_log_p: Ten
     """
     parts = [
         _block_columns(logits[rows], target[rows], None if final_log_p is None else final_log_p[rows])
-        for rows in row_blocks(logits)
+        for rows in iterate_row_blocks(logits)
     ]
     read = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     require_finite(read[ENTROPY.name], where)
@@ -437,13 +442,13 @@ def readout_columns(logits: Tensor, target: Tensor, where: str, final_log_p: Ten
 
 def _block_columns(logits: Tensor, target: Tensor, final_log_p: Tensor | None) -> dict[str, Tensor]:
     readout = LogitsReadout(logits.float())
-    signals = {name: signal.read(readout) for name, signal in LAYERWISE.items()}
-    log_p, best = readout.top2
-    nll = -readout.log_p.gather(-1, target[:, None])[:, 0]
+    signals = {name: signal.compute(readout) for name, signal in LAYERWISE.items()}
+    log_p, best = readout.top2_log_probs
+    nll = -readout.log_probs.gather(-1, target[:, None])[:, 0]
     read = dict(zip(COLUMNS, (nll, best[:, 0].int(), log_p[:, 0].exp()), strict=True)) | signals
     if final_log_p is not None:
-        log_q = log_probabilities(logits) if logits.dtype == torch.float64 else readout.log_p
-        read[DIVERGENCE] = log_divergence_nats(final_log_p, log_q).float()
+        log_q = log_probabilities(logits) if logits.dtype == torch.float64 else readout.log_probs
+        read[DIVERGENCE] = kl_divergence_of_log_probs(final_log_p, log_q).float()
     return read
 
 
@@ -472,7 +477,7 @@ def _step_by_step(stepper: Stepper, tokens: Ints, start: int) -> Iterator[Tensor
 @torch.inference_mode()
 def stepwise_logits(stepper: Stepper, tokens: Ints, first: int) -> Floats:
     """Reference logits float64 [n − first, L, V] as ``lens_logits``, but token by token; see ``trace_stepwise``."""
-    return np.stack([to_host(logits) for logits in _step_by_step(stepper, tokens, first)])
+    return np.stack([to_numpy_float64(logits) for logits in _step_by_step(stepper, tokens, first)])
 
 
 @torch.inference_mode()
@@ -588,7 +593,7 @@ def trace_batch(
     }
     estimates = {estimator: np.full(shape, np.nan, dtype=np.float32) for estimator in readers}
     remembered: dict[int, Tensor] = {}
-    compared, tuned = layers_of_rules(rules), attached_lens(stepper, lens)
+    compared, tuned = layers_of_rules(rules), get_attached_lens(stepper, lens)
     read = _layers_to_read(stepper.layers, layers, compared)
     sampled = None if read is None or sample_every is None else _sample_positions(batch, sample_every)
     sample = np.array([], dtype=np.int64) if sampled is None else np.flatnonzero(sampled)
@@ -634,7 +639,7 @@ def trace_batch(
         macs_per_row={estimator: reader.macs_per_row for estimator, (_, reader) in readers.items()},
         rules={},
         lens=lens,
-        macs_ahead=None if tuned is None else lens_macs(tuned, stepper.layers),
+        macs_ahead=None if tuned is None else lens_macs_by_layer(tuned, stepper.layers),
         divergence_nats=columns[DIVERGENCE] if divergence else None,
         read_layers=read,
         sampled=sampled,
@@ -679,7 +684,7 @@ def stream_traces(
 ) -> Iterator[Trace]:
     """Traces batch by batch: constant memory, whatever the length of the corpus."""
     distinct = {ConfidenceRule.of(point): point for point in rules}
-    readers = entropy_readers(stepper, estimators)
+    readers = make_entropy_readers(stepper, estimators)
     for batch in batched(sequences):
         yield trace_batch(stepper, batch, readers, observe, distinct, lens, divergence, layers, sample_every)
 
@@ -805,7 +810,7 @@ def take_trace_pair(
     """
 
     def traced(ordered: list[TokenSequence]) -> Iterator[tuple[Trace, ...]]:
-        readers = entropy_readers(stepper, estimators)
+        readers = make_entropy_readers(stepper, estimators)
         for batch in batched(ordered):
             shared: dict[str, Any] = {"divergence": True, "layers": layers, "final": read_final(stepper, batch)}
             yield trace_batch(stepper, batch, **shared), trace_batch(stepper, batch, readers, lens=lens, **shared)
@@ -846,4 +851,4 @@ def lens_states(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | N
 def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> Floats:
     """Reference logits float64 [n − first, L, V] of ``lens_states``."""
     states = lens_states(stepper, tokens, first, source)
-    return np.stack([to_host(stepper.logits(hidden[None])[0]) for hidden in states], axis=1)
+    return np.stack([to_numpy_float64(stepper.logits(hidden[None])[0]) for hidden in states], axis=1)

@@ -14,7 +14,7 @@ from emad_ref.calibration.profile import Profile
 from emad_ref.claims.base import ClaimContext, Question, model_row, quality_premise
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.point import FEATURES
-from emad_ref.signals import relative_rise
+from emad_ref.signals import perplexity_rise_from_nats
 from emad_ref.statistics.fronts import (
     EqualFlopsComparison,
     PointFamily,
@@ -59,7 +59,7 @@ def _equal_flops_leg(met: EqualFlopsComparison, asked: ClaimContext, threshold: 
     """One saving, before Holm; nats per token become a rise of perplexity."""
     estimate = met.estimate
     if estimate is not None:
-        rise, low, high = (relative_rise(nats) for nats in (estimate.value, estimate.low, estimate.high))
+        rise, low, high = (perplexity_rise_from_nats(nats) for nats in (estimate.value, estimate.low, estimate.high))
         estimate = replace(estimate, value=rise, low=low, high=high, unit=asked.claim.unit)
     name = f"{met.level:.0%} net: {met.ours.name} against {met.rival.name}"
     return build_comparison_leg(name, met, estimate, threshold, asked.claim)

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from emad_ref.errors import BadArgument
-from emad_ref.extensions import added_parts
+from emad_ref.extensions import list_added_parts
 from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL
@@ -189,7 +189,7 @@ def question_of(claim: str) -> Question[Any]:
     Raises:
         BadArgument: no row and no extension is about it.
     """
-    place = added_parts("questions").get(claim)
+    place = list_added_parts("questions").get(claim)
     if place is None:
         if claim not in _own_questions():
             raise BadArgument(

@@ -18,7 +18,7 @@ from emad_ref.exit_rules import PRUNINGS
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.early_exits import AS_CODED, EarlyExitMeasurements, ExitScores
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.probes.pruned_vocabulary import adaptive_size
+from emad_ref.probes.pruned_vocabulary import adaptive_vocabulary_size
 from emad_ref.statistics.accuracy import estimate_exit_block_difference, estimate_score_difference
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
@@ -273,7 +273,7 @@ def adaptive_sizes(minimum: int, layers: int, vocabulary: int) -> tuple[int, int
     """k of the adaptive pruning if nothing, and if everything, were sure."""
     shrink = PRUNINGS["adaptive"](minimum, layers, vocabulary).shrink
     assert shrink is not None, "the adaptive rule shrinks"
-    return adaptive_size(vocabulary, shrink, 0.0), adaptive_size(vocabulary, shrink, 1.0)
+    return adaptive_vocabulary_size(vocabulary, shrink, 0.0), adaptive_vocabulary_size(vocabulary, shrink, 1.0)
 
 
 def pruning_sizes(exits: EarlyExitMeasurements) -> AttachedTable:

@@ -152,7 +152,7 @@ def _charges_of_rule(pair: PairMeasurements, task: str, rule: SwitchingRule) -> 
         int(done.emitted.sum()),
         done.large_share,
         processed,
-        sum(walk.read(LARGE) for walk in alone.walks),
+        sum(walk.count_tokens_read(LARGE) for walk in alone.walks),
         caught_up,
         done.flops,
         None if done.flops is None else pair.models.walked(done.walks, opening=True),

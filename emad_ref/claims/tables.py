@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from emad_ref.extensions import added_parts, load_part
+from emad_ref.extensions import list_added_parts, load_added_part
 from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.early_exits import rule_table
 from emad_ref.measurements.model_measurements import ModelMeasurements
@@ -44,7 +44,7 @@ TABLES: dict[str, TableFunction] = {"Pareto table": pareto, "explorer": margins_
 
 def table_names() -> list[str]:
     """Names of all tables."""
-    return [*TABLES, *added_parts("tables")]
+    return [*TABLES, *list_added_parts("tables")]
 
 
 def table_of(name: str) -> TableFunction:
@@ -54,4 +54,4 @@ def table_of(name: str) -> TableFunction:
         KeyError: no table of this name.
         BadArgument: an extension names one that is not there.
     """
-    return TABLES[name] if name in TABLES else load_part("tables", name)
+    return TABLES[name] if name in TABLES else load_added_part("tables", name)

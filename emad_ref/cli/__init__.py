@@ -40,7 +40,7 @@ from emad_ref.cli.reports import (
 )
 from emad_ref.cli.screening import add_screen_arguments, add_sweep_arguments, screen_exits, sweep_exit_rules
 from emad_ref.cli.server import add_serve_arguments, serve_decoder
-from emad_ref.console import print_error, run_command
+from emad_ref.console import print_error, run_cli_command
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.measurements.option_values import LARGEST_SEED, MOST, MOST_NATS
 from emad_ref.models.names import require_available
@@ -156,7 +156,7 @@ def _number_text(number: float) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``emad`` with ``argv`` (default: ``sys.argv[1:]``) and return the exit status."""
-    return run_command(lambda: _run_verb(argv))
+    return run_cli_command(lambda: _run_verb(argv))
 
 
 def _run_verb(argv: Sequence[str] | None) -> int | None:

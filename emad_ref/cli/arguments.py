@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from emad_ref.errors import nearest_names, printable
+from emad_ref.errors import escape_unsafe, nearest_names
 from emad_ref.files import is_folder
 from emad_ref.measurements.option_values import parse_number
 
@@ -180,7 +180,7 @@ def parse_existing_folder(text: str) -> Path:
 
 
 def _shown(text: str) -> str:
-    return printable(repr(text), 60)
+    return escape_unsafe(repr(text), 60)
 
 
 def add_examples(parser: argparse.ArgumentParser, *lines: str) -> None:

@@ -28,7 +28,7 @@ from emad_ref.cli.arguments import (
     parse_whole_number,
 )
 from emad_ref.errors import BadArgument
-from emad_ref.files import is_file, remove_file, require_replaceable_file, resolved
+from emad_ref.files import is_file, remove_file, require_replaceable_file, resolve_path
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.loading import require_decoder_only
 from emad_ref.text.documents import DEFAULT_CORPUS, DEFAULT_DOCUMENTS
@@ -137,7 +137,7 @@ def resolve_bin_spec(args: argparse.Namespace, fingerprint: str, dtype: str, cor
     """
     from emad_ref.calibration.calibration_run import token_counts
     from emad_ref.calibration.profile import load_profile
-    from emad_ref.exit_rules import frequency_buckets
+    from emad_ref.exit_rules import assign_frequency_buckets
     from emad_ref.point import BinSpec
 
     if args.bins_of is not None:
@@ -149,7 +149,7 @@ def resolve_bin_spec(args: argparse.Namespace, fingerprint: str, dtype: str, cor
         return BinSpec(features)
     BinSpec(features, frequency=b"\0")  # rejects unknown features before the pass
     return BinSpec(
-        features, frequency=frequency_buckets(token_counts(corpora, vocabulary, args.tokens, "counting tokens"))
+        features, frequency=assign_frequency_buckets(token_counts(corpora, vocabulary, args.tokens, "counting tokens"))
     )
 
 
@@ -214,7 +214,7 @@ def merge_profile_files(args: argparse.Namespace) -> None:
 
 def check_profile_output(out: Path, inputs: Sequence[Path]) -> None:
     """Refuse to write a profile to ``out`` where an input, or a file of another kind, would be lost."""
-    if resolved(out) in [resolved(path) for path in inputs]:
+    if resolve_path(out) in [resolve_path(path) for path in inputs]:
         raise BadArgument("out", str(out), "another file than the profiles that are read", "it would be replaced")
     require_replaceable_file(out, "out", "a profile", PROFILE_START)
 

@@ -150,7 +150,7 @@ def _stream_with_exit(args: argparse.Namespace, loaded: LoadedModel) -> Iterator
     Raises:
         BadArgument: an exit of another model, or ``--lossless`` with an exit that has no drafts.
     """
-    from emad_ref.decoding.streaming import stream, stream_drafted
+    from emad_ref.decoding.streaming import stream, stream_self_speculation
     from emad_ref.screening.exit import load_exit
 
     exit = load_exit(args.exit).attach(loaded)
@@ -159,7 +159,7 @@ def _stream_with_exit(args: argparse.Namespace, loaded: LoadedModel) -> Iterator
         remedy = "emad screen found none that is faster; leave out --lossless"
         raise BadArgument("lossless", True, "an exit with drafts", remedy)
     if exit.drafting is not None and (args.lossless or exit.lossy is None):
-        return stream_drafted(loaded, args.prompt, exit.drafting, args.tokens, **sampling)
+        return stream_self_speculation(loaded, args.prompt, exit.drafting, args.tokens, **sampling)
     return stream(loaded, args.prompt, exit.point, args.tokens, **sampling)
 
 

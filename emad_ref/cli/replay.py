@@ -23,7 +23,7 @@ from typing import Any
 from emad_ref.cli.arguments import add_examples, parse_path
 from emad_ref.cli.reports import read_report_listing_tests
 from emad_ref.errors import BadArgument, suggest_nearest
-from emad_ref.files import resolved
+from emad_ref.files import resolve_path
 from emad_ref.report.provenance import DISTRIBUTION
 from emad_ref.report.schema import REPORT_FILE, BadReport, Report
 from emad_ref.statistics.gate import deciding_leg_name, format_claim_heading, format_measurement
@@ -35,7 +35,7 @@ XDIST_OPTIONS = ("-n", "--numprocesses")  # of pytest-xdist, which cannot open a
 
 def replay_test(args: argparse.Namespace) -> int:
     """Repeat one test of a reported run with its seed and options, and print what the report says of it."""
-    if args.keep and resolved(args.report) in (resolved(args.keep), resolved(args.keep / REPORT_FILE)):
+    if args.keep and resolve_path(args.report) in (resolve_path(args.keep), resolve_path(args.keep / REPORT_FILE)):
         raise BadArgument("--keep", str(args.keep), "another folder than that of REPORT", "the replay would replace it")
     report = read_report_listing_tests(args.report)
     test = find_test_id(report, args.row)

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from emad_ref.cli.arguments import add_examples, parse_path
 from emad_ref.console import print_error
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.files import is_file, resolved
+from emad_ref.files import is_file, resolve_path
 from emad_ref.measurements.option_values import LEAVE_OUT, report_folder
 from emad_ref.report.deselection import PREFIX, list_shipped_tests, suite_folder_names
 from emad_ref.report.schema import REPORT_FILE, Report, read_report, read_reports, unfinished_run_start_time
@@ -92,7 +92,7 @@ def write_report_pages(args: argparse.Namespace) -> None:
     changes = changed_rows(read_report(args.against), reports[0]) if args.against is not None else []
     folders = [folder.parent if is_file(folder) else folder for folder in args.folders]
     out = args.out or folders[0]
-    if [resolved(out)] != [resolved(folder) for folder in folders]:
+    if [resolve_path(out)] != [resolve_path(folder) for folder in folders]:
         require_no_report(out)
     report_folder(str(out), Path(), "out")
     pages = write_pages(reports, out, changes)
@@ -260,7 +260,7 @@ def _report_places(arguments: Sequence[Path]) -> list[Path]:
     if len(arguments) == 1 and not is_file(arguments[0] / REPORT_FILE):
         reports = {path.parent: read_report(path) for path in _files_below(arguments[0])}
         places = sorted(reports, key=lambda place: str(reports[place].get("run", {}).get("started", "")))
-    if len(places) < 2 or len({resolved(place) for place in places}) < len(places):
+    if len(places) < 2 or len({resolve_path(place) for place in places}) < len(places):
         value = ", ".join(map(str, places)) or str(arguments[0])
         raise BadArgument("REPORT", value, "two reports or more, each once, or a folder of report folders")
     return places

@@ -193,7 +193,7 @@ class _GenerationLoop:
         most = self.config.max_length  # max_new_tokens is in it
         if not is_number(most) or not float(most).is_integer():
             raise BadArgument("max_length", most, "a whole number, and max_new_tokens likewise", "pass an int")
-        session, output = self.decoder.begin(self.prompts, int(most) - ids.shape[1])
+        session, output = self.decoder.start_with_room(self.prompts, int(most) - ids.shape[1])
         # of all rows, ended ones included: processors and draws cover the whole batch, as in Transformers
         latest = torch.zeros(len(ids), output.logits.shape[-1], device=ids.device)
         try:
@@ -215,7 +215,7 @@ class _GenerationLoop:
                 session.commit(session.length)
                 fed = token[torch.from_numpy(alive).to(ids.device), None].to(self.decoder.stepper.device)
                 with torch.inference_mode():
-                    output = session.advance(fed, None)
+                    output = session.process_tokens(fed, None)
         finally:
             session.close()
         if self.streamer is not None:

@@ -46,7 +46,7 @@ class TextRequest:
     stop: frozenset[int] = frozenset()
     ended: EndOfText = never_ends
 
-    def over(self, tokens: Sequence[int]) -> bool:
+    def is_complete(self, tokens: Sequence[int]) -> bool:
         """Whether the text is complete with ``tokens``, at least one."""
         return len(tokens) == self.most or tokens[-1] in self.stop or self.ended(tokens)
 
@@ -58,7 +58,7 @@ class PrefixNode:
     answers: list[NextToken | None] = field(default_factory=lambda: [None] * len(MODELS))
     after: dict[int, PrefixNode] = field(default_factory=dict)
 
-    def child(self, token: int) -> PrefixNode:
+    def get_or_add_child(self, token: int) -> PrefixNode:
         return self.after.setdefault(token, PrefixNode())
 
 
@@ -76,34 +76,34 @@ class SwitchedText:
     rolling_bits: Floats
 
     @property
-    def by_large(self) -> int:
+    def large_model_token_count(self) -> int:
         return int(self.model.sum())
 
-    def feeds(self, model: int) -> Iterator[tuple[int, int]]:
+    def iterate_feeds(self, model: int) -> Iterator[tuple[int, int]]:
         """(tokens read before, tokens read) of each feed of ``model``; 0 before at its opening."""
         position = 0
         for at in np.flatnonzero(self.model == model).tolist():
             yield position, self.prompt + at - position
             position = self.prompt + at
 
-    def read(self, model: int) -> int:
+    def count_tokens_read(self, model: int) -> int:
         """Number of tokens that ``model`` read, prompt and catch-up included."""
-        return sum(n for _, n in self.feeds(model))
+        return sum(n for _, n in self.iterate_feeds(model))
 
-    def caught_up(self, model: int) -> int:
+    def count_catch_up_tokens(self, model: int) -> int:
         """Number of tokens that ``model`` read only to take over, prompt included; the last one is its own step."""
-        feeds = list(self.feeds(model))
+        feeds = list(self.iterate_feeds(model))
         opened = int(bool(feeds) and self.model[0] == model)  # the starting model reads the prompt in any case
         return sum(n - 1 for _, n in feeds[opened:])
 
-    def work(self, model: int, layers: int, opening: bool = False) -> Work:
+    def compute_work(self, model: int, layers: int, opening: bool = False) -> Work:
         """Work of ``model`` with ``layers`` layers, at full depth in a session of one row.
 
         With ``opening`` only that of reading the prompt. A session reads its prompt but for the last position in one
         chunk, and then that position.
         """
         work = Work.none(layers)
-        for before, n in self.feeds(model):
+        for before, n in self.iterate_feeds(model):
             if opening and (before or self.model[0] != model):
                 break
             # opening: the positions before the last see each other, masked keys included, the last sees all
@@ -193,8 +193,8 @@ def _switching_path(
         model.append(current)
         bits.append(entropy)
         rolling.append(rolling_mean(bits, rule.window))
-        node = node.child(token)
-        if text.over(tokens):
+        node = node.get_or_add_child(token)
+        if text.is_complete(tokens):
             whole = np.array(tokens, dtype=np.int64), np.array(model, dtype=np.int64)
             return SwitchedText(len(text.prompt), *whole, np.array(bits), np.array(rolling))
         following = rule.next_model(rolling[-1], current, run + 1)
@@ -209,7 +209,7 @@ def _speculation_path(
     model: list[int] = []
     bits: list[float] = []
     left = 0  # drafts left in this round; the verifier writes the first token of all
-    while not (tokens and text.over(tokens)):
+    while not (tokens and text.is_complete(tokens)):
         chosen, _ = yield from _next_token(node, LARGE, tokens)
         emitted, by = chosen, LARGE
         if left:
@@ -219,7 +219,7 @@ def _speculation_path(
                 emitted, by = draft, SMALL
         tokens.append(emitted)
         model.append(by)
-        node = node.child(emitted)
+        node = node.get_or_add_child(emitted)
         left = left - 1 if by == SMALL else min(k, text.most - len(tokens) - 1)
     return SpeculatedText(np.array(tokens, dtype=np.int64), np.array(model, dtype=np.int64), np.array(bits))
 
@@ -236,7 +236,9 @@ class PrefixTrees:
         self._roots: dict[tuple[int, ...], PrefixNode] = {}
         self._options: dict[tuple[int, tuple[int, ...], tuple[int, ...]], ContinuationScores] = {}
 
-    def walks(self, partners: Partners, requests: Sequence[tuple[TextRequest, SwitchingRule]]) -> list[SwitchedText]:
+    def generate_switched(
+        self, partners: Partners, requests: Sequence[tuple[TextRequest, SwitchingRule]]
+    ) -> list[SwitchedText]:
         """Each text under its rule, in order.
 
         Raises:
@@ -250,32 +252,32 @@ class PrefixTrees:
             partners, [(text, _switching_path(text, rule, self._root(text))) for text, rule in requests]
         )
 
-    def spoken(
+    def generate_speculative(
         self, partners: Partners, requests: Sequence[TextRequest], k: int, gate_bits: float | None
     ) -> list[SpeculatedText]:
         """Each text by greedy speculation with ``k`` drafts a round, in order: tokens and shares, no work.
 
         Raises:
-            As ``walks``.
+            As ``generate_switched``.
         """
         _require_full_depth(partners)
         return self._run_paths(
             partners, [(text, _speculation_path(text, k, gate_bits, self._root(text))) for text in requests]
         )
 
-    def choices(self, partners: Partners, text: TextRequest, walk: SwitchedText, model: int) -> Bools:
+    def is_greedy_choice(self, partners: Partners, text: TextRequest, walk: SwitchedText, model: int) -> Bools:
         """[emitted] whether each token of ``walk`` is the greedy choice of ``model`` after the same history."""
         node, nodes = self._root(text), []
         for token in walk.tokens.tolist():
             nodes.append(node)
-            node = node.child(token)
+            node = node.get_or_add_child(token)
         if any(node.answers[model] is None for node in nodes):
             _require_full_depth(partners)
             self._read(partners, model, text, walk.tokens, nodes)
         chosen = [answer[0] for node in nodes if (answer := node.answers[model]) is not None]
         return np.array(chosen) == walk.tokens
 
-    def scored(
+    def score_continuations(
         self, partners: Partners, requests: Sequence[tuple[Ints, Ints]], rule: SwitchingRule
     ) -> list[SwitchedScores]:
         """Scores of each (prompt, continuation), teacher-forced under ``rule``, by the models in charge.
@@ -284,7 +286,7 @@ class PrefixTrees:
         models only.
 
         Raises:
-            As ``walks``.
+            As ``generate_switched``.
         """
         _require_full_depth(partners)
         for model in (SMALL, LARGE):
@@ -362,12 +364,12 @@ class PrefixTrees:
                 for (_, node, tokens), one in zip(texts, answers, strict=True):
                     node.answers[model] = one
                     tokens.append(one[0])
-                texts = [(text, node.child(tokens[-1]), tokens) for text, node, tokens in texts]
+                texts = [(text, node.get_or_add_child(tokens[-1]), tokens) for text, node, tokens in texts]
                 # beyond a prefix that this model has answered, all its tokens are known
                 alive = [
                     row
                     for row, (text, node, tokens) in enumerate(texts)
-                    if node.answers[model] is None and not text.over(tokens)
+                    if node.answers[model] is None and not text.is_complete(tokens)
                 ]
                 if not alive:
                     return
@@ -376,7 +378,7 @@ class PrefixTrees:
                     texts = [texts[row] for row in alive]
                 session.commit(session.length)
                 last = np.array([[tokens[-1]] for _, _, tokens in texts], dtype=np.int64)
-                step = session.feed(last, partner.feed_depth(last.shape))
+                step = session.feed(last, partner.forced_feed_depth(last.shape))
         finally:
             session.close()
 
@@ -404,7 +406,7 @@ def _feed_text(partner: Partner, session: Session, opened: Step, tokens: Ints) -
     logits, widest = [opened.logits[0, -1:]], partner.decoder.capabilities.max_feed
     for at in range(0, len(tokens) - 1, widest):
         piece = tokens[None, at : min(at + widest, len(tokens) - 1)]
-        logits.append(session.feed(piece, partner.feed_depth(piece.shape)).logits[0])
+        logits.append(session.feed(piece, partner.forced_feed_depth(piece.shape)).logits[0])
     return np.concatenate(logits)
 
 
@@ -416,6 +418,6 @@ def _shared_logits(partner: Partner, model: int, logits: Floats) -> Floats:
 
 
 def _require_full_depth(partners: Partners) -> None:
-    if any(partner.undecided for partner in partners):
+    if any(partner.has_adaptive_depth for partner in partners):
         points = ", ".join(partner.point.name for partner in partners)
         raise BadArgument("partners", points, "two models at full depth", "switch() decodes adaptive ones")

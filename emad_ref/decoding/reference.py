@@ -26,11 +26,11 @@ from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step, Uns
 from emad_ref.record import DECODE, PROMPT, Ints, Record, StopReason, Work
 from emad_ref.schedule.schedules import (
     SCHEDULES,
-    Admission,
     DeferredStates,
+    DepthAdmission,
     SessionState,
+    get_schedule,
     run_deferred_to_ceiling,
-    schedule_of,
 )
 
 LARGEST_SEED = 2**43 - 1  # times 1,000,003, and a row, a generator of torch holds
@@ -40,7 +40,7 @@ class SessionClosed(EmadError):
     """Raised if a session is used after ``close``."""
 
 
-def require_sampling(temperature: object, seed: object) -> None:
+def require_sampling_parameters(temperature: object, seed: object) -> None:
     """Raise BadArgument for a temperature or seed that no ``Sampler`` takes."""
     if not is_number(temperature) or not 0 <= temperature < math.inf:
         raise BadArgument("temperature", temperature, "a finite number ≥ 0", "0 decodes greedily")
@@ -54,11 +54,11 @@ class Sampler:
     """
 
     def __init__(self, rows: int, temperature: float = 0.0, seed: int = 0):
-        require_sampling(temperature, seed)
+        require_sampling_parameters(temperature, seed)
         self.temperature = float(temperature)
         self._generators = [torch.Generator().manual_seed(int(seed) * 1_000_003 + row) for row in range(rows)]
 
-    def pick(self, logits: Tensor, rows: list[int]) -> Tensor:
+    def pick_next_tokens(self, logits: Tensor, rows: list[int]) -> Tensor:
         """int64 [len(rows)] next tokens for ``logits`` [len(rows), V]; ``rows`` are the original row numbers."""
         if self.temperature == 0:
             return logits.argmax(dim=-1)
@@ -104,27 +104,27 @@ class ReferenceSession:
         if not 0 <= n_logits <= n:
             raise BadArgument("last", last, f"0–{n}, tokens of this feed", "None asks for the logits of all of them")
         ids = torch.from_numpy(tokens).to(self._stepper.device)
-        one_pass = self._forward.decides_chunks if forced is None else bool((forced == forced[:, :1]).all())
+        one_pass = self._forward.can_decide_chunks if forced is None else bool((forced == forced[:, :1]).all())
         if one_pass:
-            return self.advance(ids, forced, n_logits).step()
+            return self.process_tokens(ids, forced, n_logits).to_numpy_step()
         steps = [
-            self.advance(ids[:, [i]], None if forced is None else forced[:, [i]], int(i >= n - n_logits))
+            self.process_tokens(ids[:, [i]], None if forced is None else forced[:, [i]], int(i >= n - n_logits))
             for i in range(n)
         ]
-        return concatenate_steps(steps).step()
+        return concatenate_steps(steps).to_numpy_step()
 
     @torch.inference_mode()
     def deepen(self, length: Ints) -> Step:
         self._require_open()
         length, ceiling = self._checked_shallow(length), self._point.ceiling
         states = run_deferred_to_ceiling(self._store, ceiling, length, self.length)
-        logits = self._forward.probe.emit(states, ceiling, self._store.work)
+        logits = self._forward.probe.emit_logits(states, ceiling, self._store.work)
         require_finite(logits.amax(dim=-1), "at the ceiling")
         rows, n = logits.shape[:2]
         for trail, first in zip(self._trail, length.tolist(), strict=True):
             trail[first:] = [ceiling] * n
         depth, unread = np.full((rows, n), ceiling), np.full((rows, n, len(self._point.probes)), np.nan)
-        return StepOutput(logits, depth, unread, depth[:, 0]).step()
+        return StepOutput(logits, depth, unread, depth[:, 0]).to_numpy_step()
 
     def rollback(self, length: Ints) -> None:
         self._require_open()
@@ -154,7 +154,7 @@ class ReferenceSession:
         remaining = [row for row in rows_now if row not in gone]
         self._trail, self._prompt = [self._trail[row] for row in remaining], [self._prompt[row] for row in remaining]
         self._committed = self._committed[remaining]
-        self._store.deferred.drop(remaining)
+        self._store.deferred.keep_rows(remaining)
 
     def close(self) -> None:
         empty = self._stepper.new_cache(1, 1)  # allocates nothing before its first write
@@ -164,7 +164,7 @@ class ReferenceSession:
     # ------------------------------------------------------------ the timed path
 
     @property
-    def store(self) -> SessionState:
+    def state(self) -> SessionState:
         """State for a loop that runs layers itself instead of the session's steps."""
         return self._store
 
@@ -175,7 +175,7 @@ class ReferenceSession:
         if lengths.max() > 0:
             self._run_prompts(heads, lengths)
         last = torch.tensor([[int(prompt.tokens[-1])] for prompt in prompts], device=self._stepper.device)
-        return self.advance(last, None)
+        return self.process_tokens(last, None)
 
     def prefill_whole(self, prompts: Sequence[Prompt]) -> StepOutput:
         """Prefill whole prompts in one forward: enough if no token can exit below the ceiling."""
@@ -183,16 +183,16 @@ class ReferenceSession:
         hidden = self._run_prompts([np.asarray(prompt.tokens, dtype=np.int64) for prompt in prompts], lengths)
         last = torch.from_numpy(lengths - 1).to(hidden.device)
         ceiling, states = self._point.ceiling, hidden[torch.arange(len(prompts), device=hidden.device), last]
-        logits = self._forward.probe.emit(states, ceiling, self._store.work)
+        logits = self._forward.probe.emit_logits(states, ceiling, self._store.work)
         require_finite(logits.amax(dim=-1), "at the depth of emission")
         depth = np.full((len(prompts), 1), ceiling)
         return StepOutput(logits[:, None], depth, np.empty((len(prompts), 1, 0)), depth[:, 0])
 
-    def advance(self, ids: Tensor, forced: Ints | None, last: int = 1) -> StepOutput:
+    def process_tokens(self, ids: Tensor, forced: Ints | None, last: int = 1) -> StepOutput:
         """Process int64 [rows, n] on the device; ``forced`` [rows, n], constant along n.
 
-        Without ``forced`` n is 1, or any if ``AdaptiveForward.decides_chunks``. ``last``: number of tokens with logits,
-        0…n.
+        Without ``forced`` n is 1, or any if ``AdaptiveForward.can_decide_chunks``. ``last``: number of tokens with
+        logits, 0…n.
         """
         length, cache = self.length, self._store.cache
         context = self._stepper.frame(length[:, None] + np.arange(ids.shape[1]), cache)
@@ -203,7 +203,7 @@ class ReferenceSession:
         else:
             cap, by_rule = forced[:, 0], np.zeros(len(forced), dtype=bool)
         decided = length - np.array(self._prompt)
-        output = self._forward.run(StepInput(ids, context, self._store, cap, by_rule, decided, last))
+        output = self._forward.run_step(StepInput(ids, context, self._store, cap, by_rule, decided, last))
         # without a probe no other check would notice NaN, and the argmax of NaN is a valid id
         require_finite(output.logits.amax(dim=-1), "at the depth of emission")
         for trail, depths in zip(self._trail, output.depth.tolist(), strict=True):
@@ -229,7 +229,7 @@ class ReferenceSession:
             self._trail[row].extend([ceiling] * int(lengths[row]))
         return hidden
 
-    def _admissions(self, length: Ints | None = None) -> list[Admission]:
+    def _admissions(self, length: Ints | None = None) -> list[DepthAdmission]:
         """Admission of the schedule for the next token of each row, after ``length`` [rows] tokens (all by default)."""
         lengths = self.length if length is None else length
         return [
@@ -245,8 +245,8 @@ class ReferenceSession:
         tokens = as_int64("tokens", tokens)
         if tokens.ndim != 2 or len(tokens) != len(self._trail) or tokens.shape[1] < 1:
             raise BadArgument("tokens", tokens.shape, f"shape [{len(self._trail)}, n ≥ 1]")
-        require_vocabulary(tokens, self._stepper.vocabulary)
-        require_room(int(self.length.max()) + tokens.shape[1], self._stepper)
+        require_known_token_ids(tokens, self._stepper.vocabulary)
+        require_within_max_positions(int(self.length.max()) + tokens.shape[1], self._stepper)
         return tokens
 
     def _checked_depth(self, depth: Ints, shape: tuple[int, ...]) -> Ints:
@@ -330,7 +330,7 @@ class ReferenceDecoder:
         self, stepper: Stepper, point: OperatingPoint, *, seed: int = 0, max_rows: int = 1, temperature: float = 0.0
     ):
         require_instance("point", point, OperatingPoint, "full_depth(layers), or profile.point(margin)")
-        require_sampling(temperature, seed)
+        require_sampling_parameters(temperature, seed)
         require_whole("max_rows", max_rows, 1)
         if point.layers != stepper.layers:
             raise BadArgument("point.layers", point.layers, f"{stepper.layers}, the layers of this model")
@@ -338,13 +338,13 @@ class ReferenceDecoder:
         self.seed, self.max_rows, self.temperature = seed, max_rows, temperature
         self._forward = AdaptiveForward(stepper, point)
         self.capabilities = Capabilities(
-            max_feed=64, schedules=frozenset(SCHEDULES), deepens=schedule_of(point).deepens
+            max_feed=64, schedules=frozenset(SCHEDULES), deepens=get_schedule(point).deepens
         )
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[Prompt]) -> tuple[ReferenceSession, Step]:
         session = self._open(prompts, capacity=256)
-        return session, session.prefill(prompts).step()
+        return session, session.prefill(prompts).to_numpy_step()
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
@@ -355,25 +355,25 @@ class ReferenceDecoder:
                 than the model has.
             NotFinite: logits hold NaN or +inf.
         """
-        session, output = self.begin(prompts, max_new)
+        session, output = self.start_with_room(prompts, max_new)
         return self._decode(session, output, prompts, max_new, stop)
 
     @torch.inference_mode()
-    def begin(self, prompts: Sequence[Prompt], max_new: int) -> tuple[ReferenceSession, StepOutput]:
+    def start_with_room(self, prompts: Sequence[Prompt], max_new: int) -> tuple[ReferenceSession, StepOutput]:
         """Open a session with room for ``max_new`` tokens; returns it with the step after each prompt.
 
-        Logits stay on the device. For loops that choose tokens themselves and ``advance`` the session. Raises as
+        Logits stay on the device. For loops that choose tokens themselves and ``process_tokens`` the session. Raises as
         ``generate``.
         """
         if not is_whole(max_new) or max_new < 1:
             raise BadArgument("max_new", max_new, "at least one new token", "start() reads a prompt without emitting")
         longest = max((len(p.tokens) for p in prompts), default=0)
-        require_room(longest + max_new - 1, self.stepper)
+        require_within_max_positions(longest + max_new - 1, self.stepper)
         session = self._open(prompts, capacity=longest + max_new)
         return session, session.prefill_whole(prompts) if self.point.fixed else session.prefill(prompts)
 
     def prompt_work(self, prompts: Sequence[Prompt]) -> Work:
-        """Work of ``begin`` for prompt positions before the last."""
+        """Work of ``start_with_room`` for prompt positions before the last."""
         work = Work.none(self.stepper.layers)
         widest = max(len(p.tokens) for p in prompts)
         if self.point.fixed:
@@ -403,8 +403,8 @@ class ReferenceDecoder:
             tokens = as_int64(f"prompts[{row}]", prompt.tokens)
             if tokens.ndim != 1:
                 raise BadArgument(f"prompts[{row}]", tokens.shape, "shape [n]", "one Prompt per row")
-            require_vocabulary(tokens, self.stepper.vocabulary)
-        require_room(max(len(p.tokens) for p in prompts), self.stepper)
+            require_known_token_ids(tokens, self.stepper.vocabulary)
+        require_within_max_positions(max(len(p.tokens) for p in prompts), self.stepper)
         return self.session(self._forward, prompts, capacity)
 
     def _decode(
@@ -425,7 +425,7 @@ class ReferenceDecoder:
         reasons: list[StopReason] = ["length"] * len(prompts)
         alive = list(range(len(prompts)))
         while True:
-            picked, depths = sampler.pick(output.logits[:, -1], alive), output.depth[:, -1].tolist()
+            picked, depths = sampler.pick_next_tokens(output.logits[:, -1], alive), output.depth[:, -1].tolist()
             finished = []
             for i, (row, token, depth) in enumerate(zip(alive, picked.tolist(), depths, strict=True)):
                 log.append(row, 0, fed[row], depth, int(output.cap[i]), DECODE, output.signal[i, -1])
@@ -442,10 +442,10 @@ class ReferenceDecoder:
                 keep = [i for i in range(len(alive)) if i not in finished]
                 picked, alive = picked[keep], [alive[i] for i in keep]
             session.commit(session.length)
-            output = session.advance(picked[:, None], None)
+            output = session.process_tokens(picked[:, None], None)
         return Record(
-            tokens=log.tokens(),
-            signal=log.signal(),
+            tokens=log.to_tokens(),
+            signal=log.to_signal_array(),
             emitted=[np.array(tokens, dtype=np.int64) for tokens in emitted],
             stop=reasons,
             work={0: session.work},
@@ -469,14 +469,14 @@ class ReferenceDecoder:
 WalkedDecoder = ReferenceDecoder  # the exported name
 
 
-def require_room(positions: int, stepper: Stepper) -> None:
+def require_within_max_positions(positions: int, stepper: Stepper) -> None:
     """Raise BadArgument for more positions than the model supports."""
     if positions > stepper.max_positions:
         expected = f"at most {stepper.max_positions}, the positions of this model"
         raise BadArgument("positions", positions, expected, "ask for fewer tokens")
 
 
-def require_vocabulary(tokens: Ints, vocabulary: int) -> None:
+def require_known_token_ids(tokens: Ints, vocabulary: int) -> None:
     """Raise BadArgument for a token id without a row in the model's embedding."""
     bad = tokens[(tokens < 0) | (tokens >= vocabulary)]
     if len(bad):

@@ -24,7 +24,7 @@ SAMPLE_ROWS = 16
 DRY_BATCHES = 8  # consecutive batches without a sample of two tokens: this model writes nothing
 
 
-def sampled_documents(
+def sample_documents(
     stepper: Stepper,
     opening: int | None,
     tokens: int,

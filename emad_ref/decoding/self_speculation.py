@@ -45,10 +45,10 @@ from emad_ref.decoding.speculation import (
     SpeculationOptions,
     SpeculationResult,
     SpeculativeSequence,
+    build_speculation_result,
+    lengths_before_last_token,
     never_ends,
     run_rounds,
-    speculation_result,
-    verified_lengths,
 )
 from emad_ref.decoding.step import StepOutput
 from emad_ref.decoding.token_log import TokenLog
@@ -76,7 +76,7 @@ class PromptLookup:
         self._after: dict[tuple[int, ...], int] = {}
         self._read = MATCHED_TOKENS
 
-    def of(self, tokens: Sequence[int], most: int) -> list[int]:
+    def find_continuation(self, tokens: Sequence[int], most: int) -> list[int]:
         """Up to ``most`` tokens that may follow ``tokens``, the last call's text extended; empty if its end is new."""
         if most < 1:
             return []
@@ -145,7 +145,7 @@ class Drafting:
             raise BadArgument(
                 "drafting.lens", self.lens, "the digest of a tuned lens", "None reads by the model's head"
             )
-        if self.gate is None and self.gated:
+        if self.gate is None and self.uses_gate:
             raise BadArgument(
                 "drafting.gate", None, f"a gate for threshold {self.threshold:g}", "threshold inf asks none"
             )
@@ -161,16 +161,16 @@ class Drafting:
             raise BadArgument("drafting.vocabulary", ids, expected, "np.unique sorts them; None reads all")
 
     @property
-    def gated(self) -> bool:
+    def uses_gate(self) -> bool:
         """Whether the gate reads."""
         return self.threshold < math.inf
 
     @property
-    def opened(self) -> Estimator | None:
+    def active_gate(self) -> Estimator | None:
         """The gate, if it reads."""
-        return self.gate if self.gated else None
+        return self.gate if self.uses_gate else None
 
-    def require(self, ceiling: int, vocabulary: int | None = None) -> None:
+    def require_fits_model(self, ceiling: int, vocabulary: int | None = None) -> None:
         """Raise BadArgument for a model with a ``ceiling`` not above ``layer``, or without one of the ids."""
         if not 1 <= self.layer < ceiling:
             remedy = "at the ceiling nothing is left to verify"
@@ -202,8 +202,8 @@ def drafting_point(layers: int, drafting: Drafting | None = None) -> OperatingPo
     point = replace(full_depth(layers), name="self-drafting", schedule="free_deferred")
     if drafting is None:
         return point
-    drafting.require(layers)
-    gate = drafting.opened
+    drafting.require_fits_model(layers)
+    gate = drafting.active_gate
     if gate is None:
         return replace(point, lens=drafting.lens)
     always = ((math.inf,),)
@@ -263,12 +263,12 @@ def draft(
     """
     options = SpeculationOptions(max_new, max(drafting.longest, drafting.copied), stop, temperature, seed, None, ended)
     require_prompts(prompts)
-    require_deepening(model)
-    drafting.require(model.point.ceiling)
+    require_deepening_support(model)
+    drafting.require_fits_model(model.point.ceiling)
     expected = replace(drafting_point(model.point.layers, drafting), name=model.point.name, ceiling=model.point.ceiling)
     if model.point != expected:
         raise BadArgument("model.point", model.point.name, "the point of this drafting", "see drafting_point")
-    return run_drafting(model, drafting, prompts, options)
+    return run_self_speculation(model, drafting, prompts, options)
 
 
 def self_speculate(
@@ -313,18 +313,18 @@ def self_speculate(
     """
     options = SpeculationOptions(max_new, k, stop, temperature, seed, gate_bits, ended)
     require_prompts(prompts)
-    require_deepening(model)
-    if model.undecided:
+    require_deepening_support(model)
+    if model.has_adaptive_depth:
         raise BadArgument(
             "model.point", model.point.name, "a point under which no token leaves by itself", "see drafting_point"
         )
     if not 1 <= exit_layer < model.point.ceiling:
         remedy = "at the ceiling nothing is left to verify"
         raise BadArgument("exit_layer", exit_layer, f"a layer in 1–{model.point.ceiling - 1}", remedy)
-    return run_drafting(model, Drafting(exit_layer, k, lens=model.point.lens), prompts, options)
+    return run_self_speculation(model, Drafting(exit_layer, k, lens=model.point.lens), prompts, options)
 
 
-def require_deepening(model: Partner) -> None:
+def require_deepening_support(model: Partner) -> None:
     """Raise Unsupported for a decoder without ``Session.deepen``."""
     if not model.decoder.capabilities.deepens:
         raise Unsupported(
@@ -333,22 +333,22 @@ def require_deepening(model: Partner) -> None:
         )
 
 
-def run_drafting(
+def run_self_speculation(
     model: Partner, drafting: Drafting, prompts: Sequence[Prompt], options: SpeculationOptions
 ) -> SpeculationResult:
     """``draft`` with checked arguments."""
-    log, opening = TokenLog(), DRAFT if drafting.gated else DECODE
+    log, opening = TokenLog(), DRAFT if drafting.uses_gate else DECODE
     with closing(LoggedSession(model, MODEL, log, range(len(prompts)), prompts, PROMPT, opening)) as session:
-        drafting.require(model.point.ceiling, session.logits.shape[-1])
+        drafting.require_fits_model(model.point.ceiling, session.logits.shape[-1])
         # under a gate's point the last position of a prompt stopped too
-        logits = session.deepen(session.length - 1, DECODE)[:, 0] if drafting.gated else session.logits
+        logits = session.deepen(session.length - 1, DECODE)[:, 0] if drafting.uses_gate else session.logits
         opened = session.work
         lookups = [PromptLookup() for _ in prompts]
         rows = run_rounds(
             prompts, logits, options, (session,), lambda alive: _draft_round(alive, session, drafting, lookups)
         )
         work = session.work
-    return speculation_result(
+    return build_speculation_result(
         rows, log, None if work is None else {MODEL: work}, None if opened is None else {MODEL: opened}
     )
 
@@ -358,20 +358,26 @@ def _draft_round(
 ) -> None:
     """Draft, verify, roll back: afterwards the session holds all tokens of each row but the last, at the ceiling."""
     before, vocabulary = session.length, session.logits.shape[-1]
-    copies = [lookups[row.number].of(row.tokens, min(drafting.copied, row.room)) for row in rows]
-    going = [not copied and min(drafting.longest, row.room) > 0 for row, copied in zip(rows, copies, strict=True)]
+    copies = [
+        lookups[row.number].find_continuation(row.tokens, min(drafting.copied, row.remaining_draft_count))
+        for row in rows
+    ]
+    going = [
+        not copied and min(drafting.longest, row.remaining_draft_count) > 0
+        for row, copied in zip(rows, copies, strict=True)
+    ]
     if any(going):
         _draft_tokens(rows, session, drafting, copies, going)
     else:
         for row, copied in zip(rows, copies, strict=True):
             for token in copied:
-                row.copy(token, vocabulary)
+                row.draft_copied_token(token, vocabulary)
         count = max(map(len, copies))
-        tokens = np.array([row.padded(count) for row in rows], dtype=np.int64)
+        tokens = np.array([row.pad_drafts(count) for row in rows], dtype=np.int64)
         session.feed(tokens, [DRAFT] * (count + 1), depth=drafting.layer, last=0)
     for row, verified in zip(rows, session.deepen(before, VERIFY), strict=True):
-        row.verify(verified)
-    session.keep(verified_lengths(rows))
+        row.verify_drafts(verified)
+    session.rollback_and_commit(lengths_before_last_token(rows))
 
 
 def _draft_tokens(
@@ -384,8 +390,8 @@ def _draft_tokens(
     """Token by token: rows that are ``going`` draft from the readout after the layer, others feed their copies."""
     at, vocabulary = 0, session.logits.shape[-1]
     while True:
-        tokens = np.array([[row.padded(at)[-1]] for row in rows], dtype=np.int64)
-        if drafting.gated and any(going):
+        tokens = np.array([[row.pad_drafts(at)[-1]] for row in rows], dtype=np.int64)
+        if drafting.uses_gate and any(going):
             logits = session.feed(tokens, [DRAFT], last=1)
             expected = session.signal[:, -1, 0]
             if np.isnan(expected).any():
@@ -400,11 +406,13 @@ def _draft_tokens(
             return
         for number, (row, on, copied) in enumerate(zip(rows, going, copies, strict=True)):
             if on:
-                row.propose(logits[number, -1], drafting.vocabulary)
+                row.draft_from_logits(logits[number, -1], drafting.vocabulary)
             elif at < len(copied):
-                row.copy(copied[at], vocabulary)
+                row.draft_copied_token(copied[at], vocabulary)
         at += 1
-        going = [on and at < min(drafting.longest, row.room) for on, row in zip(going, rows, strict=True)]
+        going = [
+            on and at < min(drafting.longest, row.remaining_draft_count) for on, row in zip(going, rows, strict=True)
+        ]
 
 
 # ---------------------------------------------------------------- the timed path
@@ -418,7 +426,7 @@ CREDIT = 2
 FEW_ROWS = 2  # with more, rows that gain wait long for the slowest one
 
 
-class RoundChoice:
+class RoundKindChooser:
     """The kind of the next round of n rows: the one of least measured time per token and row, at about n rows.
 
     With one row, a round of drafts may emit several tokens for the price of one. With many rows, the weights are read
@@ -434,7 +442,7 @@ class RoundChoice:
         self._by_size: dict[int, _SizeClass] = {}
         self._cheapest: float | None = None  # seconds per token, while a trial runs
 
-    def kind(self, rows: int, possible: Sequence[RoundKind]) -> RoundKind:
+    def choose_kind(self, rows: int, possible: Sequence[RoundKind]) -> RoundKind:
         """Choose among the ``possible`` kinds of a round of ``rows`` rows, "step" among them."""
         size = self._by_size.setdefault(_size_class(rows), _SizeClass())
         self._cheapest = None
@@ -456,7 +464,7 @@ class RoundChoice:
             size.rounds[kind].popleft()
         return kind
 
-    def note(self, kind: RoundKind, seconds: float, tokens: Sequence[int]) -> None:
+    def record_round(self, kind: RoundKind, seconds: float, tokens: Sequence[int]) -> None:
         """Record a round that emitted ``tokens`` [rows]; the cost of the first of a kind does not count.
 
         A batch ends with its slowest row: up to ``FEW_ROWS`` rows count by their harmonic mean, more by their fewest.
@@ -512,7 +520,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
         Largest batch.
     always : bool
         Draft in every round. By default rounds stop drafting where measured time per token says that it does not pay
-        (``RoundChoice``): the tokens are the same, the recorded depths and work then depend on the machine.
+        (``RoundKindChooser``): the tokens are the same, the recorded depths and work then depend on the machine.
 
     Raises
     ------
@@ -521,10 +529,10 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
     """
 
     def __init__(self, stepper: Stepper, drafting: Drafting, *, max_rows: int = 1, always: bool = False):
-        drafting.require(stepper.layers, stepper.vocabulary)
+        drafting.require_fits_model(stepper.layers, stepper.vocabulary)
         super().__init__(stepper, drafting_point(stepper.layers), max_rows=max_rows)
-        self.drafting, self._choice = drafting, None if always else RoundChoice()
-        self._reader = DraftReader(stepper, drafting.layer, drafting.lens, drafting.opened, drafting.vocabulary)
+        self.drafting, self._choice = drafting, None if always else RoundKindChooser()
+        self._reader = DraftReader(stepper, drafting.layer, drafting.lens, drafting.active_gate, drafting.vocabulary)
 
     def _decode(
         self,
@@ -547,8 +555,8 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
             alive = _drop_finished_sequences(alive, session)
         log = self._log(prompts, rounds)
         return Record(
-            tokens=log.tokens(),
-            signal=log.signal(),
+            tokens=log.to_tokens(),
+            signal=log.to_signal_array(),
             emitted=[np.array(row.tokens[row.prompt :], dtype=np.int64) for row in rows],
             stop=[row.reason for row in rows],
             work={0: session.work},
@@ -557,7 +565,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
 
     def _log(self, prompts: Sequence[Prompt], rounds: Sequence[_RoundLog]) -> TokenLog:
         """The record's columns, built at the end: the loop only collects."""
-        log, ceiling, unread = TokenLog(), self.point.ceiling, np.full(int(self.drafting.gated), np.nan)
+        log, ceiling, unread = TokenLog(), self.point.ceiling, np.full(int(self.drafting.uses_gate), np.nan)
         for number, prompt in enumerate(prompts):
             for token in prompt.tokens[:-1].tolist():
                 log.append(number, 0, token, ceiling, ceiling, PROMPT, unread)
@@ -571,33 +579,33 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
             verified = signal.copy()
             signal[: len(gates)] = np.array(gates)[:, None]
             log.extend(sequence, 0, np.array(tokens), np.full(n, self.drafting.layer), cap, [DRAFT] * n, signal)
-            log.deepen(sequence, 0, start, cap, cap, VERIFY, verified)
+            log.replace_from(sequence, 0, start, cap, cap, VERIFY, verified)
             log.truncate(sequence, 0, start + n_kept)
         return log
 
     def _next_round(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:
-        """A round of the kind that ``RoundChoice`` chooses; reading its tokens waits for the device."""
+        """A round of the kind that ``RoundKindChooser`` chooses; reading its tokens waits for the device."""
         began, before = time.perf_counter(), [row.left for row in rows]
-        copies = [row.lookup.of(row.tokens, row.room(self.drafting.copied)) for row in rows]
+        copies = [row.lookup.find_continuation(row.tokens, row.room(self.drafting.copied)) for row in rows]
         widths = [0 if copied else row.room(self.drafting.longest) for row, copied in zip(rows, copies, strict=True)]
         if self._choice is None:
             return self._round(rows, session, widths, copies)
         possible: list[RoundKind] = ["step"]
         possible += ["copy"] if any(copies) else []
         possible += ["draft"] if any(widths) else []
-        kind = self._choice.kind(len(rows), possible)
+        kind = self._choice.choose_kind(len(rows), possible)
         if kind == "step":
             rounds = self._step(rows, session)
         else:
             rounds = self._round(rows, session, widths if kind == "draft" else [0] * len(rows), copies)
         emitted = [left - row.left for left, row in zip(before, rows, strict=True)]
-        self._choice.note(kind, time.perf_counter() - began, emitted)
+        self._choice.record_round(kind, time.perf_counter() - began, emitted)
         return rounds
 
     def _step(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:
         """One token of each row at full depth, without a draft."""
         tokens = torch.tensor([[row.tokens[-1]] for row in rows], device=self.stepper.device)
-        context = self.stepper.frame(_next_positions(rows), session.store.cache)
+        context = self.stepper.frame(_next_positions(rows), session.state.cache)
         hidden = self._run(session, self.stepper.embed(tokens, context), 0, self.point.ceiling, context)
         rounds = [_RoundLog(row.number, row.n_cached, row.tokens[-1:], 1, None) for row in rows]
         for row, own in zip(rows, self._own_tokens(session, hidden), strict=True):
@@ -626,7 +634,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
             row.take([*tokens[1 : right + 1], own[right]])
             rounds.append(_RoundLog(row.number, starts[i], tokens, row.n_cached - starts[i], [g[i] for g in gates]))
         if any(row.n_cached < start + chunk.shape[1] for row, start in zip(rows, starts, strict=True)):
-            session.store.cache.truncate(np.array([row.n_cached for row in rows]))
+            session.state.cache.truncate(np.array([row.n_cached for row in rows]))
         return rounds
 
     def _copy(
@@ -652,7 +660,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
         copies: Sequence[list[int]],
     ) -> _ShallowRun:
         """Token by token: rows of some width draft from the readout after layer e, others feed their copies."""
-        device, layer, work = self.stepper.device, self.drafting.layer, session.store.work
+        device, layer, work = self.stepper.device, self.drafting.layer, session.state.work
         position, going = _next_positions(rows), [width > 0 for width in widths]
         drafts, most = [len(copied) for copied in copies], max(map(len, copies))
         token = torch.tensor([[row.tokens[-1]] for row in rows], device=device)
@@ -660,8 +668,8 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
         while True:
             states.append(self._run_shallow(session, token, position))
             hidden = states[-1][:, -1]
-            if self.drafting.gated and any(going):
-                gates.append(self._reader.expected(hidden, work).tolist())
+            if self.drafting.uses_gate and any(going):
+                gates.append(self._reader.predict_divergence(hidden, work).tolist())
                 if not all(map(math.isfinite, gates[-1])):
                     require_finite(torch.tensor(gates[-1]), f"after layer {layer}")
                 going = [on and gate <= self.drafting.threshold for on, gate in zip(going, gates[-1], strict=True)]
@@ -669,7 +677,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
             if not any(going) and at >= most:
                 return _ShallowRun(states, torch.cat(fed, dim=1).tolist(), drafts, gates)
             if any(going):
-                best = self._reader.tokens(hidden, work)[:, None]
+                best = self._reader.draft_tokens(hidden, work)[:, None]
                 token = best if all(going) else torch.where(torch.tensor(going, device=device)[:, None], best, token)
             copied = [row for row, copy in enumerate(copies) if at < len(copy)]
             if copied:
@@ -682,11 +690,11 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
 
     def _run_shallow(self, session: ReferenceSession, tokens: Tensor, position: Ints) -> Tensor:
         """States [rows, n, D] of ``tokens`` [rows, n] after layer e."""
-        context = self.stepper.frame(position, session.store.cache)
+        context = self.stepper.frame(position, session.state.cache)
         return self._run(session, self.stepper.embed(tokens, context), 0, self.drafting.layer, context)
 
     def _run(self, session: ReferenceSession, hidden: Tensor, first: int, last: int, context: ForwardContext) -> Tensor:
-        cache, work = session.store.cache, session.store.work
+        cache, work = session.state.cache, session.state.work
         hidden = self.stepper.run(hidden, first, last, context, cache)
         work.count_blocks(first, last, len(hidden), hidden.shape[1], context.executed)
         return hidden
@@ -694,12 +702,12 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
     def _verify(self, session: ReferenceSession, chunk: Tensor, starts: Sequence[int]) -> list[list[int]]:
         """The model's own next token after each token of ``chunk`` [rows, n, D], states after layer e."""
         ceiling = self.point.ceiling
-        context = self.stepper.frame(np.array(starts)[:, None] + np.arange(chunk.shape[1]), session.store.cache)
+        context = self.stepper.frame(np.array(starts)[:, None] + np.arange(chunk.shape[1]), session.state.cache)
         return self._own_tokens(session, self._run(session, chunk, self.drafting.layer, ceiling, context))
 
     def _own_tokens(self, session: ReferenceSession, hidden: Tensor) -> list[list[int]]:
         """Tokens [rows][n] that the model emits at states [rows, n, D] at the ceiling."""
-        session.store.work.count_readout("full", self.point.ceiling, hidden.shape[:-1].numel())
+        session.state.work.count_readout("full", self.point.ceiling, hidden.shape[:-1].numel())
         best = self.stepper.logits(hidden).max(dim=-1)
         if not math.isfinite(float(best.values.sum())):
             require_finite(best.values, "at the ceiling")

@@ -28,7 +28,7 @@ from emad_ref.decoding.partner import (
     LoggedSession,
     Partner,
     entropy_bits,
-    require_one_vocabulary,
+    require_equal_logit_widths,
     require_prompts,
     work_by_model,
 )
@@ -71,23 +71,23 @@ class SpeculationResult:
     rounds: Ints
     opening_work: dict[int, Work] | None
 
-    def drafted(self, verdict: int | None = None) -> Ints:
+    def count_drafted(self, verdict: int | None = None) -> Ints:
         """int64 [sequences] drafted tokens, of one verdict or all."""
         chosen = slice(None) if verdict is None else self.drafts.verdict == verdict
         return np.bincount(self.drafts.sequence[chosen], minlength=len(self.rounds))
 
     @property
-    def judged(self) -> int:
+    def judged_count(self) -> int:
         """Draft tokens that were accepted, gated or refused."""
         return int((self.drafts.verdict != UNREACHED).sum())
 
     @property
-    def acceptance(self) -> float | None:
+    def acceptance_rate(self) -> float | None:
         """Accepted over judged draft tokens; None without judged ones."""
-        return int((self.drafts.verdict == ACCEPTED).sum()) / self.judged if self.judged else None
+        return int((self.drafts.verdict == ACCEPTED).sum()) / self.judged_count if self.judged_count else None
 
 
-def distribution(logits: Floats, temperature: float) -> Floats:
+def token_distribution(logits: Floats, temperature: float) -> Floats:
     """softmax(logits / temperature), float64 [..., V]; at temperature 0 all on the first of the largest logits."""
     if temperature == 0:
         certain = np.zeros(logits.shape)
@@ -109,7 +109,7 @@ def is_accepted(p: Floats, q: Floats, token: int, rng: np.random.Generator) -> b
     return bool(rng.random() * q[token] < p[token])
 
 
-def residual(p: Floats, q: Floats) -> Floats:
+def residual_distribution(p: Floats, q: Floats) -> Floats:
     """max(0, p − q), normalised [V]: the distribution after a refusal."""
     excess = np.maximum(p - q, 0.0)
     total = excess.sum()
@@ -182,57 +182,59 @@ class SpeculativeSequence:
         self.verdicts: list[tuple[_DraftedToken, int]] = []  # of all rounds
 
     @property
-    def room(self) -> int:
+    def remaining_draft_count(self) -> int:
         """Tokens that it may still emit besides the verifier's own."""
         return self.options.max_new - (len(self.tokens) - self.prompt) - 1
 
     @property
-    def width(self) -> int:
+    def useful_draft_count(self) -> int:
         """Useful drafts for this row: the verifier adds a token of its own."""
-        return min(self.options.k, self.room)
+        return min(self.options.k, self.remaining_draft_count)
 
-    def take(self, token: int) -> None:
+    def append_token(self, token: int) -> None:
         self.tokens.append(token)
         if token in self.options.stop or self.options.ended(self.tokens[self.prompt :]):
             self.reason = "stop token"
         elif len(self.tokens) - self.prompt == self.options.max_new:
             self.reason = "length"
 
-    def padded(self, drafts: int) -> list[int]:
+    def pad_drafts(self, drafts: int) -> list[int]:
         """The last token and ``drafts`` drafts; a row with fewer repeats its last one, to be rolled back."""
         fed = [self.tokens[-1], *(drafted.token for drafted, _ in self.drafts)]
         return fed + [fed[-1]] * (drafts + 1 - len(fed))
 
-    def propose(self, logits: Floats, vocabulary: Ints | None = None) -> None:
+    def draft_from_logits(self, logits: Floats, vocabulary: Ints | None = None) -> None:
         """Draft one more token from logits [V] of the draft; ``vocabulary``: ids [k] that may be drafted."""
         read = logits if vocabulary is None else logits[vocabulary]
-        q = distribution(read, self.options.temperature)
+        q = token_distribution(read, self.options.temperature)
         if vocabulary is not None:
             q = scatter_distribution(q, vocabulary, len(logits))
         at = len(self.tokens) + len(self.drafts)
         self.drafts.append((_DraftedToken(at, draw_token(q, self.rng), float(entropy_bits(read))), q))
 
-    def copy(self, token: int, vocabulary: int) -> None:
+    def draft_copied_token(self, token: int, vocabulary: int) -> None:
         """Draft ``token`` for certain, of so many ids: its entropy is 0."""
         q = np.zeros(vocabulary)
         q[token] = 1.0
         self.drafts.append((_DraftedToken(len(self.tokens) + len(self.drafts), token, 0.0), q))
 
-    def verify(self, logits: Floats) -> None:
+    def verify_drafts(self, logits: Floats) -> None:
         """Accept a prefix of the drafts and emit one token more, from the verifier's logits [> drafts, V]."""
         self.rounds += 1
         verdicts = [UNREACHED] * len(self.drafts)
         for at, ((drafted, q), z) in enumerate(zip(self.drafts, logits, strict=False)):
-            p = distribution(z, self.options.temperature)
+            p = token_distribution(z, self.options.temperature)
             verdicts[at] = self._verdict(drafted, p, q)
             if verdicts[at] == REFUSED:
-                self.take(draw_token(residual(p, q), self.rng))
+                self.append_token(draw_token(residual_distribution(p, q), self.rng))
                 break
-            self.take(drafted.token)
+            self.append_token(drafted.token)
             if self.reason is not None:
                 break
         else:
-            self.take(draw_token(distribution(logits[len(self.drafts)], self.options.temperature), self.rng))
+            self.append_token(
+                draw_token(token_distribution(logits[len(self.drafts)], self.options.temperature), self.rng)
+            )
         self.verdicts += [(drafted, verdict) for (drafted, _), verdict in zip(self.drafts, verdicts, strict=True)]
         self.drafts = []
 
@@ -256,8 +258,8 @@ def run_rounds(
     verifies for the unfinished rows, and rolls back the refused tokens in every session.
     """
     rows = [SpeculativeSequence(i, list(map(int, prompt.tokens)), options) for i, prompt in enumerate(prompts)]
-    for row, p in zip(rows, distribution(logits, options.temperature), strict=True):
-        row.take(draw_token(p, row.rng))
+    for row, p in zip(rows, token_distribution(logits, options.temperature), strict=True):
+        row.append_token(draw_token(p, row.rng))
     alive = _drop_finished(rows, sessions)
     while alive:
         run_round(alive)
@@ -274,12 +276,12 @@ def _drop_finished(rows: Sequence[SpeculativeSequence], sessions: Sequence[Logge
     return [row for row in rows if row.reason is None]
 
 
-def verified_lengths(rows: Sequence[SpeculativeSequence]) -> Ints:
+def lengths_before_last_token(rows: Sequence[SpeculativeSequence]) -> Ints:
     """int64 [rows] tokens that a model may hold of each: all but the last, which the next round feeds first."""
     return np.array([len(row.tokens) - 1 for row in rows], dtype=np.int64)
 
 
-def speculation_result(
+def build_speculation_result(
     rows: Sequence[SpeculativeSequence],
     log: TokenLog,
     work: dict[int, Work] | None,
@@ -290,8 +292,8 @@ def speculation_result(
     sequence, position, token, entropies, verdict = zip(*drafts, strict=True) if drafts else ((),) * 5
     return SpeculationResult(
         record=Record(
-            tokens=log.tokens(),
-            signal=log.signal(),
+            tokens=log.to_tokens(),
+            signal=log.to_signal_array(),
             emitted=[np.array(row.tokens[row.prompt :], dtype=np.int64) for row in rows],
             stop=[row.reason or "length" for row in rows],
             work=work,
@@ -375,40 +377,40 @@ def speculate(
         closing(LoggedSession(verifier, VERIFIER, log, numbers, prompts, PROMPT, DECODE)) as large,
         closing(LoggedSession(draft, DRAFTER, log, numbers, prompts, PROMPT, DRAFT)) as small,
     ):
-        require_one_vocabulary(small.logits, large.logits)
+        require_equal_logit_widths(small.logits, large.logits)
         rows = run_rounds(
             prompts, large.logits, options, (small, large), lambda alive: _speculation_round(alive, small, large)
         )
         work, opening = work_by_model(small.work, large.work), work_by_model(small.opening_work, large.opening_work)
-    return speculation_result(rows, log, work, opening)
+    return build_speculation_result(rows, log, work, opening)
 
 
 def _speculation_round(rows: Sequence[SpeculativeSequence], small: LoggedSession, large: LoggedSession) -> None:
     """Draft, verify, roll back: afterwards the verifier holds all tokens of each row but the last."""
-    width = max(row.width for row in rows)
+    width = max(row.useful_draft_count for row in rows)
     if width > 0:
         _propose_drafts(rows, small, width)
-    chunk = np.array([row.padded(width) for row in rows], dtype=np.int64)
+    chunk = np.array([row.pad_drafts(width) for row in rows], dtype=np.int64)
     for row, logits in zip(rows, large.feed(chunk, [VERIFY] * (width + 1)), strict=True):
-        row.verify(logits)
-    lengths = verified_lengths(rows)
-    large.keep(lengths)
+        row.verify_drafts(logits)
+    lengths = lengths_before_last_token(rows)
+    large.rollback_and_commit(lengths)
     small.rollback(np.minimum(small.length, lengths))
 
 
 def _propose_drafts(rows: Sequence[SpeculativeSequence], small: LoggedSession, width: int) -> None:
-    """Let the draft read its unseen tokens, then propose up to ``width`` tokens per row.
+    """Let the draft read its unseen tokens, then propose up to ``useful_draft_count`` tokens per row.
 
     If all drafts of a row were accepted, it has not seen the last of them. A feed takes equally many tokens of every
     row, so the other rows roll a token back and read it again.
     """
     lengths = np.array([len(row.tokens) for row in rows], dtype=np.int64)
     unseen = int((lengths - small.length).max())
-    small.keep(lengths - unseen)
+    small.rollback_and_commit(lengths - unseen)
     tokens, phases = [row.tokens[-unseen:] for row in rows], [CATCH_UP] * (unseen - 1) + [DRAFT]
     for at in range(width):
         logits = small.feed(np.array(tokens, dtype=np.int64), phases, last=1)[:, -1]
         for row, z in zip(rows, logits, strict=True):
-            if at < row.width:
-                row.propose(z)
-        tokens, phases = [[row.padded(at + 1)[-1]] for row in rows], [DRAFT]
+            if at < row.useful_draft_count:
+                row.draft_from_logits(z)
+        tokens, phases = [[row.pad_drafts(at + 1)[-1]] for row in rows], [DRAFT]

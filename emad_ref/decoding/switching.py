@@ -34,7 +34,7 @@ from emad_ref.decoding.partner import (
     LoggedSession,
     Partner,
     entropy_bits,
-    require_one_vocabulary,
+    require_equal_logit_widths,
     require_prompts,
     work_by_model,
 )
@@ -199,8 +199,8 @@ def switch(
         deque(row.decode(sampler, max_new, stop), maxlen=0)
     return SwitchingResult(
         record=Record(
-            tokens=log.tokens(),
-            signal=log.signal(),
+            tokens=log.to_tokens(),
+            signal=log.to_signal_array(),
             emitted=[np.array(row.history[len(row.prompt.tokens) :], dtype=np.int64) for row in rows],
             stop=[row.reason for row in rows],
             work=_total_work((small, large), [row.work for row in rows]),
@@ -274,17 +274,17 @@ class _SwitchedSequence:
         self.model.append(current)
         self.entropy_bits.append(float(entropy_bits(logits)[0]))
         self.rolling_bits.append(rolling_mean(self.entropy_bits, self.rule.window))
-        self.history.append(int(sampler.pick(torch.from_numpy(logits), [self.number])))
+        self.history.append(int(sampler.pick_next_tokens(torch.from_numpy(logits), [self.number])))
 
     def _read_on(self, stack: ExitStack, current: int, former: Floats) -> Floats:
         """Logits [1, V] of ``current`` after the whole history; it reads one token, or all unseen ones."""
         if current not in self.sessions:
             # a model that decides depth decides it for every token after the prompt, whichever model emitted it
-            undecided = self.partners[current].undecided
+            undecided = self.partners[current].has_adaptive_depth
             readable = np.array(self.history[: len(self.prompt.tokens)] if undecided else self.history, dtype=np.int64)
             last = CATCH_UP if len(readable) < len(self.history) else DECODE
             opened = self._open(stack, current, replace(self.prompt, tokens=readable), CATCH_UP, last)
-            require_one_vocabulary(former, opened.logits)
+            require_equal_logit_widths(former, opened.logits)
         session = self.sessions[current]
         unseen = np.array([self.history[int(session.length[0]) :]], dtype=np.int64)
         if unseen.size == 0:

@@ -19,16 +19,16 @@ from torch import Tensor
 from emad_ref.benchmark.machine import every_thread_for_batches
 from emad_ref.calibration.trace import FEWEST_TOKENS, head_blocks, open_cache, targets_of
 from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence, batched, pad_right, positions_of
-from emad_ref.decoding.reference import WalkedDecoder, require_room, require_vocabulary
+from emad_ref.decoding.reference import WalkedDecoder, require_known_token_ids, require_within_max_positions
 from emad_ref.decoding.step import StepOutput
-from emad_ref.exit_rules import fires
+from emad_ref.exit_rules import is_exit_rule_met
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.probe import make_probe
-from emad_ref.probes.signal_values import require_finite, to_host
-from emad_ref.probes.tuned_lens import point_translators
+from emad_ref.probes.signal_values import require_finite, to_numpy_float64
+from emad_ref.probes.tuned_lens import get_point_translators
 from emad_ref.protocol import Decoder, Prompt, Step
 from emad_ref.record import Bools, Floats, Ints, Work
-from emad_ref.schedule.schedules import schedule_of
+from emad_ref.schedule.schedules import get_schedule
 from emad_ref.signals import log_probabilities
 
 
@@ -117,7 +117,7 @@ def teacher_force_texts(
     """
     texts: dict[int, TeacherForcedText] = {}
     at_once = min(TOKENS_PER_BATCH, max(FEWEST_TOKENS, LOGITS_OF_BATCH // decoder.stepper.vocabulary))
-    layerwise = feeds_layerwise(decoder.point)
+    layerwise = is_fed_layerwise(decoder.point)
     for chosen in batches_by_length(sequences, decoder.max_rows):
         batch = [sequences[i] for i in chosen]
         if layerwise:
@@ -129,14 +129,14 @@ def teacher_force_texts(
     return [texts[i] for i in range(len(sequences))]
 
 
-def feeds_layerwise(point: OperatingPoint) -> bool:
+def is_fed_layerwise(point: OperatingPoint) -> bool:
     """Whether ``teacher_force_texts`` feeds all tokens of a text together, layer by layer.
 
     Under copied or translated states a token's exit depends on earlier tokens only through K and V of the layers below
     it. Bins and interpolation are decided token by token, and the work of a confidence rule is only counted so.
     """
-    by_probe = point.bins.count == 1 and not point.interpolate and point.confidence is None
-    return schedule_of(point).settle is None and by_probe
+    by_probe = point.bins.bin_count == 1 and not point.interpolate and point.confidence is None
+    return get_schedule(point).settle is None and by_probe
 
 
 class _DecidedColumns:
@@ -149,7 +149,7 @@ class _DecidedColumns:
     def predict(self, where: Any, logits: Tensor, target: Tensor) -> None:
         """Write the losses of the positions ``where``; ``logits`` [n, V], ``target`` int64 [n]."""
         log_p = log_probabilities(logits)
-        self.nll_nats[where] = -to_host(log_p.gather(-1, target[:, None])[:, 0])
+        self.nll_nats[where] = -to_numpy_float64(log_p.gather(-1, target[:, None])[:, 0])
         self.wrong[where] = (log_p.argmax(dim=-1) != target).cpu().numpy()
 
     def text(self, where: Any, work: Work | None) -> TeacherForcedText:
@@ -166,15 +166,19 @@ def _force_layerwise(
     block makes of it is dropped. Prompts run to the ceiling.
     """
     stepper, point = decoder.stepper, decoder.point
-    probe, translators, work = make_probe(stepper, point), point_translators(stepper, point), Work.none(stepper.layers)
+    probe, translators, work = (
+        make_probe(stepper, point),
+        get_point_translators(stepper, point),
+        Work.none(stepper.layers),
+    )
 
     def index(numbers: Ints) -> Tensor:
         return torch.from_numpy(numbers).to(stepper.device)
 
     run = [replace(text, tokens=text.tokens[:-1]) for text in batch]  # the last token is only predicted
     tokens, lengths = pad_right(run)
-    require_vocabulary(np.concatenate([text.tokens for text in batch]), stepper.vocabulary)
-    require_room(tokens.shape[1], stepper)
+    require_known_token_ids(np.concatenate([text.tokens for text in batch]), stepper.vocabulary)
+    require_within_max_positions(tokens.shape[1], stepper)
     cache = open_cache(stepper, [text.source for text in run], tokens.shape[1])
     frame = stepper.frame(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
     hidden = stepper.embed(index(tokens), frame)
@@ -185,7 +189,7 @@ def _force_layerwise(
     target = targets_of(stepper, batch)
     columns, running = _DecidedColumns(row.shape, len(point.probes)), np.arange(len(row))
     exits = torch.empty_like(hidden[rows, positions])  # [decided, D] the state that each token stopped with
-    probe.begin()
+    probe.begin_step()
     for layer in range(1, point.ceiling + 1):
         hidden = stepper.run(hidden, layer - 1, layer, frame, cache)
         states, shown = hidden[rows, positions], None
@@ -193,24 +197,24 @@ def _force_layerwise(
         if layer in point.probes and len(running):
             number = point.probes.index(layer)
             reading = probe.read(states[index(running)], number, work)
-            shown, values = reading.logits, to_host(reading.signal)
+            shown, values = reading.logits, to_numpy_float64(reading.signal)
             columns.signal[running, number] = values
-            stops |= fires(point, number, values.astype(np.float32), None, decided[running])
+            stops |= is_exit_rule_met(point, number, values.astype(np.float32), None, decided[running])
         stopped, among = running[stops], np.flatnonzero(stops)
         columns.depth[stopped] = layer
         exits[index(stopped)] = states[index(stopped)]
         for some in head_blocks(stepper, len(stopped)):
             here = index(stopped[some])
-            logits = probe.emit(states[here], layer, work) if shown is None else shown[index(among[some])]
+            logits = probe.emit_logits(states[here], layer, work) if shown is None else shown[index(among[some])]
             require_finite(logits.amax(dim=-1), "at the depth of emission")
             columns.predict(stopped[some], logits, target[here])
         running = running[~stops]
-        probe.keep(index(np.flatnonzero(~stops)))
+        probe.keep_rows(index(np.flatnonzero(~stops)))
         if layer < point.ceiling and len(left := np.flatnonzero(columns.depth)):
             here = index(left)
             below = exits[here]
             if translators is not None:
-                below = translators.below(below[:, None], columns.depth[left], layer + 1, work)[:, 0]
+                below = translators.estimate_states_below(below[:, None], columns.depth[left], layer + 1, work)[:, 0]
             hidden[rows[here], positions[here]] = below
     fed(len(row))
     return [columns.text(slice(end - n, end), None) for n, end in zip(counts, np.cumsum(counts), strict=True)]
@@ -222,7 +226,7 @@ def _force_by_token(
     """``batch`` token by token."""
     lengths = [text.decided for text in batch]
     columns = _DecidedColumns((len(batch), max(lengths)), len(decoder.point.probes))
-    for forced in teacher_force_batch(decoder, batch):
+    for forced in iterate_teacher_forced_steps(decoder, batch):
         here, output = (forced.rows, forced.at), forced.output
         columns.predict(here, output.logits[:, -1], forced.target)
         columns.depth[here], columns.signal[here] = output.depth[:, -1], output.signal[:, -1]
@@ -232,7 +236,7 @@ def _force_by_token(
 
 
 @torch.inference_mode()
-def teacher_force_batch(decoder: WalkedDecoder, batch: Sequence[TokenSequence]) -> Iterator[TeacherForcedStep]:
+def iterate_teacher_forced_steps(decoder: WalkedDecoder, batch: Sequence[TokenSequence]) -> Iterator[TeacherForcedStep]:
     """The steps of feeding ``batch``, at most ``decoder.max_rows`` sequences.
 
     Each sequence has a decided position.
@@ -245,7 +249,7 @@ def teacher_force_batch(decoder: WalkedDecoder, batch: Sequence[TokenSequence]) 
     following, lengths = pad_right([TokenSequence(text.tokens[text.adaptive_from + 1 :]) for text in batch])
     targets = torch.from_numpy(following).to(decoder.stepper.device)
     room = max(len(text.tokens) for text in batch) - max(len(prompt.tokens) for prompt in prompts)
-    session, output = decoder.begin(prompts, room)
+    session, output = decoder.start_with_room(prompts, room)
     before = decoder.prompt_work(prompts)
     rows = np.arange(len(batch))
     for at in count():
@@ -258,5 +262,5 @@ def teacher_force_batch(decoder: WalkedDecoder, batch: Sequence[TokenSequence]) 
             session.drop(np.flatnonzero(~going))
             rows, target = rows[going], target[torch.from_numpy(going).to(target.device)]
         session.commit(session.length)
-        output = session.advance(target[:, None], None)
+        output = session.process_tokens(target[:, None], None)
     session.close()

@@ -33,7 +33,7 @@ class TokenLog:
         for columns in zip(tokens.tolist(), depth.tolist(), cap.tolist(), phase, signal, strict=True):
             self.append(sequence, model, *columns)
 
-    def deepen(
+    def replace_from(
         self, sequence: int, model: int, length: int, depth: Ints, cap: Ints, phase: int, signal: Floats
     ) -> None:
         """Log the tokens from position ``length`` on again at a larger depth; the former rows are not kept."""
@@ -48,11 +48,11 @@ class TokenLog:
             self._kept[entry] = False
         del entries[length:]
 
-    def tokens(self) -> Tokens:
+    def to_tokens(self) -> Tokens:
         sequence, position, token, depth, cap, phase, model = np.array(self._rows, dtype=np.int64).T
         return Tokens(sequence, position, token, depth, cap, phase, model, np.array(self._kept, dtype=bool))
 
-    def signal(self) -> Floats:
+    def to_signal_array(self) -> Floats:
         """[tokens, most probes of any model]; NaN if a model has fewer or read none."""
         widths = {len(values) for values in self._signal}
         widest = max(widths)

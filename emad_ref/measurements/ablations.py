@@ -29,11 +29,11 @@ from emad_ref.measurements.traces import READ
 from emad_ref.models.bundled import bundled_names
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import FEATURES, Estimator, OperatingPoint, ScheduleName
-from emad_ref.probes.estimators import ExactIndex, LowRankIndex, low_rank_factors, recall
+from emad_ref.probes.estimators import ExactIndex, LowRankIndex, low_rank_factors, recall_at_k
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Floats, Work
-from emad_ref.replay import depths, replay, replayed_work
-from emad_ref.signals import perplexity_of, relative_rise
+from emad_ref.replay import replay, replay_decode_work, replay_depths
+from emad_ref.signals import perplexity_from_nats, perplexity_rise_from_nats
 from emad_ref.statistics.legs import interval_if_finite
 from emad_ref.statistics.rates import RESAMPLES, draw_document_counts, estimate_perplexity_rise
 from emad_ref.statistics.speedup import estimate_total_speedup
@@ -188,13 +188,13 @@ def require_bins(profile: Profile, tokens: int) -> None:
     assert statistics.tokens.sum() == tokens, "a calibration token is in no bin"
     few = statistics.tokens < profile.minimum_tokens
     assert not profile.bins.features or (fallen == few).all(), "a bin seen too rarely keeps its own, or another fell"
-    assert all(len(point.thresholds) == profile.bins.count for point in points(profile, [0.0]))
+    assert all(len(point.thresholds) == profile.bins.bin_count for point in points(profile, [0.0]))
 
 
 def conditioning_columns(profile: Profile) -> TableRow:
     """Leading columns: features, number of bins, and how many of them took their parent's thresholds."""
     fallen = sum(dropped > 0 for dropped in profile.fallbacks)
-    return {"features": profile.bins.name, "bins": profile.bins.count, "fallen back": fallen}
+    return {"features": profile.bins.name, "bins": profile.bins.bin_count, "fallen back": fallen}
 
 
 def fallback_note(profile: Profile) -> str:
@@ -314,7 +314,7 @@ class FittedEstimators:
     def probe_flops(self, point: OperatingPoint) -> float:
         """FLOPs of readouts per token beyond the one head that emits it."""
         replayed = replay(self.trace, point)
-        work = replayed_work(self.trace, replayed)
+        work = replay_decode_work(self.trace, replayed)
         geometry = self._subject.loaded.geometry
         readouts = sum(flops(work, geometry).readouts.values())
         return float(readouts / len(self.trace) - geometry.head_flops())
@@ -349,7 +349,7 @@ class RecallCounter:
         for estimator, index in self._indices.items():
             retrieved, true = (each.search(normed, estimator.k)[1] for each in (index, self._exact))
             key = (estimator.name, layer)
-            self._hits[key] = self._hits.get(key, 0.0) + float(recall(retrieved, true).sum())
+            self._hits[key] = self._hits.get(key, 0.0) + float(recall_at_k(retrieved, true).sum())
 
     @property
     def shares(self) -> dict[tuple[str, int], float]:
@@ -439,7 +439,7 @@ def layers_between(probes: Sequence[int]) -> list[int]:
 
 def require_layers_between(trace: Trace, off: OperatingPoint, on: OperatingPoint, between: Sequence[int]) -> None:
     """Check that interpolation never lets a token go deeper, and adds exits only at these layers."""
-    plain, interpolated = (depths(trace, point) for point in (off, on))
+    plain, interpolated = (replay_depths(trace, point) for point in (off, on))
     assert (interpolated <= plain).all()
     assert set(np.unique(interpolated)) <= {*off.probes, *between, off.ceiling}
     assert between or (interpolated == plain).all()
@@ -552,7 +552,7 @@ class DecodedOpenings:
         saved: TableRow = dict.fromkeys(("gross reduction %", "net reduction %"))
         if len(works) == len(forced):
             mine = flops(sum(works, Work.none(geometry.layers)), geometry)
-            reference = flops(replayed_work(self.trace, full), geometry)
+            reference = flops(replay_decode_work(self.trace, full), geometry)
             saved["gross reduction %"] = 1 - mine.gross / reference.gross
             saved["net reduction %"] = 1 - mine.total / reference.total
         return {
@@ -560,8 +560,8 @@ class DecodedOpenings:
             "mean depth": float(np.concatenate([each.depth for each in forced]).mean()),
             BEFORE: None,  # no trace to read it from
             **saved,
-            "perplexity": perplexity_of(mean),
-            "rise %": relative_rise(mean - float(full.nll_nats.mean())),
+            "perplexity": perplexity_from_nats(mean),
+            "rise %": perplexity_rise_from_nats(mean - float(full.nll_nats.mean())),
         }
 
 

@@ -21,8 +21,8 @@ from emad_ref.measurements.early_exit_tasks import TASKS, EarlyExitTasks, TaskIt
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.models.bundled import bundled_names
 from emad_ref.models.geometry import Geometry
-from emad_ref.point import Confidence, OperatingPoint, ScheduleName
-from emad_ref.probes.contrast import score_function
+from emad_ref.point import ConfidenceParameters, OperatingPoint, ScheduleName
+from emad_ref.probes.contrast import get_score_function
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Bools, Floats, Ints, Work
 from emad_ref.signals import SIGNALS, log_probabilities
@@ -53,7 +53,7 @@ LEAST_VOCABULARY = 258  # of fewer tokens the published k*, scaled, keeps less t
 ITEM_ROWS = 25  # items decoded together
 SET_SIZE = 50  # items of a calibration set; 29 without a loss certify δ = 10 %
 SETS = {"smoke": 2, "standard": 12, "full": 64}  # 63 that all keep the promise show a coverage of 95 %
-CONTRASTS = tuple(name for name, signal in SIGNALS.items() if signal.contrasts)
+CONTRASTS = tuple(name for name, signal in SIGNALS.items() if signal.is_contrastive)
 ALPHAS: dict[str, float | None] = {"α = 0.1": None, "α′": 1.0}  # decay rate of α′, which the paper does not state
 READ_TOKENS = 32  # tokens per contrast: the readouts of T5-large's layers at so many positions are 0.2 GB
 WARM_UP = 2  # untimed pairs
@@ -301,7 +301,7 @@ def _read_item(
         np.stack([_top_two_difference(logits[:, layer]) for layer in range(logits.shape[1])], axis=1),
         logits.argmax(axis=-1) == target[:, None],
         {
-            (signal, name): _contrast(signal, Confidence(minimum, alpha_decay=rate), logits, target, subject)
+            (signal, name): _contrast(signal, ConfidenceParameters(minimum, alpha_decay=rate), logits, target, subject)
             for signal in CONTRASTS
             for name, rate in ALPHAS.items()
         },
@@ -309,7 +309,7 @@ def _read_item(
 
 
 def _contrast(
-    signal: str, parameters: Confidence, logits: Floats, target: Ints, subject: ModelUnderTest
+    signal: str, parameters: ConfidenceParameters, logits: Floats, target: Ints, subject: ModelUnderTest
 ) -> ContrastReading:
     blocks = [slice(start, start + READ_TOKENS) for start in range(0, len(target), READ_TOKENS)]
     parts = [_contrast_block(signal, parameters, logits[block], target[block], subject) for block in blocks]
@@ -317,14 +317,14 @@ def _contrast(
 
 
 def _contrast_block(
-    signal: str, parameters: Confidence, logits: Floats, target: Ints, subject: ModelUnderTest
+    signal: str, parameters: ConfidenceParameters, logits: Floats, target: Ints, subject: ModelUnderTest
 ) -> ContrastReading:
     layers = logits.shape[1]
     tensors = torch.from_numpy(logits).to(subject.stepper.device)
     log_probs = {m: log_probabilities(tensors[:, m - 1]) for m in range(1, layers)}
     confidence, correct = [], []
     for layer in range(parameters.minimum + SIGNALS[signal].needs.delay, layers):
-        scores = score_function(signal)(parameters, layer, tensors[:, layer - 1], log_probs)
+        scores = get_score_function(signal)(parameters, layer, tensors[:, layer - 1], log_probs)
         assert scores.logits is not None, "contrasts emit what they compare"
         confidence.append(scores.signal.cpu().numpy())
         correct.append(scores.logits.argmax(dim=-1).cpu().numpy() == target)

@@ -23,7 +23,7 @@ from emad_ref.calibration.calibration_run import worker_traces
 from emad_ref.calibration.trace import Trace, assemble_trace, take_trace
 from emad_ref.calibration.windows import MOST_WINDOWS, TokenSequence, round_robin_windows, window_size, windows
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.self_corpus import sampled_documents
+from emad_ref.decoding.self_corpus import sample_documents
 from emad_ref.errors import EmadError
 from emad_ref.measurements.run_resources import ModelIsolation, RunResources, make_judge_decoder
 from emad_ref.measurements.study import Study
@@ -33,7 +33,7 @@ from emad_ref.models.model_spec import ModelSpec
 from emad_ref.models.snapshots import ProcessSnapshot
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.probes.signal_values import to_host
+from emad_ref.probes.signal_values import to_numpy_float64
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Request, Session, Step
 from emad_ref.record import Floats, Ints, Record
 from emad_ref.screening.settings import traced_token_flops, work_share
@@ -235,7 +235,7 @@ class ModelUnderTest:
                 yield rng.integers(0, self.stepper.vocabulary, longest)
         if self.corpus == "self":
             longest, ends = min(self.window, 256) - 1, self.loaded.ends
-            yield from sampled_documents(self.stepper, self.opening, longest, split, self.seed, ends)
+            yield from sample_documents(self.stepper, self.opening, longest, split, self.seed, ends)
             return
         self._texts[split] = iterate_corpus_documents(self.corpus, split, seed=self.seed, data=self.data)
         for text in self._texts[split]:
@@ -269,7 +269,7 @@ class ModelUnderTest:
         documents = self.documents("evaluate")
         if self.corpus == "self":
             ends = self.loaded.ends
-            documents = sampled_documents(self.stepper, self.opening, longest, "evaluate", self.seed, ends)
+            documents = sample_documents(self.stepper, self.opening, longest, "evaluate", self.seed, ends)
         cut = windows(documents, longest, self.opening, count, per_document=1)
         return [Prompt(window.tokens, self.source) for window in cut]
 
@@ -483,7 +483,7 @@ class ModelUnderTest:
         """Logits [n, V] of the model's own forward after each of ``tokens``."""
         ids = torch.from_numpy(tokens)[None].to(self.stepper.device)
         inputs = {"input_ids": self._sources(1), "decoder_input_ids": ids} if self.seq2seq else {"input_ids": ids}
-        return to_host(self.loaded.model(**inputs).logits[0])
+        return to_numpy_float64(self.loaded.model(**inputs).logits[0])
 
     def _sources(self, rows: int) -> torch.Tensor:
         assert self.source is not None, "only an encoder-decoder is given sources"

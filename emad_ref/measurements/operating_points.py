@@ -12,7 +12,7 @@ import numpy as np
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.exit_rules import format_distinct, with_margin_text
+from emad_ref.exit_rules import format_numbers_distinctly, with_margin_in_name
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.task_scores import LmEvalScores, TaskScores
 from emad_ref.measurements.traces import LensTraces
@@ -21,7 +21,7 @@ from emad_ref.models.tokenizers import describe_loss_above_chance
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import Ints
-from emad_ref.replay import Replay, depths, replay_all
+from emad_ref.replay import ReplayResult, replay_all, replay_depths
 from emad_ref.statistics.accuracy import TaskAccuracy
 from emad_ref.statistics.rates import draw_document_counts, estimate_perplexity_rise
 from emad_ref.statistics.units import ByDocument
@@ -87,8 +87,8 @@ class CandidatePoints:
         if self.selected is not None and self.selected.point.margin_nats is not None:
             margins[SELECTED] = self.selected.point.margin_nats
         roles: dict[OperatingPoint, tuple[str, ...]] = {}
-        for (role, margin), text in zip(margins.items(), format_distinct([*margins.values()]), strict=True):
-            point = with_margin_text(profile.point(margin), text)
+        for (role, margin), text in zip(margins.items(), format_numbers_distinctly([*margins.values()]), strict=True):
+            point = with_margin_in_name(profile.point(margin), text)
             roles[point] = (*roles.get(point, ()), role)
         return roles
 
@@ -206,7 +206,7 @@ def _row(
         "depth_p50": loss.depth_p50,
         "depth_p90": loss.depth_p90,
         "depth_shares": {str(depth): share for depth, share in loss.depth_shares.items()},
-        "depth_by_position": depth_by_position(evaluation, depths(evaluation, loss.point)),
+        "depth_by_position": depth_by_position(evaluation, replay_depths(evaluation, loss.point)),
         "flop_evidence": points.flop_verification.evidence,
         "gross_reduction": loss.gross_reduction,
         "net_reduction": loss.net_reduction,
@@ -245,7 +245,7 @@ def collapse_note(points: CandidatePoints, loss: PointLoss) -> str:
     evaluation, prefix = points.traces.evaluation, f"{points.subject.name}: {loss.point.name}: "
     if not loss.point.probes:
         return f"{prefix}no probes, depth is fixed"
-    depth, first = depths(evaluation, loss.point), loss.point.probes[0]
+    depth, first = replay_depths(evaluation, loss.point), loss.point.probes[0]
     before = tokens_before_depth(evaluation, depth, first)
     soon = float(np.median(before))
     verb = "collapsed to" if (depth <= first).mean() >= COLLAPSED else "reached"
@@ -368,7 +368,7 @@ def letters_per_word(tokenizer: Any, tokens: Ints) -> float:
     return sum(map(len, words)) / max(len(words), 1)
 
 
-def _most_varied(trace: Trace, replays: Sequence[Replay], readable: Sequence[bool]) -> tuple[int, range]:
+def _most_varied(trace: Trace, replays: Sequence[ReplayResult], readable: Sequence[bool]) -> tuple[int, range]:
     """Number and rows of the text on which depth differs most, among readable ones if there are any."""
     depth = np.stack([each.depth for each in replays])
     rows = [range(*bounds) for bounds in itertools.pairwise(trace.starts.tolist())]
@@ -378,7 +378,7 @@ def _most_varied(trace: Trace, replays: Sequence[Replay], readable: Sequence[boo
 
 
 def _token_row(
-    points: CandidatePoints, trace: Trace, replays: Sequence[Replay], probes: tuple[int, ...], row: int
+    points: CandidatePoints, trace: Trace, replays: Sequence[ReplayResult], probes: tuple[int, ...], row: int
 ) -> dict[str, Any]:
     columns, target = np.array(probes, dtype=np.int64) - 1, trace.target[row]
     others = [None if each.top1[row] == target else each.top1[row : row + 1].astype(np.int64) for each in replays]

@@ -98,8 +98,8 @@ class ItemAnswers:
     def acceptance(self) -> float | None:
         """Accepted over judged drafts of all runs; None without drafts."""
         runs = [one for one in self.runs if isinstance(one, SpeculationResult)]
-        judged = sum(one.judged for one in runs)
-        return sum(int(one.drafted(ACCEPTED).sum()) for one in runs) / judged if judged else None
+        judged = sum(one.judged_count for one in runs)
+        return sum(int(one.count_drafted(ACCEPTED).sum()) for one in runs) / judged if judged else None
 
 
 def is_right(item: TaskItem, text: str) -> bool:
@@ -319,7 +319,7 @@ class PairAnswers:
         if scored_task.generated and len(new) > 1:
             texts = scored_task.texts(split, count)
             with self.models.partners(rows=PAIR_ROWS, audited=True) as partners:
-                self._texts.walks(partners, [(text, rule) for rule in new for text in texts])
+                self._texts.generate_switched(partners, [(text, rule) for rule in new for text in texts])
         return [self._switched(rule, task, split, count) for rule in rules]
 
     def _key(self, rule: SwitchingRule, task: str, split: Split, count: int) -> tuple[object, ...]:
@@ -330,12 +330,12 @@ class PairAnswers:
 
         def write(requests: Sequence[TextRequest]) -> list[WrittenAnswer]:
             with self.models.partners(rows=PAIR_ROWS, audited=True) as partners:
-                walks[:] = self._texts.walks(partners, [(text, rule) for text in requests])
-            return [WrittenAnswer(walk.tokens, walk.by_large, walk.entropy_bits) for walk in walks]
+                walks[:] = self._texts.generate_switched(partners, [(text, rule) for text in requests])
+            return [WrittenAnswer(walk.tokens, walk.large_model_token_count, walk.entropy_bits) for walk in walks]
 
         def read(options: Continuations) -> list[OptionScore]:
             with self.models.partners() as partners:
-                answers = self._texts.scored(partners, options, rule)
+                answers = self._texts.score_continuations(partners, options, rule)
             return [
                 OptionScore(
                     float(walk.log_p.sum()),
@@ -382,7 +382,7 @@ class PairAnswers:
                 emitted, done = decode_groups(requests, groups, decode)
             by_large = np.array([len(tokens) for tokens in emitted])
             for rows, one in zip(groups, done, strict=True):
-                by_large[rows] -= one.drafted(ACCEPTED) + one.drafted(GATED)
+                by_large[rows] -= one.count_drafted(ACCEPTED) + one.count_drafted(GATED)
             return [WrittenAnswer(*both) for both in zip(emitted, by_large.tolist(), strict=True)], list(done)
 
         if gate_bits is None and not self.task(task).generated:
@@ -397,7 +397,7 @@ class PairAnswers:
 
         def write(requests: Sequence[TextRequest]) -> list[WrittenAnswer]:
             with self.models.partners(rows=PAIR_ROWS, audited=True) as partners:
-                spoken = self._texts.spoken(partners, requests, k, gate_bits)
+                spoken = self._texts.generate_speculative(partners, requests, k, gate_bits)
             return [WrittenAnswer(one.tokens, int(one.model.sum()), one.entropy_bits) for one in spoken]
 
         def run() -> ItemAnswers:
@@ -455,6 +455,6 @@ class PairAnswers:
         """Per item, [emitted] whether each token of a walk is the large model's greedy choice there."""
         with self.models.partners(rows=PAIR_ROWS, audited=True) as partners:
             return [
-                self._texts.choices(partners, text, walk, LARGE)
+                self._texts.is_greedy_choice(partners, text, walk, LARGE)
                 for text, walk in zip(self.task(task).texts(split, count), done.walks, strict=True)
             ]

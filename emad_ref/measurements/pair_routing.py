@@ -284,7 +284,7 @@ def turn_table(rules: RoutingRules, task: str) -> Attachments:
     walks = rules.judged(rule, task).walks
     if not walks:
         return Attachments()
-    number = next((at for at, walk in enumerate(walks) if 0 < walk.by_large < len(walk.tokens)), 0)
+    number = next((at for at, walk in enumerate(walks) if 0 < walk.large_model_token_count < len(walk.tokens)), 0)
     prompt = rules.answers.prompts(task, "evaluate", len(walks))[number]
     tokenizer = rules.answers.models.large.subject.loaded.tokenizer
     read = [

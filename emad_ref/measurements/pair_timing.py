@@ -41,7 +41,7 @@ from emad_ref.models.generation import LOOKUP, make_prompt_lookup_generate, make
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.model_spec import FingerprintMismatch
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.tuned_lens import attach_copies, attachments
+from emad_ref.probes.tuned_lens import attach_copies, collect_attachments
 from emad_ref.protocol import Capabilities, Decoder, Prompt
 from emad_ref.record import Ints
 from emad_ref.screening.drafts import ASSISTED
@@ -144,7 +144,7 @@ def time_pair_arms(models: PairModels, arms: Mapping[str, PairArm], requests: Re
 def accepted_shares(timed: TimingResult, arm: str) -> list[float]:
     """Accepted over judged drafts, of each output of ``arm`` that was drafted."""
     drafted = [output for output in timed.recorded(arm) if isinstance(output, SpeculationResult)]
-    return [output.acceptance for output in drafted if output.acceptance is not None]
+    return [output.acceptance_rate for output in drafted if output.acceptance_rate is not None]
 
 
 def time_pair_share(
@@ -272,7 +272,7 @@ class PairLatencyBenchmark:
             study=self._study,
             size=self._rules.size,
             factory=factory,
-            attached=[attachments(measured.subject.stepper) for measured in models.both],
+            attached=[collect_attachments(measured.subject.stepper) for measured in models.both],
             new=self.new,
         )
 

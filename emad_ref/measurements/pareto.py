@@ -25,7 +25,7 @@ from emad_ref.measurements.traces import LensTraces, documents_of
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.record import Floats
-from emad_ref.signals import SIGNALS, perplexity_of, relative_rise
+from emad_ref.signals import SIGNALS, perplexity_from_nats, perplexity_rise_from_nats
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.fronts import FamilySplit, PointFamily, compare_at_equal_flops
 from emad_ref.statistics.rates import estimate_entropy_slope
@@ -222,8 +222,8 @@ class FamilyComparison:
             "documents": len(front.sheet.tokens),
             "windows": len(columns.wrong),
             "mean depth": mean(columns.depth)[0],
-            "perplexity": None if nll is None else perplexity_of(nll),
-            "rise %": None if nll is None or full_nll is None else relative_rise(nll - full_nll),
+            "perplexity": None if nll is None else perplexity_from_nats(nll),
+            "rise %": None if nll is None or full_nll is None else perplexity_rise_from_nats(nll - full_nll),
             **_difference_columns(over, by),
             "accuracy %": 1 - wrong,
             "accuracy lost %": wrong - full_wrong,
@@ -236,7 +236,7 @@ def _difference_columns(over: Estimate | None, by: str) -> dict[str, Any]:
     columns |= dict.fromkeys(WRONG)
     if over is None:
         return columns
-    label, scaled = ("over EMAD", relative_rise) if by == PERPLEXITY else ("wrong over EMAD", float)
+    label, scaled = ("over EMAD", perplexity_rise_from_nats) if by == PERPLEXITY else ("wrong over EMAD", float)
     bounds = [scaled(bound) for bound in (over.low, over.high)]
     finite = bool(np.isfinite(bounds).all())
     return columns | {f"{label} %": scaled(over.value), f"{label} interval %": bounds if finite else None}

@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from emad_ref.benchmark.clock import PairedTimings
 from emad_ref.errors import EmadError
-from emad_ref.files import open_atomic, read_bytes
+from emad_ref.files import open_for_atomic_write, read_bytes
 from emad_ref.measurements.latency import (
     ENTROPY_BITS,
     WARM_UP,
@@ -48,7 +48,7 @@ from emad_ref.measurements.traces import LensTraces
 from emad_ref.measurements.verification import FlopVerification, ReplayValidity
 from emad_ref.models.model_spec import FingerprintMismatch
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.tuned_lens import attach_copies, attachments
+from emad_ref.probes.tuned_lens import attach_copies, collect_attachments
 from emad_ref.record import Floats, Ints
 
 TASK, RESULT, OUTPUT = "task", "result", "output"  # files of a task's folder
@@ -97,7 +97,7 @@ def run_task_file(path: Path, resources: RunResources) -> None:
 
 
 def _write(path: Path, what: Any) -> None:
-    with open_atomic(path, path.name) as file:
+    with open_for_atomic_write(path, path.name) as file:
         file.write(pickle.dumps(what))
 
 
@@ -179,7 +179,7 @@ class ProcessReplicates:
             study=subject.study,
             race=race,
             shape=benchmark.request_shape,
-            attached=attachments(subject.stepper),
+            attached=collect_attachments(subject.stepper),
         )
 
         def share(number: int, pairs: Ints) -> SubprocessTask:

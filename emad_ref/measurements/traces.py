@@ -17,11 +17,11 @@ from emad_ref.calibration.profile import BadProfile, Profile, load_profile, prof
 from emad_ref.calibration.regression import LinearProbeFit, correct_estimator
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.exit_rules import default_probes, frequency_buckets
+from emad_ref.exit_rules import assign_frequency_buckets, default_probes
 from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL, ModelUnderTest
 from emad_ref.point import BinSpec, Estimator, OperatingPoint
 from emad_ref.protocol import Unsupported
-from emad_ref.replay import sequence_sums
+from emad_ref.replay import sum_by_sequence
 from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.text.documents import Split
 
@@ -119,7 +119,7 @@ class LensTraces:
         Of the evaluated documents that have such a position: a short one may lie between two.
         """
         trace = self.evaluation.every_layer
-        by_layer = [sequence_sums(trace, trace.entropy_nats[:, layer]) for layer in range(trace.layers)]
+        by_layer = [sum_by_sequence(trace, trace.entropy_nats[:, layer]) for layer in range(trace.layers)]
         sums, tokens = self.by_document(np.stack(by_layer, axis=1)), self.by_document(trace.lengths)
         has_tokens = tokens.values > 0
         return sums.select(has_tokens), tokens.select(has_tokens)
@@ -147,7 +147,7 @@ class LensTraces:
         trace = self.calibration if read else self.of_every_layer("calibrate")
         if "frequency" in features:
             counts = np.bincount(trace.target, minlength=self.subject.stepper.vocabulary)
-            frequency = frequency_buckets(counts)
+            frequency = assign_frequency_buckets(counts)
         return profile_of(
             trace,
             probes,

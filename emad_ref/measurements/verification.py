@@ -27,7 +27,7 @@ from emad_ref.models.matmul_counter import MatmulCounter
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import READOUTS, Ints, Work
-from emad_ref.replay import depths
+from emad_ref.replay import replay_depths
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.speedup import estimate_total_speedup
 from emad_ref.statistics.units import ByPair
@@ -70,7 +70,7 @@ class ReplayValidity:
             thresholds = np.where(crowded, NEVER_NATS, thresholds)
             point = OperatingPoint("probing", "quantile", layers, layers, probes, (tuple(map(float, thresholds)),))
             near = float((np.abs(entropy - thresholds) <= self.subject.tolerance).any(axis=1).mean())
-            away = abs(float(depths(trace, point).mean()) - layers / 2)
+            away = abs(float(replay_depths(trace, point).mean()) - layers / 2)
             candidates.append((max(near, NEAR_TIES), away, quantile, point))
         return min(candidates)[-1]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emad_ref.errors import BadArgument
-from emad_ref.extensions import added_parts, load_part
+from emad_ref.extensions import list_added_parts, load_added_part
 
 
 @dataclass(frozen=True)
@@ -396,10 +396,10 @@ def row_of(family: str) -> ModelFamily:
     """
     if family in FAMILIES:
         return FAMILIES[family]
-    if family not in added_parts("families"):
-        names = ", ".join(sorted((*FAMILIES, *added_parts("families"))))
+    if family not in list_added_parts("families"):
+        names = ", ".join(sorted((*FAMILIES, *list_added_parts("families"))))
         raise BadArgument("model_type", family, f"one of {names}", "add its row to emad_ref/models/families.py")
-    theirs = load_part("families", family)
+    theirs = load_added_part("families", family)
     if not isinstance(theirs, ModelFamily):
         raise BadArgument(f"families: {family}", type(theirs).__name__, "a Family", "see docs/own-claim.md")
     return theirs

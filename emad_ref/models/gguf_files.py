@@ -16,7 +16,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from emad_ref.errors import BadArgument, is_whole, refuse_damage
+from emad_ref.errors import BadArgument, convert_errors_to_bad_argument, is_whole
 from emad_ref.models.checkpoint import StoredTensors, require_enough, require_filled, require_sizes
 from emad_ref.models.geometry import geometry_of
 
@@ -59,7 +59,7 @@ def convert(path: Path, folder: Path) -> tuple[str, dict[str, str]]:
 
 def _readable(path: Path, expected: str) -> AbstractContextManager[None]:
     """Metadata may be damaged in any way, and raise anything of gguf, Transformers or tokenizers."""
-    return refuse_damage("file", path.name, expected, "fetch or convert it again")
+    return convert_errors_to_bad_argument("file", path.name, expected, "fetch or convert it again")
 
 
 def _open(path: Path) -> Any:

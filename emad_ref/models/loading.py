@@ -46,8 +46,8 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
-from emad_ref.console import NotebookFacts
-from emad_ref.errors import BadArgument, EmadError, refuse_damage, require_instance, require_whole
+from emad_ref.console import NotebookReprMixin
+from emad_ref.errors import BadArgument, EmadError, convert_errors_to_bad_argument, require_instance, require_whole
 from emad_ref.models import bundled
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.checkpoint import (
@@ -104,7 +104,7 @@ _LoadedParts = tuple[Any, Any | None, dict[str, Any]]  # model, tokenizer, facts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LoadedModel(NotebookFacts):
+class LoadedModel(NotebookReprMixin):
     """A loaded model.
 
     Attributes
@@ -523,7 +523,7 @@ def _tokenizer(place: str, **where: Any) -> Any:
 
 def _wrap_errors(source: ModelSource, name: str, action: Callable[[], Any], files: str = ANY_FILES) -> Any:
     """Run one ``from_pretrained`` of ``files``; every failure for missing or unusable files becomes one error."""
-    with refuse_damage("name", name, files, "fetch or save them again"):
+    with convert_errors_to_bad_argument("name", name, files, "fetch or save them again"):
         try:
             return action()
         except EmadError:

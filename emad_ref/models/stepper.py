@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.errors import BadArgument, EmadError, refuse_damage
+from emad_ref.errors import BadArgument, EmadError, convert_errors_to_bad_argument
 from emad_ref.models.families import ATTENTION_KERNELS, BACKENDS
 from emad_ref.models.forward_context import ForwardContext
 from emad_ref.models.geometry import Geometry
@@ -225,7 +225,7 @@ def model_logits(model: Any, device: torch.device, **inputs: Tensor) -> Tensor:
         BadArgument: its config and weights do not run, whose shapes agree: no weight shows, for one, how much of a head
             is rotated.
     """
-    with refuse_damage(
+    with convert_errors_to_bad_argument(
         "model",
         model.name_or_path or model.config.model_type,
         "a config whose model runs on tokens",

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from emad_ref.errors import BadArgument, is_whole, refuse_damage
+from emad_ref.errors import BadArgument, convert_errors_to_bad_argument, is_whole
 
 SAMPLE = "The quick brown fox jumps over the lazy dog, 1 2 3.\nAnd then it sleeps."
 REMEDY = "use the tokenizer that the model was trained with"
@@ -49,7 +49,7 @@ def require_tokenizer(name: str, tokenizer: Any, rows: int) -> str:
         random. Special tokens without a row are accepted, since no text gives them: a padding token is often added and
         never trained.
     """
-    with refuse_damage("name", name, "a tokenizer that reads plain text", REMEDY):
+    with convert_errors_to_bad_argument("name", name, "a tokenizer that reads plain text", REMEDY):
         ids = list(tokenizer.encode(SAMPLE, add_special_tokens=False))
         back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) if ids else ""
         special = set(tokenizer.all_special_ids) | {

@@ -27,7 +27,7 @@ from emad_ref.mutants.mutant import (
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth
 from emad_ref.protocol import InadmissibleDepth, Prompt, Step
 from emad_ref.record import Floats, Ints, Work
-from emad_ref.schedule.schedules import Admission
+from emad_ref.schedule.schedules import DepthAdmission
 from emad_ref.signals import ENTROPY, SIGNALS
 
 DECISIONS = "invariants/test_depth.py::test_signals_depths_and_ledger_are_the_rules"
@@ -42,15 +42,15 @@ OBSERVED = "invariants/test_apart.py::test_counted_work_is_the_work_that_runs"
 PLACE = r"row \d, position \d+, depth \d+.*: "
 OWN_WORD = r"by the signals that it reports the rule gives depth"
 COUNTED = r"work|runs of|counts"
-COMPARED = [name for name, signal in SIGNALS.items() if signal.plain and signal is not ENTROPY]
+COMPARED = [name for name, signal in SIGNALS.items() if signal.needs_only_thresholds and signal is not ENTROPY]
 
 
 # ---------------------------------------------------------------- depths
 
 
-def rise(original: Any, session: Any, length: Ints | None = None) -> list[Admission]:
+def rise(original: Any, session: Any, length: Ints | None = None) -> list[DepthAdmission]:
     """Every token may go to the ceiling, over K/V that were never written."""
-    return [Admission(session._point.ceiling) for _ in session._trail]
+    return [DepthAdmission(session._point.ceiling) for _ in session._trail]
 
 
 def cap_of_the_trail(original: Any, session: Any) -> Ints:
@@ -96,7 +96,7 @@ def exit_together(least: int) -> dict[str, Callable[..., Any]]:
         above = np.array(session._point.probes) > shallowest[..., None]
         return replace(ran, signal=np.where(above, np.nan, output.signal), cap=output.cap)
 
-    return {"advance": advance}
+    return {"process_tokens": advance}
 
 
 def claim_shallower(advance: Any, session: Any, ids: Tensor, forced: Ints | None, last: int = 1) -> StepOutput:
@@ -128,9 +128,9 @@ class FullDepthSession(MutantSession):
         self.deep._run_prompts(heads, lengths)
         return super()._run_prompts(heads, lengths)
 
-    def advance(self, ids: Tensor, forced: Ints | None, last: int = 1) -> StepOutput:
-        output = super().advance(ids, forced, last)
-        full = self.deep.advance(ids, np.full(ids.shape, self._stepper.layers), last)
+    def process_tokens(self, ids: Tensor, forced: Ints | None, last: int = 1) -> StepOutput:
+        output = super().process_tokens(ids, forced, last)
+        full = self.deep.process_tokens(ids, np.full(ids.shape, self._stepper.layers), last)
         return replace(output, logits=full.logits) if self.in_feed or not self.feeding else output
 
     def rollback(self, length: Ints) -> None:
@@ -176,7 +176,7 @@ def signal_without_norm(decoder: Any, signal: Tensor, hidden: Tensor) -> Tensor:
     head = decoder.stepper.unembedding
     if head.shape[1] != hidden.shape[1]:
         raise NotPlantable("states are projected before the head: they cannot be read without it")
-    return SIGNALS[decoder.point.signal].of(hidden @ head.T)
+    return SIGNALS[decoder.point.signal].compute_from_logits(hidden @ head.T)
 
 
 def decide_by(rule: Callable[[OperatingPoint], OperatingPoint]) -> MutantFactory:
@@ -227,11 +227,11 @@ def decode_at(change: Callable[[OperatingPoint], OperatingPoint]) -> MutantFacto
 
 
 def full_readouts(point: OperatingPoint) -> OperatingPoint:
-    return point if SIGNALS[point.signal].learnt else replace(point, estimator=Estimator())
+    return point if SIGNALS[point.signal].is_learned else replace(point, estimator=Estimator())
 
 
 def by_entropy(point: OperatingPoint) -> OperatingPoint:
-    plain = point.confidence is None and not SIGNALS[point.signal].learnt
+    plain = point.confidence is None and not SIGNALS[point.signal].is_learned
     return replace(point, signal="entropy_nats", decay=None) if plain else point
 
 
@@ -377,7 +377,7 @@ MUTANTS = (
     Mutant("depth-cap-refused", "depth", "the cap itself is refused",
            mutate(session={"_checked_depth": refuse_the_cap}), FORCED, r"admissible depth .* refused"),
     Mutant("depth-claimed-shallower", "depth", "tokens are said to have stopped a layer before they did",
-           mutate(session={"advance": claim_shallower}), DECISIONS, PLACE),
+           mutate(session={"process_tokens": claim_shallower}), DECISIONS, PLACE),
     Mutant("depth-unearned", "depth", "logits of full depth under the depths of the rule",
            mutate(session=FullDepthSession), DECISIONS, rf"{PLACE}logits off by"),
     Mutant("depth-unearned-in-generate", "depth", "the same, in generate alone",
@@ -392,7 +392,7 @@ MUTANTS = (
            misread(lambda decoder, signal, hidden: signal[:1].expand(len(signal)).clone()), DECISIONS,
            rf"{PLACE}signal off by"),
     Mutant("batch-answers-shifted", "batch", "answers come back one row off",
-           mutate(session={"advance": shift_answers}), FORCED, rf"{PLACE}logits off by"),
+           mutate(session={"process_tokens": shift_answers}), FORCED, rf"{PLACE}logits off by"),
     *group("rule", DECISIONS, rf"{PLACE}signal off by",
         ("rule-signal-in-bits", "the signal is in bits, the threshold in nats",
          misread(lambda decoder, signal, hidden: signal / math.log(2))),
@@ -401,7 +401,7 @@ MUTANTS = (
            rf"{PLACE}the rule gives depth"),
     Mutant("rule-probe-later", "rule", "probes are read one layer too late", mutate(prepare=probe_later), DECISIONS,
            PLACE),
-    Mutant("rule-signals-unread", "rule", "no signal is reported", mutate(session={"advance": unread_signals}),
+    Mutant("rule-signals-unread", "rule", "no signal is reported", mutate(session={"process_tokens": unread_signals}),
            DECISIONS, r"a signal that the rule compares was not read"),
     Mutant("arrays-nan", "arrays", "logits are NaN",
            mutate(session=change_step(nan_logits)), FORCED, r"logits off by nan"),
@@ -420,9 +420,10 @@ MUTANTS = (
     Mutant("work-of-rollbacks-forgotten", "work", "rolled-back tokens are taken off the bill",
            mutate(session={"rollback": forget_rolled_back}), ROLLBACK, r"work fell"),
     Mutant("work-all-layers-then-route", "work", "all layers run, and a router is applied afterwards",
-           mutate(session={"advance": run_all_layers}), OBSERVED, r"layer \d+ ran for .* but its record counts"),
+           mutate(session={"process_tokens": run_all_layers}), OBSERVED, r"layer \d+ ran for .* but its record counts"),
     Mutant("work-head-at-every-layer", "work", "the head reads twice as often as there are layers",
-           mutate(session={"advance": read_every_layer}), OBSERVED, r"the head ran for .* but its record counts"),
+           mutate(session={"process_tokens": read_every_layer}), OBSERVED,
+           r"the head ran for .* but its record counts"),
     Mutant("work-of-context-doubled", "work", "attention is charged twice",
            count_as(lambda session, work: times(work, 1, 2)), FAR_DECISIONS,
            r"work\.context per layer .* keys each imply at most"),

@@ -150,7 +150,7 @@ def late_clock() -> None:
 
 # ---------------------------------------------------------------- speculative decoding, always the reference's
 
-VERIFY_ROUND = speculation.SpeculativeSequence.verify
+VERIFY_ROUND = speculation.SpeculativeSequence.verify_drafts
 
 
 def accept_everything() -> None:
@@ -158,7 +158,7 @@ def accept_everything() -> None:
 
 
 def residual_of_the_draft() -> None:
-    speculation.residual = lambda p, q: q
+    speculation.residual_distribution = lambda p, q: q
 
 
 def bonus_too_early() -> None:
@@ -168,7 +168,7 @@ def bonus_too_early() -> None:
         drafts = len(self.drafts)
         VERIFY_ROUND(self, np.concatenate([logits[:drafts], logits[drafts - 1 :]]))
 
-    speculation.SpeculativeSequence.verify = verify  # type: ignore[method-assign]  # that is what is wrong
+    speculation.SpeculativeSequence.verify_drafts = verify  # type: ignore[method-assign]  # that is what is wrong
 
 
 MUTANTS = (

@@ -241,7 +241,7 @@ def take_second_best(is_wrong: Callable[[int, int], bool]) -> Overrides:
         wrong = torch.tensor([is_wrong(row, sampler.rows) for row in rows], device=logits.device)
         return torch.where(wrong, logits.topk(2, dim=-1).indices[:, 1], original(logits, rows))
 
-    return {"__init__": init, "pick": pick}
+    return {"__init__": init, "pick_next_tokens": pick}
 
 
 def show_the_first_row(feed: Any, session: Any, *arguments: Any) -> Step:
@@ -346,7 +346,7 @@ def truncate(excluded: Callable[[Tensor], Tensor]) -> MutantFactory:
         picked: Tensor = original(logits, rows)
         return picked
 
-    return mutate(sampler={"pick": pick})
+    return mutate(sampler={"pick_next_tokens": pick})
 
 
 def beyond_nucleus(mass: float) -> Callable[[Tensor], Tensor]:
@@ -373,7 +373,7 @@ def penalise(by: float) -> MutantFactory:
             drawn[row].append(token)
         return picked
 
-    return mutate(sampler={"pick": penalising})
+    return mutate(sampler={"pick_next_tokens": penalising})
 
 
 def seed_anew(pick: Any, sampler: Any, logits: Tensor, rows: list[int]) -> Tensor:
@@ -492,7 +492,7 @@ MUTANTS = (
 
     # tokens that are drawn
     Mutant("sampling-greedy", "sampling", "greedy in place of sampling",
-           mutate(sampler={"pick": lambda pick, sampler, logits, rows: logits.argmax(dim=-1)}), SAMPLING,
+           mutate(sampler={"pick_next_tokens": lambda pick, sampler, logits, rows: logits.argmax(dim=-1)}), SAMPLING,
            r"it decodes greedily"),
     Mutant("sampling-temperature", "sampling", "every temperature is 1",
            draw_with(lambda temperature, seed: (float(temperature > 0), seed)), SAMPLING,
@@ -544,16 +544,17 @@ MUTANTS = (
         ("sampling-one-generator", "a row that ends moves the draws of the others",
          share_generator(lambda rows, seed: [torch.Generator().manual_seed(seed)] * rows)),
         ("sampling-by-place", "rows draw by their place among those left",
-         mutate(sampler={"pick": lambda pick, sampler, logits, rows: pick(logits, list(range(len(rows))))}))),
+         mutate(sampler={
+             "pick_next_tokens": lambda pick, sampler, logits, rows: pick(logits, list(range(len(rows))))}))),
     Mutant("sampling-seeded-anew", "sampling", "every token is drawn by the same numbers",
-           mutate(sampler={"pick": seed_anew}), SAMPLING, rf"{DRAWN}|drew the same"),
+           mutate(sampler={"pick_next_tokens": seed_anew}), SAMPLING, rf"{DRAWN}|drew the same"),
 
     # requests
     *group("batch", BATCHES, TOLD,
         ("batch-beyond-eight", "from the ninth row on tokens are those of other rows",
-         mutate(sampler={"pick": take_other_rows(8)})),
+         mutate(sampler={"pick_next_tokens": take_other_rows(8)})),
         ("batch-beyond-sixteen", "from the seventeenth row on tokens are those of other rows",
-         mutate(sampler={"pick": take_other_rows(16)})),
+         mutate(sampler={"pick_next_tokens": take_other_rows(16)})),
         ("batch-last-row", "the last of eight or more rows takes the second-best token",
          mutate(sampler=take_second_best(lambda row, rows: rows >= 8 and row == rows - 1))),
         ("batch-of-eight-exits-together", "eight rows or more exit together, five do not",
@@ -596,5 +597,5 @@ MUTANTS = (
         ("sessions-close-the-newest", "closing a session frees the one opened last",
          mutate(session={"close": close_the_newest}, start=remember_opened)),
         ("sessions-aborted-request", "what an aborted request left goes into the next one",
-         mutate(begin=begin_with_leftovers, generate=leave_leftovers))),
+         mutate(start_with_room=begin_with_leftovers, generate=leave_leftovers))),
 )  # fmt: skip

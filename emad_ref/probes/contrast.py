@@ -1,6 +1,6 @@
 """Contrastive confidence: a deep readout minus a shallower one (early-exit LLMs, "Contrastive").
 
-    H        {x : p_ℓ(x) ≥ α·max p_ℓ}, the plausible tokens           ``plausible_tokens``
+    H        {x : p_ℓ(x) ≥ α·max p_ℓ}, the plausible tokens           ``plausibility_mask``
     p_LCD    softmax(log p_ℓ − log p_m), normalised over H
     p_DCD    p_LCD on H, p_ℓ outside                                  ``contrast_log_p``
     c        top-1 minus top-2 of p_DCD
@@ -26,29 +26,29 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from emad_ref.point import Confidence
+from emad_ref.point import ConfidenceParameters
 from emad_ref.probes.signal_values import ProbeOutput, require_finite, softmax_response
 from emad_ref.signals import (
     HALF_DEPTH,
     SIGNALS,
     SINCE_MINIMUM,
     SignalInputs,
-    at_least_float32,
-    probabilities,
+    exp_log_probabilities,
     top2_margin,
+    upcast_to_float32,
 )
 
-ScoreFunction = Callable[[Confidence, int, Tensor, Mapping[int, Tensor]], ProbeOutput]
+ScoreFunction = Callable[[ConfidenceParameters, int, Tensor, Mapping[int, Tensor]], ProbeOutput]
 """(parameters, layer ℓ, logits z_ℓ [rows, n], {m: log p_m [rows, n]} of layers up to ℓ) → signal [rows] and logits."""
 
 
-def plausible_tokens(log_p: Tensor, alpha: Tensor) -> Tensor:
+def plausibility_mask(log_p: Tensor, alpha: Tensor) -> Tensor:
     """bool [rows, V]: p ≥ α·max p; ``alpha`` [rows], 0 takes every token that has a probability."""
     least = alpha.log()[:, None] + log_p.amax(dim=-1, keepdim=True)
     return log_p >= least.clamp(min=torch.finfo(log_p.dtype).min)  # -inf ≥ -inf would let pruned tokens in
 
 
-def plausibility_share(confidence: Confidence, layer: int, logits: Tensor) -> Tensor:
+def plausibility_alpha(confidence: ConfidenceParameters, layer: int, logits: Tensor) -> Tensor:
     """α, or α′ with a decay rate: [rows], for expert logits [rows, V] after ``layer``."""
     response = softmax_response(logits)
     if confidence.alpha_decay is None:
@@ -70,14 +70,14 @@ def contrast_log_p(log_p: Tensor, log_q: Tensor, head: Tensor, rescale: bool) ->
 def jensen_shannon_nats(log_p: Tensor, log_q: Tensor) -> Tensor:
     """JSD(p, q) = ½·KL(p ‖ m) + ½·KL(q ‖ m), m = ½(p + q), in nats: [..., V] → [...]; symmetric, 0 … ln 2."""
     limits = torch.finfo(log_p.dtype)
-    p, q = probabilities(log_p), probabilities(log_q)
+    p, q = exp_log_probabilities(log_p), exp_log_probabilities(log_q)
     log_m = ((p + q) / 2).clamp(min=limits.tiny).log()
     # a token without probability adds 0 times a finite number: −inf − (−inf) would be NaN
     divergences = p * (log_p.clamp(min=limits.min) - log_m) + q * (log_q.clamp(min=limits.min) - log_m)
     return divergences.sum(dim=-1) / 2
 
 
-def most_different(log_p: Tensor, amateurs: Mapping[int, Tensor], layer: int) -> tuple[Tensor, Tensor]:
+def most_divergent_amateur(log_p: Tensor, amateurs: Mapping[int, Tensor], layer: int) -> tuple[Tensor, Tensor]:
     """(m int64 [rows], log p_m [rows, V]): per row, the amateur of largest JSD per layer of distance to ``layer``."""
     layers = torch.tensor(sorted(amateurs), device=log_p.device)
     candidates = torch.stack([amateurs[m] for m in sorted(amateurs)])  # [candidates, rows, V]
@@ -87,7 +87,7 @@ def most_different(log_p: Tensor, amateurs: Mapping[int, Tensor], layer: int) ->
 
 
 def weighted_contrast(
-    confidence: Confidence, layer: int, logits: Tensor, log_probs: Mapping[int, Tensor]
+    confidence: ConfidenceParameters, layer: int, logits: Tensor, log_probs: Mapping[int, Tensor]
 ) -> ProbeOutput:
     """Weighted contrast with the readout after ⌊ℓ/2⌋; NaN below the minimum layer, where p_ℓ is emitted."""
     if layer < confidence.minimum:
@@ -95,30 +95,34 @@ def weighted_contrast(
     return _contrast_with(confidence, layer, logits, log_probs[layer], log_probs[layer // 2])
 
 
-def jsd_contrast(confidence: Confidence, layer: int, logits: Tensor, log_probs: Mapping[int, Tensor]) -> ProbeOutput:
+def jsd_contrast(
+    confidence: ConfidenceParameters, layer: int, logits: Tensor, log_probs: Mapping[int, Tensor]
+) -> ProbeOutput:
     """JSD contrast with one of the readouts since the minimum layer; NaN at that layer, where p_ℓ is emitted."""
     if layer <= confidence.minimum:
         return _undefined_output(logits, layer)
     amateurs = {m: log_q for m, log_q in log_probs.items() if confidence.minimum <= m < layer}
     log_p = log_probs[layer]
-    return _contrast_with(confidence, layer, logits, log_p, most_different(log_p, amateurs, layer)[1])
+    return _contrast_with(confidence, layer, logits, log_p, most_divergent_amateur(log_p, amateurs, layer)[1])
 
 
 CONTRASTS: dict[SignalInputs, ScoreFunction] = {HALF_DEPTH: weighted_contrast, SINCE_MINIMUM: jsd_contrast}
 
 
-def score_function(signal: str) -> ScoreFunction:
+def get_score_function(signal: str) -> ScoreFunction:
     """The function of readouts for ``signal``: a contrast, or a score of one layer's logits, which emits p_ℓ."""
     row = SIGNALS[signal]
-    if not row.alone:
+    if not row.is_single_layer:
         return CONTRASTS[row.needs]
     return lambda confidence, layer, logits, log_probs: _require_finite_output(
-        ProbeOutput(row.of(logits), logits), layer
+        ProbeOutput(row.compute_from_logits(logits), logits), layer
     )
 
 
-def _contrast_with(confidence: Confidence, layer: int, logits: Tensor, log_p: Tensor, log_q: Tensor) -> ProbeOutput:
-    head = plausible_tokens(log_p, plausibility_share(confidence, layer, logits))
+def _contrast_with(
+    confidence: ConfidenceParameters, layer: int, logits: Tensor, log_p: Tensor, log_q: Tensor
+) -> ProbeOutput:
+    head = plausibility_mask(log_p, plausibility_alpha(confidence, layer, logits))
     score = contrast_log_p(log_p, log_q, head, confidence.rescale)
     emitted = logits if confidence.emit == "expert" else score.to(logits.dtype)
     return _require_finite_output(ProbeOutput(top2_margin(score), emitted), layer)
@@ -126,7 +130,7 @@ def _contrast_with(confidence: Confidence, layer: int, logits: Tensor, log_p: Te
 
 def _undefined_output(logits: Tensor, layer: int) -> ProbeOutput:
     require_finite(logits.amax(dim=-1), f"after layer {layer}")
-    return ProbeOutput(torch.full_like(at_least_float32(logits[:, 0]), torch.nan), logits)
+    return ProbeOutput(torch.full_like(upcast_to_float32(logits[:, 0]), torch.nan), logits)
 
 
 def _require_finite_output(output: ProbeOutput, layer: int) -> ProbeOutput:

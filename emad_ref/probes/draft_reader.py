@@ -19,10 +19,10 @@ from emad_ref.models.fused_blocks import product
 from emad_ref.models.stepper import Stepper
 from emad_ref.models.weight_layout import lay_out_weight
 from emad_ref.point import Estimator
-from emad_ref.probes.estimators import linear_probe
-from emad_ref.probes.tuned_lens import Translator, attached_lens
+from emad_ref.probes.estimators import build_linear_probe
+from emad_ref.probes.tuned_lens import Translator, get_attached_lens
 from emad_ref.record import Ints, Work
-from emad_ref.signals import at_least_float32
+from emad_ref.signals import upcast_to_float32
 
 
 class DraftReader:
@@ -37,12 +37,12 @@ class DraftReader:
 
     def __init__(self, stepper: Stepper, layer: int, lens: str | None, gate: Estimator | None, vocabulary: Ints | None):
         self._stepper, self._layer = stepper, layer
-        tuned = attached_lens(stepper, lens)
+        tuned = get_attached_lens(stepper, lens)
         if tuned is not None and layer not in tuned.translators:
             has = ", ".join(map(str, tuned.translators))
             raise BadArgument("drafting.layer", layer, f"a layer that the lens translates ({has})", "fit it there too")
         self._translator = None if tuned is None else tuned.translators[layer]
-        self._gate = None if gate is None else linear_probe(gate.weights, 1, stepper.unembedding)
+        self._gate = None if gate is None else build_linear_probe(gate.weights, 1, stepper.unembedding)
         geometry = stepper.geometry
         projected = geometry.hidden * geometry.embedding_width if geometry.hidden != geometry.embedding_width else 0
         self._gate_macs = geometry.embedding_width + projected
@@ -53,18 +53,18 @@ class DraftReader:
             self._rows, self._bias = _head_rows(stepper, self._ids)
         self._head_macs = 0 if self._ids is None else self._rows.numel() + projected
 
-    def expected(self, hidden: Tensor, work: Work) -> Tensor:
+    def predict_divergence(self, hidden: Tensor, work: Work) -> Tensor:
         """The gate's expected √KL in √nats, float [rows], of states [rows, D]; may be non-finite."""
         assert self._gate is not None, "a drafting without a gate reads none"
         work.count_readout("linear", self._layer, len(hidden), len(hidden) * self._gate_macs)
         return self._gate(self._stepper.normed(hidden), 0)
 
-    def tokens(self, hidden: Tensor, work: Work) -> Tensor:
+    def draft_tokens(self, hidden: Tensor, work: Work) -> Tensor:
         """int64 [rows]: the likeliest token of the vocabulary by each state [rows, D]."""
         kind = "full" if self._ids is None else "subset"
         work.count_readout(kind, self._layer, len(hidden), len(hidden) * self._head_macs)
         if self._translator is not None:
-            work.count_readout("full", self._layer, 0, len(hidden) * self._translator.macs)
+            work.count_readout("full", self._layer, 0, len(hidden) * self._translator.macs_per_row)
             hidden = self._translated(hidden)
         best = product(self._stepper.normed(hidden), self._rows, self._bias).argmax(dim=-1)
         return best if self._ids is None else self._ids[best]
@@ -73,7 +73,7 @@ class DraftReader:
         assert self._translator is not None
         if self._moved is None:
             return self._translator(hidden)
-        return F.linear(at_least_float32(hidden), self._moved, self._translator.bias).to(hidden.dtype)
+        return F.linear(upcast_to_float32(hidden), self._moved, self._translator.bias).to(hidden.dtype)
 
 
 def _single_matrix(translator: Translator) -> Tensor | None:

@@ -26,7 +26,7 @@ from emad_ref.probes.signal_values import entropy_nats
 from emad_ref.record import Ints
 
 
-def full_softmax(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def entropy_and_top1(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(entropy in nats, top-1 token int64, top-1 probability), each [...], of ``logits`` [..., V].
 
     The probability is the exponential of log_softmax, as in the lens trace: conditioning bins from either are
@@ -40,7 +40,7 @@ SHARE_SEARCHED = 1 / 8  # default share of lists to search
 ROWS_PER_K = 2  # rows read per returned row, at least
 
 
-class FaissMissing(EmadError):
+class FaissNotInstalled(EmadError):
     """Raised if FAISS is requested and not installed."""
 
 
@@ -78,7 +78,7 @@ class FaissIndex:
 
     Raises:
         BadArgument: more lists than rows, or a number of lists searched outside 1…lists.
-        FaissMissing: the extra is not installed.
+        FaissNotInstalled: the extra is not installed.
     """
 
     def __init__(
@@ -109,24 +109,24 @@ class FaissIndex:
         self._most: Ints = list_sizes[::-1].cumsum()  # rows in the n largest
         self._biased = bias is not None
 
-    def lists_searched(self, k: int) -> int:
+    def count_lists_to_search(self, k: int) -> int:
         """Number of lists for a search of ``k`` rows: even the smallest then hold 2·K rows, or all lists are read."""
         needed = np.searchsorted(self._fewest, min(ROWS_PER_K * k, self._fewest[-1])) + 1
         return max(self._least, int(needed))
 
     def macs_per_row(self, k: int) -> int:
         width: int = self._index.d
-        return (len(self._most) + int(self._most[self.lists_searched(k) - 1])) * width
+        return (len(self._most) + int(self._most[self.count_lists_to_search(k) - 1])) * width
 
     def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
         if self._biased:  # an input of 1 for the bias
             states = torch.cat([states, torch.ones_like(states[:, :1])], dim=1)
-        how = self._faiss.SearchParametersIVF(nprobe=self.lists_searched(k))
+        how = self._faiss.SearchParametersIVF(nprobe=self.count_lists_to_search(k))
         values, ids = self._index.search(_float32(states), k, params=how)
         return torch.from_numpy(values).to(states), torch.from_numpy(ids).to(states.device)
 
 
-def recall(retrieved: Tensor, exact: Tensor) -> Tensor:
+def recall_at_k(retrieved: Tensor, exact: Tensor) -> Tensor:
     """recall@K, float64 [rows]: share of ``exact`` ids [rows, K] that are among ``retrieved`` [rows, K]."""
     if retrieved.shape != exact.shape or retrieved.ndim != 2:
         raise BadArgument("retrieved", tuple(retrieved.shape), f"the shape of the exact ids, {tuple(exact.shape)}")
@@ -143,14 +143,14 @@ def _import_faiss() -> Any:
     try:
         import faiss
     except ImportError as reason:
-        raise FaissMissing(
+        raise FaissNotInstalled(
             "estimator.search='faiss', but the module faiss is not installed; pip install 'pytest-emad[faiss]', or "
             "search='lowrank', which needs PyTorch only"
         ) from reason
     return faiss
 
 
-def tail_bounded(values: Tensor, rest: int) -> tuple[Tensor, Tensor]:
+def entropy_from_top_logits(values: Tensor, rest: int) -> tuple[Tensor, Tensor]:
     """(Ĥ in nats, top-1 probability), each [...], from retrieved logits [..., K], descending, and V − K = ``rest``.
 
     float32, or float64 for float64 logits. A NaN logit gives a NaN entropy.
@@ -163,7 +163,7 @@ def tail_bounded(values: Tensor, rest: int) -> tuple[Tensor, Tensor]:
     return entropy_nats(groups) + math.log(rest) * p[..., -1], p[..., 0]
 
 
-def capped(logits: Tensor, softcap: float | None) -> Tensor:
+def apply_softcap(logits: Tensor, softcap: float | None) -> Tensor:
     """c·tanh(z/c), or z itself without a cap c."""
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
@@ -193,14 +193,14 @@ class TopKEntropy:
     def __call__(self, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(Ĥ in nats, top-1 token, top-1 probability), each [rows], of the head's input [rows, E]."""
         values, ids = self.index.search(normed, self.k)
-        return self._of_largest(capped(values, self.softcap), ids)
+        return self._of_largest(apply_softcap(values, self.softcap), ids)
 
-    def of_logits(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def from_logits(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As a call by the exact index, of logits [rows, V] that are known; a cap keeps their order."""
         return self._of_largest(*logits.topk(self.k, dim=-1))
 
     def _of_largest(self, values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        entropy, probability = tail_bounded(values, self.vocabulary - self.k)
+        entropy, probability = entropy_from_top_logits(values, self.vocabulary - self.k)
         return entropy, ids[:, 0], probability
 
 
@@ -306,7 +306,7 @@ class LowRankEntropy:
         logits = approximate_logits(self.factors, normed, self.bias)
         best = logits.topk(self.k, dim=-1)
         values = best.values + (normed @ self.factors.mean)[:, None]
-        entropy, probability = tail_bounded(capped(values, self.softcap), logits.shape[-1] - self.k)
+        entropy, probability = entropy_from_top_logits(apply_softcap(values, self.softcap), logits.shape[-1] - self.k)
         return entropy, best.indices[:, 0], probability
 
 
@@ -328,7 +328,7 @@ class LinearProbe:
         return torch.mv(states, weights) + self.intercepts[probe]
 
 
-def linear_probe(weights: Sequence[Sequence[float]], probes: int, like: Tensor) -> LinearProbe:
+def build_linear_probe(weights: Sequence[Sequence[float]], probes: int, like: Tensor) -> LinearProbe:
     """The probe with ``weights`` [probes][E + 1], the intercept last, on the device of the unembedding ``like`` [V, E].
 
     float32, or float64 for float64 models: a sum of E terms in half precision loses the second digit.
@@ -396,7 +396,7 @@ class EntropyReader(Protocol):
     def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
         """The entropy of ``read`` alone [rows], sufficient for a decision."""
 
-    def raw(self, hidden: Tensor) -> EntropyReading:
+    def read_uncorrected(self, hidden: Tensor) -> EntropyReading:
         """Read states [rows, D] after any layer, without correction.
 
         Raises:
@@ -413,14 +413,14 @@ class FullSoftmaxReader:
     macs_per_row: int = 0
 
     def read(self, hidden: Tensor, probe: int, logits: Tensor | None = None) -> EntropyReading:
-        return self.raw(hidden) if logits is None else EntropyReading(*full_softmax(logits), logits)
+        return self.read_uncorrected(hidden) if logits is None else EntropyReading(*entropy_and_top1(logits), logits)
 
     def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
         return self.read(hidden, probe).entropy_nats
 
-    def raw(self, hidden: Tensor) -> EntropyReading:
+    def read_uncorrected(self, hidden: Tensor) -> EntropyReading:
         logits = self.stepper.logits(hidden)
-        return EntropyReading(*full_softmax(logits), logits)
+        return EntropyReading(*entropy_and_top1(logits), logits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -436,15 +436,15 @@ class LogitEstimateReader:
     def read(self, hidden: Tensor, probe: int, logits: Tensor | None = None) -> EntropyReading:
         estimate = self.estimate
         if logits is not None and isinstance(estimate, TopKEntropy) and isinstance(estimate.index, ExactIndex):
-            raw = EntropyReading(*estimate.of_logits(logits))
+            raw = EntropyReading(*estimate.from_logits(logits))
         else:
-            raw = self.raw(hidden)
+            raw = self.read_uncorrected(hidden)
         return replace(raw, entropy_nats=apply_correction(raw.entropy_nats, self.correction, probe))
 
     def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
         return self.read(hidden, probe).entropy_nats
 
-    def raw(self, hidden: Tensor) -> EntropyReading:
+    def read_uncorrected(self, hidden: Tensor) -> EntropyReading:
         return EntropyReading(*self.estimate(self.stepper.normed(hidden)))
 
 
@@ -466,7 +466,7 @@ class LinearProbeReader:
     def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
         return apply_correction(self.estimate(self.stepper.normed(hidden), probe), self.correction, probe)
 
-    def raw(self, hidden: Tensor) -> EntropyReading:
+    def read_uncorrected(self, hidden: Tensor) -> EntropyReading:
         raise BadArgument("estimator.kind", "linear", "an estimator that reads any layer", "read it at its probes")
 
 
@@ -478,12 +478,12 @@ def apply_correction(entropy: Tensor, correction: Sequence[tuple[float, float]],
     return slope * entropy + intercept
 
 
-def entropy_reader(stepper: Stepper, estimator: Estimator, probes: Sequence[int]) -> EntropyReader:
+def make_entropy_reader(stepper: Stepper, estimator: Estimator, probes: Sequence[int]) -> EntropyReader:
     """The reader of ``estimator`` on this model; ``probes``: the layers its corrections and weights belong to.
 
     Raises:
         BadArgument: k or rank beyond the model's sizes, corrections or weights for other probes or another width.
-        FaissMissing: ``search="faiss"`` without the extra.
+        FaissNotInstalled: ``search="faiss"`` without the extra.
     """
     if estimator.correction and (estimator.kind == "full" or len(estimator.correction) != len(probes)):
         expected = "none for the full softmax" if estimator.kind == "full" else f"one per probe ({len(probes)})"
@@ -491,11 +491,11 @@ def entropy_reader(stepper: Stepper, estimator: Estimator, probes: Sequence[int]
     return READERS[estimator.kind](stepper, estimator, len(probes))
 
 
-def entropy_readers(
+def make_entropy_readers(
     stepper: Stepper, estimators: Mapping[Estimator, Sequence[int]]
 ) -> dict[Estimator, tuple[Sequence[int], EntropyReader]]:
-    """Each estimator's layers and reader. Raises as ``entropy_reader``."""
-    return {each: (tuple(layers), entropy_reader(stepper, each, layers)) for each, layers in estimators.items()}
+    """Each estimator's layers and reader. Raises as ``make_entropy_reader``."""
+    return {each: (tuple(layers), make_entropy_reader(stepper, each, layers)) for each, layers in estimators.items()}
 
 
 def _full_reader(stepper: Stepper, estimator: Estimator, probes: int) -> EntropyReader:
@@ -520,7 +520,7 @@ def _lowrank_reader(stepper: Stepper, estimator: Estimator, probes: int) -> Entr
 
 
 def _linear_reader(stepper: Stepper, estimator: Estimator, probes: int) -> EntropyReader:
-    estimate = linear_probe(estimator.weights, probes, stepper.unembedding)
+    estimate = build_linear_probe(estimator.weights, probes, stepper.unembedding)
     return LinearProbeReader(stepper, estimate, _with_projection(stepper, estimate.macs_per_row), estimator.correction)
 
 

@@ -1,8 +1,8 @@
 """The probe of an operating point: reads a signal per row after a layer, and the logits a stopping row emits from.
 
-``read`` evaluates states after a probe layer and charges its work; ``emit`` is the readout of rows that stop without
-logits. Some probes remember shallower layers of the same step: ``begin`` forgets them, ``keep`` drops the rows that
-stopped.
+``read`` evaluates states after a probe layer and charges its work; ``emit_logits`` is the readout of rows that stop
+without logits. Some probes remember shallower layers of the same step: ``begin_step`` forgets them, ``keep_rows`` drops
+the rows that stopped.
 """
 
 from __future__ import annotations
@@ -14,12 +14,18 @@ from torch import Tensor
 
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import Confidence, OperatingPoint
-from emad_ref.probes.contrast import score_function
-from emad_ref.probes.estimators import EntropyReader, entropy_reader
-from emad_ref.probes.pruned_vocabulary import CandidateTokens, ReadoutHeads, SeparateHeads, adaptive_size
-from emad_ref.probes.signal_values import ProbeOutput, require_finite, saturation, softmax_response, to_host_finite
-from emad_ref.probes.tuned_lens import point_lens
+from emad_ref.point import ConfidenceParameters, OperatingPoint
+from emad_ref.probes.contrast import get_score_function
+from emad_ref.probes.estimators import EntropyReader, make_entropy_reader
+from emad_ref.probes.pruned_vocabulary import CandidateTokens, ReadoutHeads, SeparateHeads, adaptive_vocabulary_size
+from emad_ref.probes.signal_values import (
+    ProbeOutput,
+    hidden_state_cosine,
+    require_finite,
+    softmax_response,
+    to_finite_cpu_float64,
+)
+from emad_ref.probes.tuned_lens import get_point_lens
 from emad_ref.record import Work
 from emad_ref.signals import (
     HALF_DEPTH,
@@ -45,52 +51,54 @@ class HeadProbe:
 
     def __init__(self, stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | None = None):
         self.stepper, self.point, self.heads = stepper, point, heads
-        self.lens = point_lens(stepper, point)
+        self.lens = get_point_lens(stepper, point)
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """Nothing to forget."""
 
-    def keep(self, rows: Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         """Nothing to drop."""
 
-    def emit(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
-        read = hidden if self.lens is None else self.lens.charged(hidden, layer, work)
+    def emit_logits(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
+        read = hidden if self.lens is None else self.lens.apply_and_count_work(hidden, layer, work)
         work.count_readout("full", layer, hidden.shape[:-1].numel())
-        return self.stepper.logits(read) if self.heads is None else self.heads.full(read)
+        return self.stepper.logits(read) if self.heads is None else self.heads.full_logits(read)
 
 
 class SaturationProbe(HeadProbe):
     """Compares with the layer below, so probes are consecutive; the first of them compares nothing."""
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         self.below: Tensor | None = None
 
     def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         below, self.below = self.below, hidden
         if below is None:
             return ProbeOutput(torch.full_like(hidden[:, 0], torch.nan), None)
-        require_aligned(len(below), len(hidden))
-        return ProbeOutput(to_host_finite(saturation(hidden, below), f"after layer {self.point.probes[probe]}"), None)
+        require_same_rows(len(below), len(hidden))
+        return ProbeOutput(
+            to_finite_cpu_float64(hidden_state_cosine(hidden, below), f"after layer {self.point.probes[probe]}"), None
+        )
 
-    def keep(self, rows: Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         self.below = None if self.below is None else self.below[rows]
 
 
 class ContrastProbe(HeadProbe):
     """Remembers log-probabilities [rows, V] by layer: every deeper layer compares with them."""
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         self.log_probs: dict[int, Tensor] = {}
 
     def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         layer = self.point.probes[probe]
         for log_q in self.log_probs.values():
-            require_aligned(len(log_q), len(hidden))
-        logits = self.emit(hidden, layer, work)
+            require_same_rows(len(log_q), len(hidden))
+        logits = self.emit_logits(hidden, layer, work)
         self.log_probs[layer] = log_probabilities(logits)
-        return score_function(self.point.signal)(_parameters(self.point), layer, logits, self.log_probs)
+        return get_score_function(self.point.signal)(_parameters(self.point), layer, logits, self.log_probs)
 
-    def keep(self, rows: Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         self.log_probs = {layer: log_q[rows] for layer, log_q in self.log_probs.items()}
 
 
@@ -105,35 +113,37 @@ class PrunedProbe(HeadProbe):
         self.pruned_heads = heads or SeparateHeads(stepper)
         super().__init__(stepper, point, self.pruned_heads)
         shrink = _parameters(point).shrink
-        if shrink is not None and adaptive_size(stepper.vocabulary, shrink, 1.0) < 2:
+        if shrink is not None and adaptive_vocabulary_size(stepper.vocabulary, shrink, 1.0) < 2:
             expected = f"a share that leaves 2 of {stepper.vocabulary} tokens at full confidence"
             raise BadArgument("confidence.shrink", shrink, expected, "of one token there is no second to compare")
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         self.race: CandidateTokens | None = None
         self.confidence: Tensor | None = None  # [rows] of the last probe, which determines the adaptive k
 
     def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         layer, parameters = self.point.probes[probe], _parameters(self.point)
         if layer == parameters.minimum:
-            logits = self.emit(hidden, layer, work)
-            self.race = CandidateTokens.of_all(layer, logits)
+            logits = self.emit_logits(hidden, layer, work)
+            self.race = CandidateTokens.from_full_logits(layer, logits)
             # the JSD contrast is not defined yet: only the readout's own response gives a confidence
             self.confidence = softmax_response(logits)
-            return score_function(self.point.signal)(parameters, layer, logits, {})
+            return get_score_function(self.point.signal)(parameters, layer, logits, {})
         assert self.race is not None, "the minimum layer is the first that a pruned rule reads"
-        require_aligned(len(self.race), len(hidden))
-        self.race = self.race.narrowed(self._sizes(probe)).read(self.pruned_heads, hidden, layer, work)
-        compared = self.race.logits if SIGNALS[self.point.signal].contrasts else {}
+        require_same_rows(len(self.race), len(hidden))
+        self.race = self.race.narrow_to(self._sizes(probe)).read_layer(self.pruned_heads, hidden, layer, work)
+        compared = self.race.logits if SIGNALS[self.point.signal].is_contrastive else {}
         log_probs = {m: log_probabilities(z) for m, z in compared.items()}  # over the candidates that are left
-        output = score_function(self.point.signal)(parameters, layer, self.race.logits[layer], log_probs)
+        output = get_score_function(self.point.signal)(parameters, layer, self.race.logits[layer], log_probs)
         self.confidence = output.signal
         assert output.logits is not None, "scores of readouts give logits"
-        return ProbeOutput(output.signal, self.race.spread(output.logits), self.race.macs(self.stepper.geometry))
+        return ProbeOutput(
+            output.signal, self.race.scatter_to_vocabulary(output.logits), self.race.macs_per_row(self.stepper.geometry)
+        )
 
-    def keep(self, rows: Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         if self.race is not None and self.confidence is not None:
-            self.race, self.confidence = self.race.keep(rows), self.confidence[rows]
+            self.race, self.confidence = self.race.keep_rows(rows), self.confidence[rows]
 
     def _sizes(self, probe: int) -> list[int]:
         parameters = _parameters(self.point)
@@ -142,24 +152,24 @@ class PrunedProbe(HeadProbe):
             # the first probe is the minimum layer, which prunes nothing
             return [parameters.kept[probe - 1]] * len(self.confidence)
         vocabulary, shrink = self.stepper.vocabulary, parameters.shrink
-        return [adaptive_size(vocabulary, shrink, c) for c in self.confidence.double().tolist()]
+        return [adaptive_vocabulary_size(vocabulary, shrink, c) for c in self.confidence.double().tolist()]
 
 
-def _parameters(point: OperatingPoint) -> Confidence:
+def _parameters(point: OperatingPoint) -> ConfidenceParameters:
     assert point.confidence is not None, "only points with a confidence have these probes"
     return point.confidence
 
 
-def require_aligned(remembered: int, read: int) -> None:
-    """Check that the rows read are those remembered: ``keep`` must follow every stop of some rows."""
+def require_same_rows(remembered: int, read: int) -> None:
+    """Check that the rows read are those remembered: ``keep_rows`` must follow every stop of some rows."""
     assert remembered == read, f"{remembered} rows are remembered, {read} are shown"
 
 
-def confidence_probe(
+def make_confidence_probe(
     stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | None = None
 ) -> SaturationProbe | ContrastProbe | PrunedProbe:
     """The probe of a point with a ``confidence``; ``heads`` as in ``HeadProbe``."""
-    return CONFIDENCE_PROBES[SIGNALS[point.signal].needs, _parameters(point).pruned](stepper, point, heads)
+    return CONFIDENCE_PROBES[SIGNALS[point.signal].needs, _parameters(point).prunes_vocabulary](stepper, point, heads)
 
 
 # (kind of the signal, whether the vocabulary is pruned) → probe; points refuse the other combinations
@@ -173,16 +183,16 @@ CONFIDENCE_PROBES: dict[tuple[SignalInputs, bool], type[SaturationProbe | Contra
 
 
 class Probe(Protocol):
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """Begin a new step: forget the shallower layers."""
 
     def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         """Read states [rows, D] after ``point.probes[probe]``. Raises NotFinite."""
 
-    def keep(self, rows: Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         """Keep only these rows (int64 indices into the running ones) for deeper probes."""
 
-    def emit(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
+    def emit_logits(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
         """Logits [..., V] of states [..., D] that stop after ``layer``."""
 
 
@@ -191,8 +201,11 @@ class FullSoftmaxProbe(HeadProbe):
 
     def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         layer = self.point.probes[probe]
-        logits = self.emit(hidden, layer, work)
-        return ProbeOutput(to_host_finite(SIGNALS[self.point.signal].of(logits), f"after layer {layer}"), logits)
+        logits = self.emit_logits(hidden, layer, work)
+        return ProbeOutput(
+            to_finite_cpu_float64(SIGNALS[self.point.signal].compute_from_logits(logits), f"after layer {layer}"),
+            logits,
+        )
 
 
 class EstimatorProbe(HeadProbe):
@@ -200,40 +213,40 @@ class EstimatorProbe(HeadProbe):
 
     def __init__(self, stepper: Stepper, point: OperatingPoint):
         super().__init__(stepper, point)
-        self.reader: EntropyReader = entropy_reader(stepper, point.estimator, point.probes)
+        self.reader: EntropyReader = make_entropy_reader(stepper, point.estimator, point.probes)
 
     def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         layer = self.point.probes[probe]
         rows = hidden.shape[0]
         work.count_readout(self.reader.kind, layer, rows, rows * self.reader.macs_per_row)
-        return ProbeOutput(to_host_finite(self.reader.entropy_nats(hidden, probe), f"after layer {layer}"), None)
+        return ProbeOutput(to_finite_cpu_float64(self.reader.entropy_nats(hidden, probe), f"after layer {layer}"), None)
 
 
 class AgreementProbe(HeadProbe):
     """A full softmax that remembers the previous probe's top-1 token of each row."""
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         self.before: Tensor | None = None
 
     def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         layer = self.point.probes[probe]
-        logits = self.emit(hidden, layer, work)
-        log_p, best = (pair[:, 0] for pair in LogitsReadout(logits).top2)
+        logits = self.emit_logits(hidden, layer, work)
+        log_p, best = (pair[:, 0] for pair in LogitsReadout(logits).top2_log_probs)
         require_finite(log_p, f"after layer {layer}")
         before, self.before = self.before, best
         if before is None:
             return ProbeOutput(torch.zeros_like(log_p), logits)
-        require_aligned(len(before), len(hidden))
+        require_same_rows(len(before), len(hidden))
         return ProbeOutput(torch.where(best == before, log_p.exp(), 0.0), logits)
 
-    def keep(self, rows: Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         self.before = None if self.before is None else self.before[rows]
 
 
 def make_probe(stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | None = None) -> Probe:
-    """The probe that ``point`` names; ``heads``: as of ``confidence_probe``."""
+    """The probe that ``point`` names; ``heads``: as of ``make_confidence_probe``."""
     if point.confidence is not None:
-        return confidence_probe(stepper, point, heads)
+        return make_confidence_probe(stepper, point, heads)
     if SIGNALS[point.signal].needs is PREVIOUS_PROBE:
         return AgreementProbe(stepper, point)
     return FullSoftmaxProbe(stepper, point) if point.estimator.kind == "full" else EstimatorProbe(stepper, point)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
-from emad_ref.probes.estimators import capped
+from emad_ref.probes.estimators import apply_softcap
 from emad_ref.record import Ints, Work
 
 # Entries of W gathered per product. A CPU multiplies them while they are in its cache: 1 MB of float32 in one buffer is
@@ -39,10 +39,10 @@ class ReadoutHeads(Protocol):
 
     stepper: Stepper
 
-    def full(self, hidden: Tensor) -> Tensor:
+    def full_logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of states [..., D]."""
 
-    def pruned(self, hidden: Tensor, ids: Tensor, sizes: Sequence[int]) -> Tensor:
+    def pruned_logits(self, hidden: Tensor, ids: Tensor, sizes: Sequence[int]) -> Tensor:
         """Logits [rows, widest] of states [rows, D] for each row's first k = sizes[row] of ``ids``, −inf beyond."""
 
 
@@ -52,10 +52,10 @@ class SeparateHeads:
     def __init__(self, stepper: Stepper):
         self.stepper = stepper
 
-    def full(self, hidden: Tensor) -> Tensor:
+    def full_logits(self, hidden: Tensor) -> Tensor:
         return self.stepper.logits(hidden)
 
-    def pruned(self, hidden: Tensor, ids: Tensor, sizes: Sequence[int]) -> Tensor:
+    def pruned_logits(self, hidden: Tensor, ids: Tensor, sizes: Sequence[int]) -> Tensor:
         normed = self.stepper.normed(hidden)
         if len(set(sizes)) == 1:
             return _inner_products(self.stepper, normed, ids)
@@ -78,18 +78,18 @@ class SharedHeads:
         self.stepper = stepper
         self._of: Tensor | None = None
 
-    def full(self, hidden: Tensor) -> Tensor:
+    def full_logits(self, hidden: Tensor) -> Tensor:
         if hidden is not self._of:
             self._of, self._logits = hidden, self.stepper.logits(hidden)
         return self._logits
 
-    def pruned(self, hidden: Tensor, ids: Tensor, sizes: Sequence[int]) -> Tensor:
-        whole = self.full(hidden)
+    def pruned_logits(self, hidden: Tensor, ids: Tensor, sizes: Sequence[int]) -> Tensor:
+        whole = self.full_logits(hidden)
         none = whole.new_full((len(whole), 1), -torch.inf)  # the logit of id V, which is no token
         return torch.cat([whole, none], dim=1).gather(1, ids)
 
 
-def adaptive_size(vocabulary: int, shrink: float, confidence: float) -> int:
+def adaptive_vocabulary_size(vocabulary: int, shrink: float, confidence: float) -> int:
     """k = ⌊|V|·(1 − s·c)⌋, c ∈ [0, 1] the confidence at the layer below."""
     return math.floor(vocabulary * (1 - shrink * confidence))
 
@@ -108,7 +108,7 @@ class CandidateTokens:
     logits: Mapping[int, Tensor]
 
     @staticmethod
-    def of_all(layer: int, logits: Tensor) -> CandidateTokens:
+    def from_full_logits(layer: int, logits: Tensor) -> CandidateTokens:
         """Every token of the vocabulary, by ``logits`` [rows, V] of a full head after ``layer``."""
         rows, vocabulary = logits.shape
         ids = torch.arange(vocabulary, device=logits.device).expand(rows, vocabulary)
@@ -117,7 +117,7 @@ class CandidateTokens:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def narrowed(self, sizes: Sequence[int]) -> CandidateTokens:
+    def narrow_to(self, sizes: Sequence[int]) -> CandidateTokens:
         """The best ``sizes`` [rows] by the logits of the deepest layer read; a row with fewer keeps them all."""
         new_sizes = tuple(min(size, own) for size, own in zip(sizes, self.sizes, strict=True))
         if new_sizes == self.sizes:
@@ -133,25 +133,25 @@ class CandidateTokens:
             logits = {layer: z.masked_fill(none, -torch.inf) for layer, z in logits.items()}
         return CandidateTokens(self.vocabulary, ids, new_sizes, logits)
 
-    def read(self, heads: ReadoutHeads, hidden: Tensor, layer: int, work: Work) -> CandidateTokens:
+    def read_layer(self, heads: ReadoutHeads, hidden: Tensor, layer: int, work: Work) -> CandidateTokens:
         """Add the logits of states ``hidden`` [rows, D] after one more ``layer``; counted as pruned readouts."""
-        work.count_readout("subset", layer, len(self), int(self.macs(heads.stepper.geometry).sum()))
-        logits = heads.pruned(hidden, self.ids, self.sizes)
+        work.count_readout("subset", layer, len(self), int(self.macs_per_row(heads.stepper.geometry).sum()))
+        logits = heads.pruned_logits(hidden, self.ids, self.sizes)
         return CandidateTokens(self.vocabulary, self.ids, self.sizes, {**self.logits, layer: logits})
 
-    def macs(self, geometry: Geometry) -> Ints:
+    def macs_per_row(self, geometry: Geometry) -> Ints:
         """int64 [rows] multiply-adds of one readout: k·E, plus the projection if D ≠ E (OPT-350m)."""
         wide, narrow = geometry.hidden, geometry.embedding_width
         return np.array(self.sizes) * narrow + (wide * narrow if wide != narrow else 0)
 
-    def keep(self, rows: Tensor) -> CandidateTokens:
+    def keep_rows(self, rows: Tensor) -> CandidateTokens:
         """Only these rows (int64 indices)."""
         sizes = tuple(self.sizes[row] for row in rows.tolist())
         widest = max(sizes)  # the widest row may be gone
         logits = {layer: z[rows, :widest] for layer, z in self.logits.items()}
         return CandidateTokens(self.vocabulary, self.ids[rows, :widest], sizes, logits)
 
-    def spread(self, scores: Tensor) -> Tensor:
+    def scatter_to_vocabulary(self, scores: Tensor) -> Tensor:
         """[rows, V] with ``scores`` [rows, widest] at their ids and −inf elsewhere."""
         room = scores.new_full((len(self), self.vocabulary + 1), -torch.inf)  # the last column is for no token
         return room.scatter(1, self.ids, scores)[:, :-1]
@@ -176,4 +176,4 @@ def _inner_products(stepper: Stepper, normed: Tensor, ids: Tensor) -> Tensor:
             ]
     if stepper.unembedding_bias is not None:
         logits = logits + stepper.unembedding_bias[ids]
-    return capped(logits, stepper.softcap)
+    return apply_softcap(logits, stepper.softcap)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from emad_ref.errors import EmadError
 from emad_ref.record import Floats, Ints
-from emad_ref.signals import ENTROPY, RESPONSE, at_least_float32, log_probabilities, probabilities
+from emad_ref.signals import ENTROPY, RESPONSE, exp_log_probabilities, log_probabilities, upcast_to_float32
 
 FEW = 32  # entries that Python adds up faster than a call into torch
 
@@ -34,34 +34,34 @@ class ProbeOutput:
 
 def entropy_nats(logits: Tensor) -> Tensor:
     """Entropy of softmax(z), in nats; logits [..., V] → float32 [...] (float64 for float64 logits)."""
-    return ENTROPY.of(logits)
+    return ENTROPY.compute_from_logits(logits)
 
 
 def softmax_response(logits: Tensor) -> Tensor:
     """Top-1 minus top-2 probability (CALM); logits [..., V] → float32 or float64 [...]."""
-    return RESPONSE.of(logits)
+    return RESPONSE.compute_from_logits(logits)
 
 
-def saturation(hidden: Tensor, below: Tensor) -> Tensor:
+def hidden_state_cosine(hidden: Tensor, below: Tensor) -> Tensor:
     """cos(h_ℓ, h_{ℓ−1}) (CALM, "hidden-state saturation"); states [..., D] of one token → float32 [...].
 
     float64 for float64 states. A state of length zero gives 0, as PyTorch's ``cosine_similarity`` does: an embedding of
     zeros (a padding token's) has one at the first position of a text. A state that is not finite gives NaN.
     """
-    here, there = at_least_float32(hidden), at_least_float32(below)
+    here, there = upcast_to_float32(hidden), upcast_to_float32(below)
     lengths = torch.linalg.vector_norm(here, dim=-1) * torch.linalg.vector_norm(there, dim=-1)
     cosine: Tensor = (here * there).sum(dim=-1) / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
     return cosine
 
 
-def divergence_nats(final_log_p: Tensor, logits: Tensor) -> Tensor:
+def kl_divergence_nats(final_log_p: Tensor, logits: Tensor) -> Tensor:
     """KL(final ‖ softmax(logits)) in nats [tokens], never below 0, of ``final_log_p`` and ``logits`` [tokens, V]."""
-    return log_divergence_nats(final_log_p, log_probabilities(logits))
+    return kl_divergence_of_log_probs(final_log_p, log_probabilities(logits))
 
 
-def log_divergence_nats(final_log_p: Tensor, log_q: Tensor) -> Tensor:
-    """``divergence_nats`` of log-probabilities ``log_q`` [tokens, V]."""
-    terms = (final_log_p - log_q).mul_(probabilities(final_log_p))
+def kl_divergence_of_log_probs(final_log_p: Tensor, log_q: Tensor) -> Tensor:
+    """``kl_divergence_nats`` of log-probabilities ``log_q`` [tokens, V]."""
+    terms = (final_log_p - log_q).mul_(exp_log_probabilities(final_log_p))
     if final_log_p.amin() == -math.inf:  # a mask costs as much as the terms, and hardly any head needs one
         # a term with final probability zero is 0, but 0·(−inf) would be NaN
         terms = terms.masked_fill(final_log_p == -math.inf, 0.0)
@@ -80,14 +80,16 @@ def require_finite(entropy: Tensor, where: str) -> None:
         )
 
 
-def to_host_finite(signal: Tensor, where: str) -> Tensor:
+def to_finite_cpu_float64(signal: Tensor, where: str) -> Tensor:
     """``signal`` [rows] on the host, float64, in one transfer. Raises NotFinite."""
-    values = torch.from_numpy(to_host(signal))  # before the check, which on the device would be a second transfer
+    values = torch.from_numpy(
+        to_numpy_float64(signal)
+    )  # before the check, which on the device would be a second transfer
     require_finite(values, where)
     return values
 
 
-def to_host(signal: Tensor) -> Floats:
+def to_numpy_float64(signal: Tensor) -> Floats:
     """``signal``, or logits, as NumPy float64."""
     if signal.dtype != torch.float64:
         signal = signal.double()
@@ -97,7 +99,7 @@ def to_host(signal: Tensor) -> Floats:
 CACHED_BYTES = 2**18  # of logits: with log-probabilities, probabilities and their product they fill 1 MiB
 
 
-def row_blocks(logits: Tensor, cached: int | None = None) -> Iterator[slice]:
+def iterate_row_blocks(logits: Tensor, cached: int | None = None) -> Iterator[slice]:
     """Slices of the rows of ``logits`` [n, V], in order: two rows or more, of ``cached`` bytes for each thread.
 
     ``cached``: ``CACHED_BYTES`` by default. No block has a single row of several: PyTorch splits the sum over a single
@@ -112,6 +114,6 @@ def row_blocks(logits: Tensor, cached: int | None = None) -> Iterator[slice]:
         yield slice(first, end)
 
 
-def read_in_blocks(logits: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
+def apply_in_row_blocks(logits: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
     """``read(logits)`` [n, …] of ``logits`` [n ≥ 1, V]."""
-    return torch.cat([read(logits[rows]) for rows in row_blocks(logits)])
+    return torch.cat([read(logits[rows]) for rows in iterate_row_blocks(logits)])

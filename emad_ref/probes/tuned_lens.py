@@ -25,7 +25,7 @@ from emad_ref.errors import BadArgument, require_instance
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Ints, Work
-from emad_ref.signals import at_least_float32
+from emad_ref.signals import upcast_to_float32
 
 DIGEST_DIGITS = 12  # digits of a digest in messages
 T = TypeVar("T")
@@ -53,10 +53,10 @@ class AttachedTensors(Generic[T]):
         if digest not in attached:
             names = ", ".join(name[:DIGEST_DIGITS] for name in attached) or "none is"
             expected = f"{self.what} attached to this model ({names})"
-            raise BadArgument(f"point.{self.named}", shorten(digest), expected, "attach it first")
+            raise BadArgument(f"point.{self.named}", shorten_digest(digest), expected, "attach it first")
         return attached[digest]
 
-    def lend(self, own: Stepper, copy: Stepper) -> None:
+    def attach_copies_to(self, own: Stepper, copy: Stepper) -> None:
         """Attach copies of all tensors of ``own`` to ``copy``, so that writing into them changes no original."""
         attached = self.by_stepper.setdefault(copy, {})
         for digest, thing in self.by_stepper.get(own, {}).items():
@@ -70,16 +70,16 @@ _FIELDS: list[AttachedTensors[Any]] = []
 def copy_attachments(own: Stepper, copy: Stepper) -> None:
     """Attach copies of everything attached to ``own`` to ``copy``, the stepper of a copy of its model."""
     for each in _FIELDS:
-        each.lend(own, copy)
+        each.attach_copies_to(own, copy)
 
 
-def attachments(stepper: Stepper) -> dict[str, dict[str, Any]]:
+def collect_attachments(stepper: Stepper) -> dict[str, dict[str, Any]]:
     """Field of points → digest → tensors: all attachments, to be sent to another process."""
     return {each.named: dict(each.by_stepper.get(stepper, {})) for each in _FIELDS}
 
 
 def attach_copies(stepper: Stepper, things: Mapping[str, Mapping[str, Any]]) -> None:
-    """Attach the ``attachments`` of the same model in another process."""
+    """Attach the ``collect_attachments`` of the same model in another process."""
     for each in _FIELDS:
         for digest, thing in things[each.named].items():
             each.put(stepper, digest, thing)
@@ -91,20 +91,22 @@ def require_same_model(
     """Raise BadArgument, by name, if (fingerprint, dtype, layers, width) of ``mine`` and ``theirs`` differ."""
     for part, own, expected in zip(("fingerprint", "dtype", "layers", "width"), mine, theirs, strict=True):
         if own != expected:
-            raise BadArgument(f"{name}.{part}", shorten(own), f"{shorten(expected)} of this model", remedy)
+            raise BadArgument(
+                f"{name}.{part}", shorten_digest(own), f"{shorten_digest(expected)} of this model", remedy
+            )
 
 
-def dtype_of(stepper: Stepper) -> str:
+def weight_dtype_name(stepper: Stepper) -> str:
     """Name of the weights' dtype, e.g. ``float32``."""
     return str(stepper.dtype).removeprefix("torch.")
 
 
-def raised_dtype(stepper: Stepper) -> torch.dtype:
+def at_least_float32_dtype(stepper: Stepper) -> torch.dtype:
     """The dtype of maps of its states: float32, or float64 for float64 models."""
     return torch.float64 if stepper.dtype == torch.float64 else torch.float32
 
 
-def shorten(value: object) -> object:
+def shorten_digest(value: object) -> object:
     """The head of a digest; any other value unchanged."""
     return value[:DIGEST_DIGITS] if isinstance(value, str) else value
 
@@ -135,17 +137,17 @@ class Translator:
         return None if len(self.factors) == 1 else self.factors[0].shape[1]
 
     @property
-    def macs(self) -> int:
+    def macs_per_row(self) -> int:
         """Multiply-adds per row: D², or 2·D·r; 0 for a bias alone."""
         return sum(factor.numel() for factor in self.factors)
 
-    def placed(self, device: torch.device, dtype: torch.dtype) -> Translator:
+    def copy_to_device(self, device: torch.device, dtype: torch.dtype) -> Translator:
         """A copy on ``device`` in ``dtype``."""
         return Translator(tuple(factor.to(device, dtype) for factor in self.factors), self.bias.to(device, dtype))
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """T of states [..., D], in their dtype; computed in float32 at least. Zeros give the states, bit for bit."""
-        x = at_least_float32(hidden)
+        x = upcast_to_float32(hidden)
         if not self.factors:
             return (x + self.bias).to(hidden.dtype)
         first, *others = reversed(self.factors)
@@ -224,27 +226,27 @@ class TunedLens:
         """sha256 of its model and its numbers, its name in points."""
         return translator_digest(f"{self.fingerprint} {self.dtype} {self.layers}", self.translators)
 
-    def macs(self, layer: int) -> int:
+    def macs_per_row(self, layer: int) -> int:
         """Multiply-adds per row in front of a head after ``layer``."""
-        return self.translators[layer].macs if layer in self.translators else 0
+        return self.translators[layer].macs_per_row if layer in self.translators else 0
 
     def __call__(self, hidden: Tensor, layer: int) -> Tensor:
         """The head's input for states [..., D] after ``layer``."""
         return self.translators[layer](hidden) if layer in self.translators else hidden
 
-    def charged(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
+    def apply_and_count_work(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
         """``self(hidden, layer)``, its multiply-adds counted in ``work`` beside the rows of the head that runs next."""
-        work.count_readout("full", layer, 0, hidden.shape[:-1].numel() * self.macs(layer))
+        work.count_readout("full", layer, 0, hidden.shape[:-1].numel() * self.macs_per_row(layer))
         return self(hidden, layer)
 
-    def require(self, fingerprint: str, dtype: str, layers: int, width: int) -> None:
+    def require_fits_model(self, fingerprint: str, dtype: str, layers: int, width: int) -> None:
         """Raise BadArgument for another fingerprint, dtype, number of layers or width than the fitted ones."""
         mine = (self.fingerprint, self.dtype, self.layers, self.width)
         require_same_model("lens", mine, (fingerprint, dtype, layers, width), "fit one for this model: emad lens")
 
-    def placed(self, device: torch.device, dtype: torch.dtype) -> TunedLens:
+    def copy_to_device(self, device: torch.device, dtype: torch.dtype) -> TunedLens:
         """A copy on ``device`` in ``dtype``, for computing only: points name the digest of the fitted lens."""
-        moved = {layer: each.placed(device, dtype) for layer, each in self.translators.items()}
+        moved = {layer: each.copy_to_device(device, dtype) for layer, each in self.translators.items()}
         return replace(self, translators=moved)
 
 
@@ -278,18 +280,18 @@ def attach_lens(stepper: Stepper, lens: TunedLens, fingerprint: str) -> str:
     Belrose et al., "Eliciting Latent Predictions from Transformers with the Tuned Lens", 2303.08112.
     """
     require_instance("lens", lens, TunedLens, "load_lens(path).lens is one")
-    lens.require(fingerprint, dtype_of(stepper), stepper.layers, stepper.geometry.hidden)
-    return _LENSES.put(stepper, lens.digest, lens.placed(stepper.device, raised_dtype(stepper)))
+    lens.require_fits_model(fingerprint, weight_dtype_name(stepper), stepper.layers, stepper.geometry.hidden)
+    return _LENSES.put(stepper, lens.digest, lens.copy_to_device(stepper.device, at_least_float32_dtype(stepper)))
 
 
-def attached_lens(stepper: Stepper, digest: str | None) -> TunedLens | None:
+def get_attached_lens(stepper: Stepper, digest: str | None) -> TunedLens | None:
     """The attached lens of that digest; None for None, the model's own head. Raises BadArgument if none is attached."""
     return None if digest is None else _LENSES.get(stepper, digest)
 
 
-def point_lens(stepper: Stepper, point: OperatingPoint) -> TunedLens | None:
+def get_point_lens(stepper: Stepper, point: OperatingPoint) -> TunedLens | None:
     """The lens of ``point``. Raises BadArgument if it is not attached, or lacks one of the probes."""
-    lens = attached_lens(stepper, point.lens)
+    lens = get_attached_lens(stepper, point.lens)
     if lens is not None:
         missing = [probe for probe in point.probes if probe not in lens.translators]
         if missing:
@@ -300,12 +302,12 @@ def point_lens(stepper: Stepper, point: OperatingPoint) -> TunedLens | None:
     return lens
 
 
-def lens_macs(lens: TunedLens | None, layers: int) -> Ints:
+def lens_macs_by_layer(lens: TunedLens | None, layers: int) -> Ints:
     """int64 [L] multiply-adds per row in front of a head after each layer; 0 without a lens."""
     ahead: Ints = np.zeros(layers, dtype=np.int64)
     if lens is not None:
         for layer in lens.translators:
-            ahead[layer - 1] = lens.macs(layer)
+            ahead[layer - 1] = lens.macs_per_row(layer)
     return ahead
 
 
@@ -330,13 +332,13 @@ class StateTranslators:
 
     def __post_init__(self) -> None:
         pairs = list(self.pairs)
-        if not pairs or pairs[0][0] < 1 or pairs != pairs_above(self.exits, self.layers):
+        if not pairs or pairs[0][0] < 1 or pairs != list_exit_layer_pairs(self.exit_layers, self.layers):
             expected = f"of each exit e in 1–{self.layers - 2} all pairs (e, e + 1) … (e, {self.layers - 1}), ascending"
             raise BadArgument("translators.pairs", pairs, expected)
         object.__setattr__(self, "kind", translator_kind("translators.pairs", self.pairs, "pairs"))
 
     @property
-    def exits(self) -> tuple[int, ...]:
+    def exit_layers(self) -> tuple[int, ...]:
         """Exit layers with translators, ascending."""
         return tuple(sorted({at for at, _ in self.pairs}))
 
@@ -355,15 +357,15 @@ class StateTranslators:
         """sha256 of their model and their numbers, their name in points."""
         return translator_digest(f"states {self.fingerprint} {self.dtype} {self.layers}", self.pairs)
 
-    def macs(self, exit_: int, layer: int) -> int:
+    def macs_per_row(self, exit_: int, layer: int) -> int:
         """Multiply-adds per row of the state after ``layer`` of a token that left after ``exit_``."""
-        return self.pairs[exit_, layer].macs if (exit_, layer) in self.pairs else 0
+        return self.pairs[exit_, layer].macs_per_row if (exit_, layer) in self.pairs else 0
 
-    def macs_below(self, layer: int) -> Ints:
+    def macs_per_row_by_exit(self, layer: int) -> Ints:
         """int64 [L] multiply-adds per row in front of a K/V-only pass of ``layer``, by exit (column e − 1)."""
-        return np.array([self.macs(exit_, layer - 1) for exit_ in range(1, self.layers + 1)], dtype=np.int64)
+        return np.array([self.macs_per_row(exit_, layer - 1) for exit_ in range(1, self.layers + 1)], dtype=np.int64)
 
-    def below(self, states: Tensor, exits: Ints, layer: int, work: Work) -> Tensor:
+    def estimate_states_below(self, states: Tensor, exits: Ints, layer: int, work: Work) -> Tensor:
         """Estimated states [rows, n, D] below ``layer`` of tokens that left earlier; counted in ``work``.
 
         ``states``: those after ``exits`` int64 [rows], all below ``layer``.
@@ -374,7 +376,7 @@ class StateTranslators:
             if translator is None:
                 continue
             chosen = np.flatnonzero(exits == exit_)
-            work.fill_macs[layer - 1] += len(chosen) * states.shape[1] * translator.macs
+            work.fill_macs[layer - 1] += len(chosen) * states.shape[1] * translator.macs_per_row
             if len(chosen) == len(states):
                 return translator(states)
             if moved is states:
@@ -383,12 +385,12 @@ class StateTranslators:
             moved[index] = translator(states[index])
         return moved
 
-    def placed(self, device: torch.device, dtype: torch.dtype) -> StateTranslators:
+    def copy_to_device(self, device: torch.device, dtype: torch.dtype) -> StateTranslators:
         """A copy on ``device`` in ``dtype``, for computing only: points name the digest of the fitted ones."""
-        return replace(self, pairs={pair: each.placed(device, dtype) for pair, each in self.pairs.items()})
+        return replace(self, pairs={pair: each.copy_to_device(device, dtype) for pair, each in self.pairs.items()})
 
 
-def pairs_above(exits: tuple[int, ...], layers: int) -> list[Pair]:
+def list_exit_layer_pairs(exits: tuple[int, ...], layers: int) -> list[Pair]:
     """All pairs of these exits, ascending; an exit right below the last layer has none."""
     return [(exit_, layer) for exit_ in exits for layer in range(exit_ + 1, layers)]
 
@@ -419,18 +421,20 @@ def attach_translators(stepper: Stepper, translators: StateTranslators, fingerpr
         Translators of another model, dtype, number of layers or width.
     """
     mine = (translators.fingerprint, translators.dtype, translators.layers, translators.width)
-    require_same_model("translators", mine, (fingerprint, dtype_of(stepper), stepper.layers, stepper.geometry.hidden))
-    placed = translators.placed(stepper.device, raised_dtype(stepper))
+    require_same_model(
+        "translators", mine, (fingerprint, weight_dtype_name(stepper), stepper.layers, stepper.geometry.hidden)
+    )
+    placed = translators.copy_to_device(stepper.device, at_least_float32_dtype(stepper))
     return _TRANSLATORS.put(stepper, translators.digest, placed)
 
 
-def point_translators(stepper: Stepper, point: OperatingPoint) -> StateTranslators | None:
+def get_point_translators(stepper: Stepper, point: OperatingPoint) -> StateTranslators | None:
     """The attached translators that ``point`` names, or None. Raises BadArgument if they lack one of its exits."""
     if point.translators is None:
         return None
     translators = _TRANSLATORS.get(stepper, point.translators)
-    missing = [probe for probe in point.probes if probe < point.ceiling - 1 and probe not in translators.exits]
+    missing = [probe for probe in point.probes if probe < point.ceiling - 1 and probe not in translators.exit_layers]
     if missing:
-        has = ", ".join(map(str, translators.exits))
+        has = ", ".join(map(str, translators.exit_layers))
         raise BadArgument("point.probes", missing, f"exits that its translators know ({has})", "fit them at these too")
     return translators

@@ -36,7 +36,7 @@ def collect_provenance(study: Study) -> dict[str, Any]:
             "seed": study.seed,
         }
         | ({} if study.exit is None else {"exit": study.exit_digest})
-        | ({"extensions": added} if (added := extensions.provenance()) else {})
+        | ({"extensions": added} if (added := extensions.collect_extension_provenance()) else {})
     )
 
 

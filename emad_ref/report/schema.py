@@ -52,7 +52,16 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from emad_ref.errors import BadArgument, EmadError, is_number, is_whole
-from emad_ref.files import BadFile, is_file, parse_json, read_bytes, read_text, remove_file, resolved, write_atomically
+from emad_ref.files import (
+    BadFile,
+    is_file,
+    parse_json,
+    read_bytes,
+    read_text,
+    remove_file,
+    resolve_path,
+    write_atomically,
+)
 from emad_ref.statistics.verdicts import OUTCOMES, Good
 
 SCHEMA = 2
@@ -317,7 +326,7 @@ def read_reports(folders: Sequence[Path]) -> list[Report]:
         BadArgument: no folder, or one twice.
         BadReport: as ``read_report``.
     """
-    places = [resolved(folder) for folder in folders]
+    places = [resolve_path(folder) for folder in folders]
     if not places or len(set(places)) < len(places):
         raise BadArgument("folders", [str(folder) for folder in folders], "at least one, each once")
     return [read_report(folder) for folder in folders]

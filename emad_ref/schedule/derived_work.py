@@ -17,7 +17,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.tuned_lens import StateTranslators
 from emad_ref.record import FILLS, READOUTS, Bools, Floats, Ints, Work
-from emad_ref.schedule.schedules import LayerRun, TokenPositions, schedule_of, tokens_reaching
+from emad_ref.schedule.schedules import LayerCounts, TokenPositions, count_tokens_reaching, get_schedule
 
 FULL_HEAD = READOUTS.index("full")
 
@@ -35,7 +35,7 @@ class ProbeCosts:
     macs: Ints
 
 
-def probe_costs(point: OperatingPoint, tokens: int, ahead: Ints, macs_per_row: int) -> ProbeCosts:
+def compute_probe_costs(point: OperatingPoint, tokens: int, ahead: Ints, macs_per_row: int) -> ProbeCosts:
     """One reading by the point's estimator at each probe, of which a full one shows what is emitted.
 
     ``ahead`` int64 [L] multiply-adds in front of a full head after each layer; ``macs_per_row`` those of any other
@@ -55,7 +55,7 @@ class _LayerRange:
 
     below: int
     top: int
-    ran: LayerRun
+    ran: LayerCounts
     fill_macs: Ints
 
 
@@ -83,15 +83,15 @@ def derive_work(
     ``histogram`` int64 [L + 1]: tokens of each depth.
     State translators are not in it: what stands in front of a fill depends on where its token left (``derive_flops``).
     """
-    schedule, work = schedule_of(point), Work.none(point.layers)
+    schedule, work = get_schedule(point), Work.none(point.layers)
     work.tokens[:], work.context[:], fills = schedule.counted(places, depth, histogram, point.ceiling)
     if fills is not None:
         work.fills[FILLS.index(schedule.fills)] = fills
-    asked = schedule.asked(point, places.decided)
+    asked = schedule.asked(point, places.decided_index)
     of_asked = histogram if asked.all() else np.bincount(depth[asked], minlength=point.layers + 1)
     probes = np.zeros(point.layers, dtype=np.bool_)
     probes[np.array(point.probes, dtype=np.int64) - 1] = True
-    rows, alone = probes * tokens_reaching(of_asked), histogram[1:] - (probes & probed.shows) * of_asked[1:]
+    rows, alone = probes * count_tokens_reaching(of_asked), histogram[1:] - (probes & probed.shows) * of_asked[1:]
     work.readout_rows[:] = probed.heads * rows
     work.readout_macs[:] = probed.heads * _charged_macs(point, probed.macs, depth, asked, rows)
     work.readout_rows[FULL_HEAD] += alone
@@ -127,12 +127,12 @@ def _layer_ranges(
     point: OperatingPoint, places: TokenPositions, depth: Ints, values: Ints, translators: StateTranslators | None
 ) -> Iterator[_LayerRange]:
     """From the first layer on; between two ``values`` of ``depth``, on one side of the ceiling, all run the same."""
-    schedule, nothing = schedule_of(point), np.broadcast_to(0, (point.layers, len(depth)))
+    schedule, nothing = get_schedule(point), np.broadcast_to(0, (point.layers, len(depth)))
     tops = sorted({point.ceiling - 1, point.ceiling, point.layers, *values.tolist()} - {0})
     for below, top in itertools.pairwise([0, *tops]):
         ran, macs = schedule.ran(places, depth, top, point.ceiling), nothing[below:top]
         if ran.fills is not None and translators is not None:
-            macs = np.stack([translators.macs_below(layer)[depth - 1] for layer in range(below + 1, top + 1)])
+            macs = np.stack([translators.macs_per_row_by_exit(layer)[depth - 1] for layer in range(below + 1, top + 1)])
         yield _LayerRange(below, top, ran, macs)
 
 
@@ -140,7 +140,7 @@ def _layer_readouts(
     point: OperatingPoint, places: TokenPositions, depth: Ints, values: Ints, probes: ProbeCosts, ahead: Ints
 ) -> Iterator[_LayerReadout]:
     """From the first layer on, where a probe is and where a token leaves: at the ``values`` of ``depth``."""
-    asked = schedule_of(point).asked(point, places.decided)
+    asked = get_schedule(point).asked(point, places.decided_index)
     small = depth.astype(np.int16)  # compared in a third of the time
     for layer in sorted({*point.probes, *values.tolist()}):
         probed, emitted = asked & (small >= layer) if layer in point.probes else None, small == layer

@@ -56,7 +56,7 @@ class DeferredStates:
         """Keep copies of ``states`` [n, D] of the tokens from ``position`` on."""
         self.waiting[row] |= {position + i: state.clone() for i, state in enumerate(states)}
 
-    def between(self, row: int, first: int, end: int) -> list[Tensor]:
+    def get_range(self, row: int, first: int, end: int) -> list[Tensor]:
         """States [D] of the tokens from ``first`` to before ``end``, all of which wait."""
         return [self.waiting[row][position] for position in range(first, end)]
 
@@ -75,7 +75,7 @@ class DeferredStates:
         for row, kept in enumerate(length.tolist()):
             self.waiting[row] = {position: state for position, state in self.waiting[row].items() if position < kept}
 
-    def drop(self, kept: list[int]) -> None:
+    def keep_rows(self, kept: list[int]) -> None:
         """Keep only these rows, in order."""
         self.waiting = [self.waiting[row] for row in kept]
 
@@ -90,7 +90,7 @@ class SessionState:
     work: Work
 
 
-class FlowStart(NamedTuple):
+class FlowInputs(NamedTuple):
     """States ``hidden`` [rows, n, D] before layer 1, and what their way up needs."""
 
     state: SessionState
@@ -103,10 +103,10 @@ class FlowStart(NamedTuple):
 class Flow(Protocol):
     """States of one step on their way up; it lives for one step and counts the work that it executes."""
 
-    def run(self, first: int, last: int) -> Tensor:
+    def run_layers(self, first: int, last: int) -> Tensor:
         """Execute layers first+1 … last for the running rows; their states [running, n, D]."""
 
-    def stop(self, stopped: Ints, going: Ints, layer: int) -> None:
+    def stop_rows(self, stopped: Ints, going: Ints, layer: int) -> None:
         """Rows ``stopped`` (indices into the running ones) ended after ``layer``; ``going`` are the others."""
 
     def finish(self) -> None:
@@ -116,26 +116,26 @@ class Flow(Protocol):
 class ExitFlow:
     """Rows that stop leave the batch, and need nothing above."""
 
-    def __init__(self, start: FlowStart):
+    def __init__(self, start: FlowInputs):
         self.state, self.ceiling, self.hidden, self.context, self.translators = start
         self.running, self.layer = np.arange(len(self.hidden)), 0  # batch rows that have not stopped; layers run so far
 
-    def run(self, first: int, last: int) -> Tensor:
+    def run_layers(self, first: int, last: int) -> Tensor:
         state = self.state
         self.hidden, self.layer = state.stepper.run(self.hidden, first, last, self.context, state.cache), last
         state.work.count_blocks(first, last, len(self.hidden), self.context.queries, self.context.executed)
         return self.hidden
 
-    def stop(self, stopped: Ints, going: Ints, layer: int) -> None:
+    def stop_rows(self, stopped: Ints, going: Ints, layer: int) -> None:
         if len(going) and len(stopped):
-            self.hidden, self.context = rows_of(self.hidden, going), self.context.take(going)
+            self.hidden, self.context = select_rows(self.hidden, going), self.context.take(going)
         self.running = self.running[going]
 
     def finish(self) -> None:
         """Nothing is missing."""
 
 
-def rows_of(states: Tensor, rows: Ints) -> Tensor:
+def select_rows(states: Tensor, rows: Ints) -> Tensor:
     """The ``rows`` (int64 indices) of ``states`` [n, …]; the tensor itself where they are all of them."""
     return states if len(rows) == len(states) else states[torch.from_numpy(rows).to(states.device)]
 
@@ -144,14 +144,14 @@ def rows_of(states: Tensor, rows: Ints) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Admission:
+class DepthAdmission:
     """``cap``: the largest admissible depth; ``held``: the token takes it, and the rule does not read it."""
 
     cap: int
     held: bool = False
 
 
-class LayerRun(NamedTuple):
+class LayerCounts(NamedTuple):
     """One layer, token by token: ``keys`` int64 [tokens] that each attended to, 0 where it did not run the block.
 
     ``fills`` bool [tokens]: where the layer only writes K and V; None: nowhere.
@@ -162,7 +162,7 @@ class LayerRun(NamedTuple):
 
 
 class LayerTotals(NamedTuple):
-    """``LayerRun`` of every layer, summed over tokens, int64 [L]; ``fills`` None: none in any layer."""
+    """``LayerCounts`` of every layer, summed over tokens, int64 [L]; ``fills`` None: none in any layer."""
 
     tokens: Ints
     context: Ints
@@ -177,29 +177,29 @@ class TokenPositions:
     starts: Ints
 
     @cached_property
-    def keys(self) -> Ints:
+    def attended_keys(self) -> Ints:
         """int64 [tokens] keys that each attends to in a step of its own: all positions up to its own."""
         return self.position + 1
 
     @cached_property
-    def float_keys(self) -> Floats:
+    def float_attended_keys(self) -> Floats:
         """float64 [tokens] the same; products of floats are several times as fast, and exact below 2⁵³."""
-        return self.keys.astype(np.float64)
+        return self.attended_keys.astype(np.float64)
 
     @cached_property
-    def keys_before(self) -> Ints:
-        """int64 [tokens + 1] ``keys`` of all tokens before each, and of all at last."""
-        sums: Ints = np.concatenate([[0], self.keys.cumsum()])
+    def cumulative_keys(self) -> Ints:
+        """int64 [tokens + 1] ``attended_keys`` of all tokens before each, and of all at last."""
+        sums: Ints = np.concatenate([[0], self.attended_keys.cumsum()])
         return sums
 
     @cached_property
-    def decided(self) -> Ints:
+    def decided_index(self) -> Ints:
         """int64 [tokens] index of each among the decided ones of its sequence."""
         index: Ints = np.arange(len(self.position)) - np.repeat(self.starts[:-1], np.diff(self.starts))
         return index
 
     @cached_property
-    def ends(self) -> Ints:
+    def sequence_ends(self) -> Ints:
         """int64 [tokens] end of each one's sequence."""
         ends: Ints = np.repeat(self.starts[1:], np.diff(self.starts))
         return ends
@@ -212,17 +212,17 @@ def asks_every_token(point: OperatingPoint, decided: Ints) -> Bools:
     return np.ones(len(decided), dtype=np.bool_)
 
 
-def layer_run_once(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerRun:
+def single_pass_layer_counts(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerCounts:
     """Each token runs a layer on its own way up, against the keys of all positions up to its own, or never."""
-    return LayerRun((depth >= layer) * positions.keys)
+    return LayerCounts((depth >= layer) * positions.attended_keys)
 
 
-def layer_totals_once(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
-    """``layer_run_once`` of all layers."""
-    tokens = tokens_reaching(histogram)
-    context = (tokens == len(depth)) * positions.keys_before[-1]
+def single_pass_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
+    """``single_pass_layer_counts`` of all layers."""
+    tokens = count_tokens_reaching(histogram)
+    context = (tokens == len(depth)) * positions.cumulative_keys[-1]
     for layers, deep in layer_groups(depth, histogram):
-        context[layers] = int(positions.float_keys @ deep)
+        context[layers] = int(positions.float_attended_keys @ deep)
     return LayerTotals(tokens, context)
 
 
@@ -250,13 +250,13 @@ class Schedule:
     """
 
     name: ScheduleName
-    admit: Callable[[OperatingPoint, Sequence[int], int, int], Admission]
-    flow: Callable[[FlowStart], Flow]
+    admit: Callable[[OperatingPoint, Sequence[int], int, int], DepthAdmission]
+    flow: Callable[[FlowInputs], Flow]
     why: str
     settle: DepthResolver | None
     asked: Callable[[OperatingPoint, Ints], Bools] = asks_every_token
-    ran: Callable[[TokenPositions, Ints, int, int], LayerRun] = layer_run_once
-    counted: Callable[[TokenPositions, Ints, Ints, int], LayerTotals] = layer_totals_once
+    ran: Callable[[TokenPositions, Ints, int, int], LayerCounts] = single_pass_layer_counts
+    counted: Callable[[TokenPositions, Ints, Ints, int], LayerTotals] = single_pass_layer_totals
     unreplayable: str = ""
     fills: str = "exact"
     never_rises: bool = False
@@ -264,14 +264,14 @@ class Schedule:
     ruleless: bool = False
     by_prefix: bool = False
 
-    def in_replay(self) -> DepthResolver:
+    def require_depth_resolver(self) -> DepthResolver:
         """How fires become depths in replay. Raises BadArgument where only decoding knows."""
         if self.settle is None:
             raise BadArgument("point.schedule", self.name, "an exact schedule", self.unreplayable)
         return self.settle
 
 
-def tokens_reaching(histogram: Ints) -> Ints:
+def count_tokens_reaching(histogram: Ints) -> Ints:
     """int64 [L] how many tokens go to each layer, or past it."""
     sums: Ints = histogram[:0:-1].cumsum()[::-1]
     return sums
@@ -298,8 +298,8 @@ def monotone_depths(signal: Floats, thresholds: Floats, probes: Ints, ceiling: i
     return np.minimum.accumulate(first_firing_probe(signal <= thresholds, probes, ceiling))
 
 
-def _admit_monotone(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> Admission:
-    return Admission(trail[length - 1] if length else point.ceiling)
+def _admit_monotone(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> DepthAdmission:
+    return DepthAdmission(trail[length - 1] if length else point.ceiling)
 
 
 def _resolve_monotone(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
@@ -319,8 +319,8 @@ def positional_depths(point: OperatingPoint, decided: Ints) -> Ints:
     return depths
 
 
-def _admit_positional(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> Admission:
-    return Admission(int(positional_depths(point, np.array([max(length - first, 0)]))[0]), held=True)
+def _admit_positional(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> DepthAdmission:
+    return DepthAdmission(int(positional_depths(point, np.array([max(length - first, 0)]))[0]), held=True)
 
 
 def _resolve_positional(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
@@ -334,9 +334,9 @@ def _asks_no_token(point: OperatingPoint, decided: Ints) -> Bools:
 # ---------------------------------------------------------------- free depth: K/V above an exit is written later
 
 
-def admit_ceiling(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> Admission:
+def admit_full_depth(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> DepthAdmission:
     """The tokens before do not matter."""
-    return Admission(point.ceiling)
+    return DepthAdmission(point.ceiling)
 
 
 def _resolve_free(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
@@ -346,30 +346,30 @@ def _resolve_free(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
 class EagerFlow(ExitFlow):
     """All rows run on, the last layer as a K/V-only pass; ``running`` are those that the rule still reads."""
 
-    def run(self, first: int, last: int) -> Tensor:
-        return rows_of(super().run(first, last), self.running)
+    def run_layers(self, first: int, last: int) -> Tensor:
+        return select_rows(super().run_layers(first, last), self.running)
 
-    def stop(self, stopped: Ints, going: Ints, layer: int) -> None:
+    def stop_rows(self, stopped: Ints, going: Ints, layer: int) -> None:
         self.running = self.running[going]
 
     def finish(self) -> None:
         if self.layer == self.ceiling:
             return
-        super().run(self.layer, self.ceiling - 1)
+        super().run_layers(self.layer, self.ceiling - 1)
         self.state.stepper.fill(self.hidden, self.ceiling, self.context, self.state.cache)
         self.state.work.count_fills("exact", self.ceiling, self.hidden.shape[:2].numel())
 
 
-def _eager_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerRun:
+def _eager_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerCounts:
     """Every block below the ceiling runs for every token; of tokens that stopped the last one only writes K and V."""
     went = depth >= layer
     ran = went | (layer < ceiling)
-    return LayerRun(ran * positions.keys, ~went if layer == ceiling else None)
+    return LayerCounts(ran * positions.attended_keys, ~went if layer == ceiling else None)
 
 
 def _eager_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
-    tokens, context = layer_totals_once(positions, depth, histogram, ceiling)[:2]
-    tokens[: ceiling - 1], context[: ceiling - 1] = len(depth), positions.keys_before[-1]
+    tokens, context = single_pass_layer_totals(positions, depth, histogram, ceiling)[:2]
+    tokens[: ceiling - 1], context[: ceiling - 1] = len(depth), positions.cumulative_keys[-1]
     fills = np.zeros_like(tokens)
     fills[ceiling - 1] = len(depth) - tokens[ceiling - 1]
     return LayerTotals(tokens, context, fills)
@@ -378,25 +378,25 @@ def _eager_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints,
 class DeferredFlow(ExitFlow):
     """Rows leave and their states wait; a deeper token of the same row takes them along, layer by layer."""
 
-    def run(self, first: int, last: int) -> Tensor:
+    def run_layers(self, first: int, last: int) -> Tensor:
         for below, top, held in _layers_by_entries(self.state.cache, first, last, self.context.rows):
             if held == self.context.starts:
-                super().run(below, top)
+                super().run_layers(below, top)
             else:
                 self._run_with_waiting(below, top, held)
         return self.hidden
 
-    def stop(self, stopped: Ints, going: Ints, layer: int) -> None:
+    def stop_rows(self, stopped: Ints, going: Ints, layer: int) -> None:
         if layer < self.ceiling:
             for i in stopped.tolist():
                 self.state.deferred.put(self.context.rows[i], self.context.starts[i], self.hidden[i])
-        super().stop(stopped, going, layer)
+        super().stop_rows(stopped, going, layer)
 
     def _run_with_waiting(self, first: int, last: int, held: tuple[int, ...]) -> None:
         """Layers that lack earlier tokens of some row, over each row's waiting states and its current ones."""
         rows, starts, deferred = self.context.rows, self.context.starts, self.state.deferred
         chunks = [
-            torch.stack([*deferred.between(row, begin, start), *current])
+            torch.stack([*deferred.get_range(row, begin, start), *current])
             for row, begin, start, current in zip(rows, held, starts, self.hidden, strict=True)
         ]
         states = _run_ragged(self.state, chunks, rows, held, first, last)
@@ -420,12 +420,12 @@ def run_deferred_to_ceiling(state: SessionState, ceiling: int, first: Ints, end:
         if not lacking:
             continue
         begins = [held[row] for row in lacking]
-        chunks = [torch.stack(deferred.between(row, held[row], int(end[row]))) for row in lacking]
+        chunks = [torch.stack(deferred.get_range(row, held[row], int(end[row]))) for row in lacking]
         states = _run_ragged(state, chunks, lacking, begins, below, top)
         for row, begin, higher in zip(lacking, begins, states, strict=True):
             deferred.put(row, begin, higher)
     bounds = list(zip(first.tolist(), end.tolist(), strict=True))
-    reached = torch.stack([torch.stack(deferred.between(row, *span)) for row, span in enumerate(bounds)])
+    reached = torch.stack([torch.stack(deferred.get_range(row, *span)) for row, span in enumerate(bounds)])
     deferred.remove_before(end)
     return reached
 
@@ -467,7 +467,7 @@ def _run_ragged(
     return [states[: len(chunk)] for states, chunk in zip(padded, chunks, strict=True)]
 
 
-def deferred_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerRun:
+def deferred_layer_counts(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerCounts:
     """A token that stopped below runs with the next of its sequence that goes so deep, against that one's keys."""
     deep = np.flatnonzero(depth >= layer)
     taken_along = np.diff(deep, prepend=-1)  # tokens since the last that went so deep, itself included
@@ -475,14 +475,14 @@ def deferred_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceili
     if len(deep):
         with_token = np.repeat(deep, taken_along)
         waiting = slice(0, len(with_token))
-        keys[waiting] = (with_token < positions.ends[waiting]) * positions.keys[with_token]
-    return LayerRun(keys)
+        keys[waiting] = (with_token < positions.sequence_ends[waiting]) * positions.attended_keys[with_token]
+    return LayerCounts(keys)
 
 
 def deferred_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
-    """``deferred_layer_run`` of all layers, by the gaps between the tokens that reach a layer."""
-    all_go = tokens_reaching(histogram) == len(depth)
-    tokens, context = all_go * len(depth), all_go * positions.keys_before[-1]
+    """``deferred_layer_counts`` of all layers, by the gaps between the tokens that reach a layer."""
+    all_go = count_tokens_reaching(histogram) == len(depth)
+    tokens, context = all_go * len(depth), all_go * positions.cumulative_keys[-1]
     for layers, deep in layer_groups(depth, histogram):
         tokens[layers], context[layers] = _deferred_sums(positions, np.flatnonzero(deep))
     return LayerTotals(tokens, context)
@@ -502,16 +502,16 @@ def _deferred_sums(positions: TokenPositions, deep: Ints) -> tuple[int, int]:
     together[first] = deep[first] - starts + 1
     tokens = int((ends - starts).sum())
     waited = (int(together @ together) - tokens) // 2
-    return tokens, int((positions.keys_before[ends] - positions.keys_before[starts]).sum()) + waited
+    return tokens, int((positions.cumulative_keys[ends] - positions.cumulative_keys[starts]).sum()) + waited
 
 
 # ---------------------------------------------------------------- chunked
 
 
-def _admit_chunked(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> Admission:
+def _admit_chunked(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> DepthAdmission:
     assert point.period is not None
     within = max(length - first, 0) % point.period
-    return Admission(trail[length - within], held=True) if within else Admission(point.ceiling)
+    return DepthAdmission(trail[length - within], held=True) if within else DepthAdmission(point.ceiling)
 
 
 def _resolve_chunked(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
@@ -532,34 +532,36 @@ def _asks_chunk_start(point: OperatingPoint, decided: Ints) -> Bools:
 class CopyingFlow(ExitFlow):
     """Rows leave; when all have, K/V above comes from the state that each left with, or from its translators."""
 
-    def __init__(self, start: FlowStart):
+    def __init__(self, start: FlowInputs):
         super().__init__(start)
         self.whole, self.exits = self.context, self.hidden.clone()
         self.depth = np.zeros(len(self.hidden), dtype=np.int64)
 
-    def stop(self, stopped: Ints, going: Ints, layer: int) -> None:
+    def stop_rows(self, stopped: Ints, going: Ints, layer: int) -> None:
         chosen = self.running[stopped]
         self.depth[chosen] = layer
-        self.exits[torch.from_numpy(chosen).to(self.exits.device)] = rows_of(self.hidden, stopped)
-        super().stop(stopped, going, layer)
+        self.exits[torch.from_numpy(chosen).to(self.exits.device)] = select_rows(self.hidden, stopped)
+        super().stop_rows(stopped, going, layer)
 
     def finish(self) -> None:
         for layer in range(int(self.depth.min()) + 1, self.ceiling + 1):
             rows = np.flatnonzero(self.depth < layer)
-            states = rows_of(self.exits, rows)
+            states = select_rows(self.exits, rows)
             if self.translators is not None:
-                states = self.translators.below(states, self.depth[rows], layer, self.state.work)
+                states = self.translators.estimate_states_below(states, self.depth[rows], layer, self.state.work)
             self.state.stepper.fill(states, layer, self.whole.take(rows), self.state.cache)
             self.state.work.count_fills("copied", layer, states.shape[:2].numel())
 
 
-def _copying_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerRun:
+def _copying_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerCounts:
     """A token runs a layer on its own way up; above its depth its copy is filled in, up to the ceiling."""
-    return layer_run_once(positions, depth, layer, ceiling)._replace(fills=(depth < layer) & (layer <= ceiling))
+    return single_pass_layer_counts(positions, depth, layer, ceiling)._replace(
+        fills=(depth < layer) & (layer <= ceiling)
+    )
 
 
 def _copying_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
-    once = layer_totals_once(positions, depth, histogram, ceiling)
+    once = single_pass_layer_totals(positions, depth, histogram, ceiling)
     fills = len(depth) - once.tokens
     fills[ceiling:] = 0
     return once._replace(fills=fills)
@@ -588,7 +590,7 @@ POSITIONAL = Schedule(
 )
 FREE_EAGER = Schedule(
     name="free_eager",
-    admit=admit_ceiling,
+    admit=admit_full_depth,
     flow=EagerFlow,
     why=FREE_DEPTH_REASON,
     settle=_resolve_free,
@@ -597,11 +599,11 @@ FREE_EAGER = Schedule(
 )
 FREE_DEFERRED = Schedule(
     name="free_deferred",
-    admit=admit_ceiling,
+    admit=admit_full_depth,
     flow=DeferredFlow,
     why=FREE_DEPTH_REASON,
     settle=_resolve_free,
-    ran=deferred_layer_run,
+    ran=deferred_layer_counts,
     counted=deferred_layer_totals,
     deepens=True,
 )
@@ -612,12 +614,12 @@ CHUNKED = Schedule(
     why="under the chunked schedule a chunk keeps the depth of its first token",
     settle=_resolve_chunked,
     asked=_asks_chunk_start,
-    ran=deferred_layer_run,
+    ran=deferred_layer_counts,
     counted=deferred_layer_totals,
 )
 COPYING = Schedule(
     name="copying",
-    admit=admit_ceiling,
+    admit=admit_full_depth,
     flow=CopyingFlow,
     why=FREE_DEPTH_REASON,
     settle=None,
@@ -634,6 +636,6 @@ SCHEDULES: dict[ScheduleName, Schedule] = {
 }
 
 
-def schedule_of(point: OperatingPoint) -> Schedule:
+def get_schedule(point: OperatingPoint) -> Schedule:
     """The schedule that ``point`` names."""
     return SCHEDULES[point.schedule]

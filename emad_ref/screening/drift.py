@@ -33,7 +33,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.record import DECODE, Floats, Ints, Record
 from emad_ref.replay import replay
-from emad_ref.schedule.schedules import schedule_of
+from emad_ref.schedule.schedules import get_schedule
 from emad_ref.statistics.estimate import holm_adjusted_pvalues
 from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.sweep.losses import teacher_force_at_point
@@ -162,7 +162,7 @@ def read_features(
         BadArgument: a point or a text that a decoder or a trace refuses; a lens that is not attached.
         NotFinite: logits hold NaN or +inf.
     """
-    if schedule_of(point).settle is None or point.confidence is not None:
+    if get_schedule(point).settle is None or point.confidence is not None:
         return decoded_features(stepper, point, windows, text, progress=progress)
     estimators = {} if point.estimator == Estimator() else {point.estimator: point.probes}
     read = {"layers": point.readout_layers, "lens": point.lens}

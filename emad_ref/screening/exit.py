@@ -84,7 +84,7 @@ class Exit:
             lossy_name = None if self.lossy is None else self.lossy.name
             raise BadArgument("exit.guarantee.chosen", named, f"{lossy_name!r}, the point that is recommended")
         if self.drafting is not None:
-            self.drafting.require(self.fitted.lens.layers)
+            self.drafting.require_fits_model(self.fitted.lens.layers)
             self._require_lens("drafting", self.drafting.lens, self.spoken)
 
     def _require_own(self, point: OperatingPoint) -> None:

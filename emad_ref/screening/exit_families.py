@@ -19,7 +19,7 @@ from emad_ref.calibration.profile import Profile
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import FULL_READOUT, threshold_point
 from emad_ref.point import Estimator, OperatingPoint
-from emad_ref.signals import DIVERGENCE, Signal, swept_signals
+from emad_ref.signals import DIVERGENCE, Signal, signals_in_sweep
 from emad_ref.sweep.grids import CHUNK_LENGTHS, ThresholdSweep, margin_sweep, positional_points, truncation_points
 from emad_ref.sweep.oracle_savings import FREE_DEPTH
 
@@ -144,7 +144,7 @@ def _with_free_depth(dial: ThresholdSweep) -> ThresholdSweep:
 
 
 def _plain_signals() -> list[Signal]:
-    return [signal for signal in swept_signals("screening") if signal.plain]
+    return [signal for signal in signals_in_sweep("screening") if signal.needs_only_thresholds]
 
 
 def _threshold_sweep(

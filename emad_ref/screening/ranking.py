@@ -20,7 +20,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.point import Estimator
 from emad_ref.screening.exit_families import OWN_HEAD, TUNED_LENS, probe_sets
 from emad_ref.screening.traces import SplitTraces
-from emad_ref.signals import relative_rise
+from emad_ref.signals import perplexity_rise_from_nats
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.fronts import LOSS_RESAMPLES, estimate_saving_at_loss
 from emad_ref.statistics.units import DocumentMembership
@@ -182,7 +182,7 @@ def figure_rows(
                 "point": names[at],
                 "net reduction %": float(saved[at]),
                 "blocks %": float(layers[at]),
-                "rise %": relative_rise(float(lost[at] - lost[0])),
+                "rise %": perplexity_rise_from_nats(float(lost[at] - lost[0])),
                 "kind": "ceiling" if family.knows else "criterion",
             }
             for at in np.flatnonzero(corners)

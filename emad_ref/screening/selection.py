@@ -30,13 +30,13 @@ from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.tuned_lens import StateTranslators, attach_translators
 from emad_ref.record import Floats
-from emad_ref.replay import Replay, TraceReplayer, decode_flops, sequence_sums
+from emad_ref.replay import ReplayResult, TraceReplayer, decode_flops, sum_by_sequence
 from emad_ref.screening.drift import DocumentFeatures, features_of_texts
 from emad_ref.screening.exit_families import OWN_HEAD, TUNED_LENS, ExitFamily
 from emad_ref.screening.guarantee import ERROR, EXCESS, Guarantee, certify_losses, excess_loss, p_values, require_order
 from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.traces import ENOUGH_DOCUMENTS, ScreeningText, SplitTraces, unseen_windows
-from emad_ref.signals import relative_rise
+from emad_ref.signals import perplexity_rise_from_nats
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.rates import RESAMPLES, draw_document_counts, estimate_perplexity_rise, mean_rate
 from emad_ref.statistics.units import ByDocument, DocumentMembership
@@ -66,19 +66,19 @@ class RiseBounds:
     @classmethod
     def of(cls, trace: Trace, documents: DocumentMembership, judged: int) -> RiseBounds:
         full = TraceReplayer(trace).replay(full_depth(trace.layers)).nll_nats
-        return cls(sequence_sums(trace, full), trace.lengths.astype(np.float64), documents, judged)
+        return cls(sum_by_sequence(trace, full), trace.lengths.astype(np.float64), documents, judged)
 
     def bound(self, nll_nats: Floats) -> float:
         """Rise of perplexity at which a point with these sums [windows] of nats will be confirmed at best."""
         mean, error, count = self._rise(nll_nats)
         later = error * math.sqrt(count / self.judged)
         t = float(stats.t.ppf(1 - ONE_SIDED_LEVEL, min(count, self.judged) - 1))
-        return relative_rise(mean + t * math.hypot(error, later) + t * later)
+        return perplexity_rise_from_nats(mean + t * math.hypot(error, later) + t * later)
 
     def least(self, nll_nats: Floats) -> float:
         """The largest level that such a point is shown to exceed: the lower bound of its rise."""
         mean, error, count = self._rise(nll_nats)
-        return relative_rise(mean - float(stats.t.ppf(1 - ONE_SIDED_LEVEL, count - 1)) * error)
+        return perplexity_rise_from_nats(mean - float(stats.t.ppf(1 - ONE_SIDED_LEVEL, count - 1)) * error)
 
     def _rise(self, nll_nats: Floats) -> tuple[float, float, int]:
         """(mean nats per token, its standard error, documents)."""
@@ -156,7 +156,7 @@ class PointSelector:
 
     def bound(self, point: OperatingPoint) -> float:
         """The smallest level that ``point`` stays within."""
-        return self._by(self.losses, sequence_sums(self._traced.own, self._traced.replay(point).nll_nats))
+        return self._by(self.losses, sum_by_sequence(self._traced.own, self._traced.replay(point).nll_nats))
 
     def saved(self, point: OperatingPoint) -> float:
         """Net share of full depth's FLOPs."""
@@ -177,7 +177,7 @@ class PointSelector:
         return loosest_point(dial, level, self.bound)
 
 
-def charged_flops(traced: SplitTraces, replayed: Replay, geometry: Geometry) -> Floats:
+def charged_flops(traced: SplitTraces, replayed: ReplayResult, geometry: Geometry) -> Floats:
     """[windows] FLOPs of decoding; free depth is charged for copying K and V above exits."""
     trace = traced.of(replayed.point)
     free = replayed.point.schedule.startswith("free")

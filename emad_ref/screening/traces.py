@@ -27,9 +27,9 @@ from emad_ref.errors import EmadError
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.tuned_lens import attach_lens, dtype_of
+from emad_ref.probes.tuned_lens import attach_lens, weight_dtype_name
 from emad_ref.record import Floats
-from emad_ref.replay import Replay, TraceReplayer
+from emad_ref.replay import ReplayResult, TraceReplayer
 from emad_ref.screening.settings import WINDOWS_PER_DOCUMENT, ScreeningSettings
 from emad_ref.statistics.units import DocumentMembership
 from emad_ref.text.corpora import DistinctDocuments
@@ -214,7 +214,7 @@ def lens_plan(model: LoadedModel, settings: ScreeningSettings) -> LensPlan:
     plan = LensPlan(
         model=model.name,
         fingerprint=model.fingerprint,
-        dtype=dtype_of(stepper),
+        dtype=weight_dtype_name(stepper),
         corpus=settings.corpus,
         window=window_size(stepper.max_positions, settings.window),
         layers=layers_to_read(model) or _dense_layers(stepper.layers),
@@ -268,7 +268,7 @@ class SplitTraces:
     tuned: Trace
     _ladders: dict[object, TraceReplayer] = field(default_factory=dict)
 
-    def replay(self, point: OperatingPoint) -> Replay:
+    def replay(self, point: OperatingPoint) -> ReplayResult:
         """Replay ``point`` on its trace, which is prepared once for all points with the same readout."""
         key = point.lens, point.estimator
         if key not in self._ladders:

@@ -206,7 +206,7 @@ def _estimates(
 ) -> list[Estimate]:
     if not levels:
         return []
-    chosen, judged = ([getattr(side, name).sheet for side in sides] for name in ("validation", "evaluation"))
+    chosen, judged = ([getattr(side, name).loss_sheet for side in sides] for name in ("validation", "evaluation"))
     as_it_is = _ResampledFronts(chosen, judged, *(np.ones((1, len(sheets[0].tokens))) for sheets in (chosen, judged)))
     differences = [as_it_is.difference(level) for level in levels]
     documents = len(judged[0].tokens)

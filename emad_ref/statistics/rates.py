@@ -21,7 +21,7 @@ from scipy import stats
 
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats, Ints
-from emad_ref.signals import STEEPEST_NATS, relative_rise
+from emad_ref.signals import STEEPEST_NATS, perplexity_rise_from_nats
 from emad_ref.statistics.estimate import (
     Estimate,
     ThresholdDistance,
@@ -216,7 +216,7 @@ def estimate_perplexity_rise(
         unit="nats",
         worst=worst,
     )
-    value, low, high = (relative_rise(bound) for bound in (rate.value, rate.low, rate.high))
+    value, low, high = (perplexity_rise_from_nats(bound) for bound in (rate.value, rate.low, rate.high))
     weight = sum_dependent_units(tokens)
     largest = f"the largest has {100 * float(weight.max() / weight.sum()):.2g} % of the tokens"
     steep = f"it rises by {rate.value:.4g} nats per token, shown as the rise of {STEEPEST_NATS:g}"

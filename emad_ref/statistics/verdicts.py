@@ -19,9 +19,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from emad_ref.console import NotebookFacts
+from emad_ref.console import NotebookReprMixin
 from emad_ref.errors import BadArgument, is_number, is_whole, suggest_nearest
-from emad_ref.extensions import registers
+from emad_ref.extensions import list_register_files
 from emad_ref.files import read_toml
 from emad_ref.statistics import number_format
 
@@ -117,7 +117,7 @@ class Leg:
 
 
 @dataclass(frozen=True, repr=False)
-class Verdict(NotebookFacts):
+class Verdict(NotebookReprMixin):
     """The result of one claim for one model.
 
     ``estimate``, ``interval``, ``n``, ``threshold``, ``unit``, ``good`` and ``enough`` are those of the leg that
@@ -210,7 +210,7 @@ def load_register(path: Path | str | None = None) -> dict[str, Claim]:
             ours. The message names file, row and field.
     """
     register = dict(_shipped_rows())
-    for file in registers():
+    for file in list_register_files():
         for name, row in read_toml(file, "claims file").items():
             register[name] = _extension_row(name, row, file, register)
     if path is None:

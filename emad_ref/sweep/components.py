@@ -37,10 +37,10 @@ from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import ConfidenceRule, Trace
 from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
-from emad_ref.point import Confidence, Estimator, OperatingPoint, ScheduleName, full_depth
+from emad_ref.point import ConfidenceParameters, Estimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.record import Floats
 from emad_ref.replay import replay_all
-from emad_ref.signals import DIVERGENCE, SATURATION, SIGNALS, required_layers, swept_signals
+from emad_ref.signals import DIVERGENCE, SATURATION, SIGNALS, required_layers, signals_in_sweep
 from emad_ref.sweep.losses import PointColumns, perplexity_rises, point_columns
 from emad_ref.sweep.oracle_savings import (
     FINEST_THRESHOLD,
@@ -65,10 +65,10 @@ def saturation_point(layers: int, lens: str | None = None, schedule: ScheduleNam
         layers,
         layers,
         probes,
-        ((SATURATION.never,) * len(probes),),
+        ((SATURATION.unreachable_threshold,) * len(probes),),
         schedule,
         signal=SATURATION.name,
-        confidence=Confidence(FIRST_COMPARED),
+        confidence=ConfidenceParameters(FIRST_COMPARED),
         lens=lens,
     )
 
@@ -113,15 +113,18 @@ def criterion_points(
     layers, lens = trace.layers, trace.lens
     saturated = saturation_point(layers, lens, schedule)
     families = {}
-    for signal in swept_signals("criterion"):
+    for signal in signals_in_sweep("criterion"):
         if signal is SATURATION:
             if ConfidenceRule.of(saturated) not in trace.rules:
                 continue
             never = saturated
-        elif signal.learnt and gate is None:
+        elif signal.is_learned and gate is None:
             continue
         else:
-            thresholds, estimator = ((signal.never,) * len(probes),), gate if signal.learnt and gate else Estimator()
+            thresholds, estimator = (
+                ((signal.unreachable_threshold,) * len(probes),),
+                gate if signal.is_learned and gate else Estimator(),
+            )
             never = OperatingPoint(
                 signal.label, signal.label, layers, layers, tuple(probes), thresholds, schedule, estimator, signal.name,
                 lens=lens,
@@ -142,7 +145,7 @@ def _threshold_levels(trace: Trace, point: OperatingPoint, probes: Sequence[int]
 
 
 def _point_at(point: OperatingPoint, probes: Sequence[int], level: float) -> OperatingPoint:
-    never, first = SIGNALS[point.signal].never, FIRST_COMPARED if point.confidence is not None else 1
+    never, first = SIGNALS[point.signal].unreachable_threshold, FIRST_COMPARED if point.confidence is not None else 1
     row = tuple(level if probe in probes and probe >= first else never for probe in point.probes)
     return replace(point, name=f"{point.family} {level:.6g}", thresholds=(row,))
 

@@ -27,10 +27,10 @@ from scipy import stats
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
-from emad_ref.point import Confidence, Estimator, OperatingPoint
-from emad_ref.probes.pruned_vocabulary import adaptive_size
+from emad_ref.point import ConfidenceParameters, Estimator, OperatingPoint
+from emad_ref.probes.pruned_vocabulary import adaptive_vocabulary_size
 from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
-from emad_ref.replay import depths
+from emad_ref.replay import replay_depths
 from emad_ref.signals import SIGNALS
 from emad_ref.sweep.losses import tokens_before_depth
 
@@ -91,13 +91,13 @@ def depth_by_position_doubling(trace: Trace, point: OperatingPoint) -> list[Posi
 
 def monotone_and_free_depths(trace: Trace, point: OperatingPoint) -> tuple[Ints, Ints]:
     """[tokens] each: depth under the monotone schedule, and depth that may rise again."""
-    bound, free = (depths(trace, replace(point, schedule=schedule)) for schedule in ("monotone", "free_eager"))
+    bound, free = (replay_depths(trace, replace(point, schedule=schedule)) for schedule in ("monotone", "free_eager"))
     return bound, free
 
 
 def tokens_until_depth_collapse(trace: Trace, point: OperatingPoint) -> float:
     """Median over sequences of decided tokens before depth is at the first probe; inf if most never are."""
-    return float(np.median(tokens_before_depth(trace, depths(trace, point), point.probes[0])))
+    return float(np.median(tokens_before_depth(trace, replay_depths(trace, point), point.probes[0])))
 
 
 NO_RECALL: Mapping[Estimator, Sequence[float]] = {}
@@ -290,7 +290,7 @@ def layer_reliability(confidence: NDArray[np.floating], correct: Bools) -> list[
     ]
 
 
-def pruned_vocabulary_size(confidence: Confidence, probe: int, vocabulary: int, certainty: float) -> int:
+def pruned_vocabulary_size(confidence: ConfidenceParameters, probe: int, vocabulary: int, certainty: float) -> int:
     """k at probe number ``probe``, for confidence ``certainty`` at the probe below.
 
     Probe 0 is the minimum layer, which keeps all. The adaptive k depends on the text; a narrowed vocabulary does not
@@ -299,7 +299,7 @@ def pruned_vocabulary_size(confidence: Confidence, probe: int, vocabulary: int, 
     if probe == 0:
         return vocabulary
     if confidence.shrink is not None:
-        return adaptive_size(vocabulary, confidence.shrink, certainty)
+        return adaptive_vocabulary_size(vocabulary, confidence.shrink, certainty)
     return min(vocabulary, confidence.kept[probe - 1])
 
 
@@ -331,7 +331,7 @@ def work_without_exit(
     for probe, layer in enumerate(point.probes):
         if SIGNALS[point.signal].cost is None:
             continue  # compares states, without a readout
-        if confidence is None or not confidence.pruned or probe == 0:
+        if confidence is None or not confidence.prunes_vocabulary or probe == 0:
             work.readout_rows[FULL_READOUT, layer - 1] = 1
             continue
         projection = geometry.hidden * geometry.embedding_width if geometry.hidden != geometry.embedding_width else 0

@@ -21,7 +21,7 @@ from emad_ref.exit_rules import early_exit_point, fixed_entropy_point, format_nu
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.replay import TraceReplayer, decode_work
-from emad_ref.signals import Signal, swept_signals
+from emad_ref.signals import Signal, signals_in_sweep
 
 CHUNK_LENGTHS = (4, 8, 16)  # tokens
 FALL_LENGTHS = (8, 32, 128)  # tokens over which positional depth falls
@@ -65,7 +65,7 @@ class NetSavingFunction:
         return 1 - self._spent(point) / self._full
 
     def _spent(self, point: OperatingPoint) -> int:
-        trace, depth = self._ladder.trace, self._ladder.depths(point)
+        trace, depth = self._ladder.trace, self._ladder.compute_depths(point)
         macs_per_row = trace.macs_per_row.get(point.estimator, 0)
         return flops(decode_work(trace, depth, point, macs_per_row), self._geometry).total
 
@@ -302,6 +302,6 @@ def point_families(
         **({"positional": positional} if positional else {}),
         **{
             f"{signal.label}, quantile": signal_quantile_points(signal, calibration, probes, saved, count)
-            for signal in swept_signals("front")
+            for signal in signals_in_sweep("front")
         },
     }

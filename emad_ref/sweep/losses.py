@@ -27,13 +27,21 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.probes.estimators import entropy_reader
-from emad_ref.probes.tuned_lens import lens_macs, point_lens, point_translators
+from emad_ref.probes.estimators import make_entropy_reader
+from emad_ref.probes.tuned_lens import get_point_lens, get_point_translators, lens_macs_by_layer
 from emad_ref.record import Floats, Ints
-from emad_ref.replay import Replay, decode_flops, decode_work, replay, replay_all, replayed_work, sequence_sums
-from emad_ref.schedule.derived_work import derive_flops, probe_costs
-from emad_ref.schedule.schedules import TokenPositions, schedule_of
-from emad_ref.signals import perplexity_of, relative_rise
+from emad_ref.replay import (
+    ReplayResult,
+    decode_flops,
+    decode_work,
+    replay,
+    replay_all,
+    replay_decode_work,
+    sum_by_sequence,
+)
+from emad_ref.schedule.derived_work import compute_probe_costs, derive_flops
+from emad_ref.schedule.schedules import TokenPositions, get_schedule
+from emad_ref.signals import perplexity_from_nats, perplexity_rise_from_nats
 
 POSITIONS = ((1, 32), (33, 128), (129, None))
 
@@ -60,11 +68,13 @@ class PointLoss:
     accuracy: float
 
 
-def compute_point_loss(trace: Trace, geometry: Geometry, replayed: Replay, reference: Replay, full: Flops) -> PointLoss:
+def compute_point_loss(
+    trace: Trace, geometry: Geometry, replayed: ReplayResult, reference: ReplayResult, full: Flops
+) -> PointLoss:
     """Compare one replay with the full-depth replay of the same trace, which costs ``full``."""
-    mine = flops(replayed_work(trace, replayed), geometry)
-    values = np.flatnonzero(replayed.histogram)
-    counts, tokens = replayed.histogram[values], len(trace)
+    mine = flops(replay_decode_work(trace, replayed), geometry)
+    values = np.flatnonzero(replayed.depth_histogram)
+    counts, tokens = replayed.depth_histogram[values], len(trace)
     return PointLoss(
         point=replayed.point,
         mean_depth=int(values @ counts) / tokens,
@@ -73,10 +83,10 @@ def compute_point_loss(trace: Trace, geometry: Geometry, replayed: Replay, refer
         depth_shares={int(v): float(c / tokens) for v, c in zip(values, counts, strict=True)},
         gross_reduction=1 - mine.gross / full.gross,
         net_reduction=1 - mine.total / full.total,
-        nll_nats=sequence_sums(trace, replayed.nll_nats),
-        perplexity=perplexity_of(replayed.mean_nll),
-        perplexity_rise=relative_rise(replayed.mean_nll - reference.mean_nll),
-        accuracy=np.count_nonzero(replayed.right(trace)) / tokens,
+        nll_nats=sum_by_sequence(trace, replayed.nll_nats),
+        perplexity=perplexity_from_nats(replayed.mean_nll),
+        perplexity_rise=perplexity_rise_from_nats(replayed.mean_nll - reference.mean_nll),
+        accuracy=np.count_nonzero(replayed.is_top1_correct(trace)) / tokens,
     )
 
 
@@ -95,9 +105,9 @@ def loss_table(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint
     return [compute_point_loss(trace, geometry, replayed, reference, full) for replayed in replay_all(trace, points)]
 
 
-def net_saving(trace: Trace, geometry: Geometry, replayed: Replay, full: Flops) -> float:
+def net_saving(trace: Trace, geometry: Geometry, replayed: ReplayResult, full: Flops) -> float:
     """Net share of ``full``, the FLOPs of the same decode steps at full depth, that a replay saves."""
-    return 1 - flops(replayed_work(trace, replayed), geometry).total / full.total
+    return 1 - flops(replay_decode_work(trace, replayed), geometry).total / full.total
 
 
 def full_depth_flops(trace: Trace, geometry: Geometry) -> Flops:
@@ -128,7 +138,9 @@ def point_columns(trace: Trace, geometry: Geometry, points: Iterable[OperatingPo
     return replay_columns(trace, replay_all(trace, points), lambda replayed: decode_flops(trace, replayed, geometry))
 
 
-def replay_columns(trace: Trace, replays: Iterable[Replay], spent: Callable[[Replay], Floats]) -> PointColumns:
+def replay_columns(
+    trace: Trace, replays: Iterable[ReplayResult], spent: Callable[[ReplayResult], Floats]
+) -> PointColumns:
     """A column per replay, in order; ``spent``: its FLOPs [sequences].
 
     Raises:
@@ -136,10 +148,10 @@ def replay_columns(trace: Trace, replays: Iterable[Replay], spent: Callable[[Rep
     """
     each = [
         (
-            sequence_sums(trace, replayed.nll_nats),
-            sequence_sums(trace, ~replayed.right(trace)),
+            sum_by_sequence(trace, replayed.nll_nats),
+            sum_by_sequence(trace, ~replayed.is_top1_correct(trace)),
             spent(replayed),
-            sequence_sums(trace, replayed.depth),
+            sum_by_sequence(trace, replayed.depth),
         )
         for replayed in replays
     ]
@@ -152,7 +164,7 @@ def perplexity_rises(columns: PointColumns, tokens: Floats) -> Floats:
     """[points] relative rise of perplexity over the first point, on sequences of ``tokens`` [sequences] each."""
     nats = columns.nll_nats
     rise = (nats - nats[:, :1]).sum(axis=0) / tokens.sum()
-    return np.array([relative_rise(float(each)) for each in rise])
+    return np.array([perplexity_rise_from_nats(float(each)) for each in rise])
 
 
 def tokens_before_depth(trace: Trace, depth: Ints, layer: int) -> Floats:
@@ -161,7 +173,7 @@ def tokens_before_depth(trace: Trace, depth: Ints, layer: int) -> Floats:
     With τ = mean entropy about half of all tokens fire at the first probe, and under the monotone schedule depth never
     returns: this number shows whether a point adapts or has collapsed.
     """
-    return np.minimum.reduceat(np.where(depth <= layer, trace.places.decided, np.inf), trace.starts[:-1])
+    return np.minimum.reduceat(np.where(depth <= layer, trace.places.decided_index, np.inf), trace.starts[:-1])
 
 
 def depth_by_position(trace: Trace, depth: Ints) -> dict[str, float]:
@@ -317,12 +329,14 @@ def _derived_flops(
         [text.adaptive_from + np.arange(len(row)) for text, row in zip(batch, depths, strict=True)]
     )
     places, depth = TokenPositions(position, starts), np.concatenate(depths)
-    ahead = lens_macs(point_lens(stepper, point), point.layers)
+    ahead = lens_macs_by_layer(get_point_lens(stepper, point), point.layers)
     reading = (
-        0 if point.estimator.kind == "full" else entropy_reader(stepper, point.estimator, point.probes).macs_per_row
+        0
+        if point.estimator.kind == "full"
+        else make_entropy_reader(stepper, point.estimator, point.probes).macs_per_row
     )
-    probed = probe_costs(point, len(depth), ahead, reading)
-    each = derive_flops(point, places, depth, probed, ahead, geometry, point_translators(stepper, point))
+    probed = compute_probe_costs(point, len(depth), ahead, reading)
+    each = derive_flops(point, places, depth, probed, ahead, geometry, get_point_translators(stepper, point))
     each += _cross_flops(geometry, batch, point, places, depth)
     return np.add.reduceat(each, starts[:-1])
 
@@ -341,7 +355,7 @@ def _cross_flops(
     widths = np.array([len(text.source) if text.source is not None else 0 for text in batch])
     unread = np.array([text.adaptive_from == 0 for text in batch])
     for layer in range(1, point.ceiling + 1):
-        ran = schedule_of(point).ran(places, depth, layer, point.ceiling).keys > 0
+        ran = get_schedule(point).ran(places, depth, layer, point.ceiling).keys > 0
         each += ran * widths[sequence] * geometry.attention_flops()
         first = np.flatnonzero(ran)[np.unique(sequence[ran], return_index=True)[1]]
         each[first] += (unread * widths)[sequence[first]] * geometry.cross_fill_flops()

@@ -32,7 +32,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import Estimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.record import Floats, Ints
-from emad_ref.replay import Replay, TraceReplayer, decode_flops, replay, replay_all, sequence_sums
+from emad_ref.replay import ReplayResult, TraceReplayer, decode_flops, replay, replay_all, sum_by_sequence
 from emad_ref.sweep.losses import PointColumns, perplexity_rises, replay_columns
 
 RISE_LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity at which savings are reported
@@ -158,7 +158,7 @@ def _curve_of_replays(
     name: str,
     trace: Trace,
     geometry: Geometry,
-    replays: Iterable[Replay],
+    replays: Iterable[ReplayResult],
     names: Sequence[str],
     settings: Sequence[float] | Floats,
 ) -> SavingsCurve:
@@ -172,7 +172,7 @@ def _curve_of_replays(
     )
 
 
-def columns_with_fill_cost(trace: Trace, geometry: Geometry, replays: Iterable[Replay]) -> PointColumns:
+def columns_with_fill_cost(trace: Trace, geometry: Geometry, replays: Iterable[ReplayResult]) -> PointColumns:
     """``columns_of`` these replays; free ones are charged for copied K and V.
 
     Losses are those of exact K and V: a bound on those of copied or translated ones.
@@ -180,7 +180,7 @@ def columns_with_fill_cost(trace: Trace, geometry: Geometry, replays: Iterable[R
     return replay_columns(trace, replays, lambda replayed: flops_with_fill_cost(trace, replayed, geometry))
 
 
-def flops_with_fill_cost(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
+def flops_with_fill_cost(trace: Trace, replayed: ReplayResult, geometry: Geometry) -> Floats:
     """[sequences] FLOPs of decode steps; free depth is charged one K/V fill for every layer above an exit.
 
     Raises:
@@ -192,16 +192,16 @@ def flops_with_fill_cost(trace: Trace, replayed: Replay, geometry: Geometry) -> 
     if not point.schedule.startswith("free"):
         raise BadArgument("point.schedule", point.schedule, "monotone, free_eager or free_deferred")
     walked = replace(replayed, point=replace(point, schedule="monotone"))  # blocks up to its own depth only
-    fills = sequence_sums(trace, point.ceiling - replayed.depth)
+    fills = sum_by_sequence(trace, point.ceiling - replayed.depth)
     return decode_flops(trace, walked, geometry) + fills * geometry.kv_fill_flops()
 
 
 # ---------------------------------------------------------------- at a price
 
 
-def _replay_at(trace: Trace, depth: Ints, point: OperatingPoint) -> Replay:
+def _replay_at(trace: Trace, depth: Ints, point: OperatingPoint) -> ReplayResult:
     place = np.arange(len(trace)), depth - 1
-    return Replay(point, depth, trace.nll_nats[place].astype(np.float64), trace.top1[place])
+    return ReplayResult(point, depth, trace.nll_nats[place].astype(np.float64), trace.top1[place])
 
 
 def _by_price(trace: Trace, probes: tuple[int, ...], monotone: bool) -> Callable[[float], Ints]:

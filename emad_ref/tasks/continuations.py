@@ -25,8 +25,8 @@ from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.probes.signal_values import require_finite
 from emad_ref.protocol import Decoder, Prompt, Session
 from emad_ref.record import Ints
-from emad_ref.replay import argmax_at, replay, sequence_sums
-from emad_ref.schedule.schedules import schedule_of
+from emad_ref.replay import replay, sum_by_sequence, top1_tokens_at_depth
+from emad_ref.schedule.schedules import get_schedule
 from emad_ref.signals import SIGNALS
 
 Answer = tuple[float, bool]  # log-likelihood in nats, whether greedy decoding gives the same tokens
@@ -60,22 +60,22 @@ class ForcedInput:
 
 def is_replayable(point: OperatingPoint) -> bool:
     """Whether a trace of full readouts suffices for ``point``; otherwise it must be decoded."""
-    recorded = SIGNALS[point.signal].alone and point.estimator == Estimator() and point.confidence is None
-    return recorded and point.lens is None and schedule_of(point).settle is not None
+    recorded = SIGNALS[point.signal].is_single_layer and point.estimator == Estimator() and point.confidence is None
+    return recorded and point.lens is None and get_schedule(point).settle is not None
 
 
 def score_by_replay(stepper: Stepper, point: OperatingPoint, batch: Sequence[ForcedInput]) -> list[Answer]:
     """Answers of every input's continuations, in order, from one forward."""
     trace = read_layers(stepper, point, batch)
     at = replay(trace, point)
-    likelihood = -sequence_sums(trace, at.nll_nats)
-    hits = sequence_sums(trace, argmax_at(trace, at.depth) == trace.target)
+    likelihood = -sum_by_sequence(trace, at.nll_nats)
+    hits = sum_by_sequence(trace, top1_tokens_at_depth(trace, at.depth) == trace.target)
     return list(zip(likelihood.tolist(), (hits == trace.lengths).tolist(), strict=True))
 
 
 def layers_read(point: OperatingPoint) -> tuple[int, ...]:
     """Layers whose readout ``point`` may need: probes and ceiling; all, if tokens may stop between probes."""
-    anywhere = schedule_of(point).ruleless or point.interpolate
+    anywhere = get_schedule(point).ruleless or point.interpolate
     return tuple(range(1, point.ceiling + 1)) if anywhere else (*point.probes, point.ceiling)
 
 
@@ -168,7 +168,7 @@ def _readout_columns(
         "top1_probability": (best.values - scale)[at].exp().cpu().numpy(),
     }
     if signal is not None:
-        values = SIGNALS[signal].of(logits)
+        values = SIGNALS[signal].compute_from_logits(logits)
         require_finite(values, f"after layer {layer}")
         columns[signal] = values[at].float().cpu().numpy()
     return columns
@@ -234,12 +234,12 @@ def begin_by_protocol(decoder: Decoder, prompts: Sequence[Prompt]) -> Generation
 
 def begin_on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -> GenerationStart:
     """Start greedy generation with our own decoder; it copies one integer per row to the host instead of logits."""
-    session, arrival = decoder.begin(prompts, max_new)
+    session, arrival = decoder.start_with_room(prompts, max_new)
 
     @torch.inference_mode()
     def follow(tokens: list[int]) -> list[int]:
         ids = torch.tensor(tokens, device=decoder.stepper.device)[:, None]
-        picked: list[int] = session.advance(ids, None).logits[:, -1].argmax(dim=-1).tolist()
+        picked: list[int] = session.process_tokens(ids, None).logits[:, -1].argmax(dim=-1).tolist()
         return picked
 
     return session, arrival.logits[:, -1].argmax(dim=-1).tolist(), follow

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.files import BadFile, open_regular, parse_json
+from emad_ref.files import BadFile, open_regular_file, parse_json
 from emad_ref.text import world
 from emad_ref.text.corpora import hub_offline, is_hub_reachable, iterate_file_documents
 from emad_ref.text.documents import clean_text
@@ -122,7 +122,7 @@ def _clean(value: Any, place: str) -> Any:
 
 def _text(path: Path) -> str:
     """The decompressed text of a file, ends of lines unchanged. Raises BadFile."""
-    with open_regular(path, "data") as file:
+    with open_regular_file(path, "data") as file:
         try:
             content = gzip.decompress(file.read()) if path.suffix == ".gz" else file.read()
             return content.decode("utf-8-sig")

@@ -22,7 +22,7 @@ from lm_eval.tasks import TaskManager
 
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats, Ints
-from emad_ref.signals import perplexity_of
+from emad_ref.signals import perplexity_from_nats
 from emad_ref.tasks.lm_eval_settings import TASK_FOLDER, lm_eval_quiet
 
 FEWSHOT_SEED = 1234  # lm-eval's own: prompts have the same examples as in its published numbers
@@ -61,7 +61,7 @@ class TaskResult:
         """The metric as lm-eval reports it: the mean, or exp(Σ nats / Σ words)."""
         if self.units is None:
             return float(self.scores.mean())
-        return perplexity_of(float(self.scores.sum() / self.units.sum()))
+        return perplexity_from_nats(float(self.scores.sum() / self.units.sum()))
 
     @property
     def standard_error(self) -> float | None:

@@ -30,7 +30,7 @@ from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.prefix_tree import TextRequest
 from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats, Ints
-from emad_ref.replay import argmax_at, sequence_sums
+from emad_ref.replay import sum_by_sequence, top1_tokens_at_depth
 from emad_ref.tasks.datasets import TaskDataUnavailable
 from emad_ref.text.corpora import LongDocument
 from emad_ref.text.documents import Example
@@ -260,8 +260,10 @@ def correct_items(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools
         raise BadArgument(
             "depth", np.shape(depth), f"one depth per traced position, [{len(trace)}]", "replay this trace"
         )
-    likelihood = -sequence_sums(trace, trace.nll_nats[np.arange(len(trace)), depth - 1])
-    return mark_items(items, likelihood, sequence_sums(trace, argmax_at(trace, depth) == trace.target) == trace.lengths)
+    likelihood = -sum_by_sequence(trace, trace.nll_nats[np.arange(len(trace)), depth - 1])
+    return mark_items(
+        items, likelihood, sum_by_sequence(trace, top1_tokens_at_depth(trace, depth) == trace.target) == trace.lengths
+    )
 
 
 def mark_items(items: Sequence[TaskItem], likelihood: Floats, greedy: Bools) -> Bools:

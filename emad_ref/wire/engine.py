@@ -47,7 +47,7 @@ import numpy as np
 from emad_ref.errors import BadArgument, is_whole
 from emad_ref.protocol import DraftCounts, Prompt, Request, TokenArrivals, TokenLogProbs, Unsupported
 from emad_ref.record import Floats, Ints
-from emad_ref.token_decoder import Completion, TokenDecoder, run_at_once
+from emad_ref.token_decoder import Completion, TokenDecoder, run_concurrently
 from emad_ref.wire.address import UrlAddress
 from emad_ref.wire.client import TIMEOUT_REMEDY, DecoderFailed
 from emad_ref.wire.transport import EventStream, HttpReply, RequestCounts
@@ -756,7 +756,7 @@ class EngineDecoder(TokenDecoder):
         rows = [np.asarray(prompt.tokens, dtype=np.int64) for prompt in prompts]
         ask = self._client.token_arrivals
         calls = [partial(ask, row, max_new, stop, *given, stream) for row, given in zip(rows, sampling, strict=True)]
-        return run_at_once(calls, len(calls))
+        return run_concurrently(calls, len(calls))
 
     def abort_stream(self, prompt: Prompt, max_new: int, after: int) -> None:
         """Raises Unsupported, DecoderFailed."""

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument, EmadError, is_whole
-from emad_ref.files import unique_keys
+from emad_ref.files import reject_duplicate_keys
 
 MAGIC = b"EMW1"
 FRAME_SIZES = struct.Struct("<IQ")
@@ -106,7 +106,10 @@ def read_frame(read: Read, payload_limit: int = PAYLOAD_BYTES) -> WireFrame:
 def _parse_header(text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(
-            text.decode(), parse_constant=_no_constant, parse_float=_finite_float, object_pairs_hook=unique_keys
+            text.decode(),
+            parse_constant=_no_constant,
+            parse_float=_finite_float,
+            object_pairs_hook=reject_duplicate_keys,
         )
     except (ValueError, RecursionError) as error:
         raise BadFrame(f"a header that is not JSON ({error}): {text[:80]!r}") from error

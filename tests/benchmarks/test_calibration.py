@@ -89,7 +89,7 @@ def test_calibration_costs_little_beyond_its_forward_and_heads(benchmark, name):
     stepper, plan = CausalStepper(model), BinSpec()
     rng = np.random.default_rng(0)
     rows = rng.integers(1, stepper.vocabulary, (pairs + 1, windows, length))
-    total, layers = [EntropyStatistics.none(plan.count, stepper.layers)], range(1, stepper.layers + 1)
+    total, layers = [EntropyStatistics.none(plan.bin_count, stepper.layers)], range(1, stepper.layers + 1)
 
     @torch.inference_mode()
     def plain(pair):

@@ -20,8 +20,8 @@ from emad_ref.probes.estimators import (
     LowRankEntropy,
     LowRankIndex,
     TopKEntropy,
-    entropy_reader,
     low_rank_factors,
+    make_entropy_reader,
 )
 from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByPair
@@ -61,10 +61,10 @@ def samples(stepper):
     with torch.inference_mode():
         rows = stepper.unembedding
         weights = ((0.01,) * (WIDTH + 1),)
-        linear = entropy_reader(stepper, Estimator("linear", weights=weights), (1,))
+        linear = make_entropy_reader(stepper, Estimator("linear", weights=weights), (1,))
         readers = {
-            "full softmax": entropy_reader(stepper, Estimator(), (1,)).raw,
-            "topk exact": entropy_reader(stepper, Estimator("topk", k=K), (1,)).raw,
+            "full softmax": make_entropy_reader(stepper, Estimator(), (1,)).read_uncorrected,
+            "topk exact": make_entropy_reader(stepper, Estimator("topk", k=K), (1,)).read_uncorrected,
             "linear": lambda hidden: linear.read(hidden, 0),
         }
         parts = {rank: low_rank_factors(rows, rank) for rank in (64, 128)}

@@ -85,7 +85,7 @@ def drawn(rows: tuple[int, ...], n: int, seed: int = 3) -> tuple[list[Prompt], I
 def require_entropy_thresholds(point: OperatingPoint) -> None:
     """Raise Unsupported for a point with fields that the decoders here do not know."""
     others = point.interpolate, point.confidence, point.decay, point.lens, point.translators, point.period, point.floor
-    if any(others) or point.bins.count > 1 or (point.signal, point.estimator) != ("entropy_nats", Estimator()):
+    if any(others) or point.bins.bin_count > 1 or (point.signal, point.estimator) != ("entropy_nats", Estimator()):
         raise Unsupported("thresholds on the entropy of full heads alone")
 
 

@@ -19,7 +19,7 @@ from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.exit_rules import frequency_buckets
+from emad_ref.exit_rules import assign_frequency_buckets
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec, Estimator, OperatingPoint
@@ -47,7 +47,7 @@ BINNED = {
         (0.001, 0.002, 0.003, 0.02, 0.3, 0.6),
     ),
     "frequency and position": (
-        BinSpec(("frequency", "position"), (8,), frequency=frequency_buckets(np.arange(VOCABULARY, 0, -1))),
+        BinSpec(("frequency", "position"), (8,), frequency=assign_frequency_buckets(np.arange(VOCABULARY, 0, -1))),
         (0.001, 0.6, 0.002, 0.1, 0.003, 0.01),
     ),
 }
@@ -85,10 +85,10 @@ def sure(point: OperatingPoint, share: float) -> OperatingPoint:
     seen = np.nan_to_num(trace(point.lens).signal(point)[:, np.array(point.probes) - 1].astype(np.float64))
     found = np.quantile(seen, share if signal.sense == "falls" else 1 - share, axis=0)
     levels = [
-        signal.never if old == signal.never else float(level)
+        signal.unreachable_threshold if old == signal.unreachable_threshold else float(level)
         for level, old in zip(found, point.thresholds[0], strict=True)
     ]
-    return replace(point, thresholds=(tuple(levels),) * point.bins.count, schedule="monotone")
+    return replace(point, thresholds=(tuple(levels),) * point.bins.bin_count, schedule="monotone")
 
 
 def plain(**change: Any) -> OperatingPoint:
@@ -259,7 +259,7 @@ def test_a_decoder_that_emits_from_the_full_head_is_refuted(name: str) -> None:
     """Where the rule's own distribution is contrastive, or lacks what was pruned."""
     point = POINTS[name]()
     assert point.confidence is not None
-    if point.confidence.emit == "expert" and not point.confidence.pruned:
+    if point.confidence.emit == "expert" and not point.confidence.prunes_vocabulary:
         assert audited("decisions", with_watch(point, FullHead), point).passed is True, "the expert is the full head"
         return
     for check in ("decisions", "bridge"):
@@ -341,7 +341,11 @@ CHANGED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "another frequency table": (
         "frequency and position",
-        {"bins": replace(BINNED["frequency and position"][0], frequency=frequency_buckets(np.arange(VOCABULARY)))},
+        {
+            "bins": replace(
+                BINNED["frequency and position"][0], frequency=assign_frequency_buckets(np.arange(VOCABULARY))
+            )
+        },
     ),
 }
 

@@ -43,7 +43,7 @@ def test_every_rule_writes_what_it_would_alone(small, large, many, most, stops):
     partners, stop = chained(small, large), frozenset({3}) if stops else frozenset()
     prompts = [prompt(0), prompt(2, 1), prompt(0)]
     texts, wanted = PrefixTrees(rows=2), [TextRequest(each.tokens, most, stop) for each in prompts]
-    walks = texts.walks(partners, [(text, rule) for rule in many for text in wanted])
+    walks = texts.generate_switched(partners, [(text, rule) for rule in many for text in wanted])
     for at, rule in enumerate(many):
         own = switch(*partners, rule, prompts, most, stop=stop)
         for row, walk in enumerate(walks[at * len(prompts) : (at + 1) * len(prompts)]):
@@ -58,9 +58,11 @@ def test_every_rule_writes_what_it_would_alone(small, large, many, most, stops):
 def test_speculation_writes_what_it_would_alone(draft, verifier, k, gate, most, stops):
     partners, stop = chained(draft, verifier), frozenset({3}) if stops else frozenset()
     prompts = [prompt(0), prompt(2, 1)]
-    spoken = PrefixTrees(rows=2).spoken(partners, [TextRequest(each.tokens, most, stop) for each in prompts], k, gate)
+    spoken = PrefixTrees(rows=2).generate_speculative(
+        partners, [TextRequest(each.tokens, most, stop) for each in prompts], k, gate
+    )
     own = speculate(*partners, prompts, most, k=k, stop=stop, gate_bits=gate)
-    standing = own.drafted(ACCEPTED) + own.drafted(GATED)
+    standing = own.count_drafted(ACCEPTED) + own.count_drafted(GATED)
     for row, one in enumerate(spoken):
         assert one.tokens.tolist() == own.record.emitted[row].tolist()
         assert (one.model == SMALL).sum() == standing[row]
@@ -92,7 +94,7 @@ RULES = [
 @pytest.fixture(scope="module")
 def walked(partners):
     texts = [TextRequest(each.tokens, 24) for each in PROMPTS]
-    walks = PrefixTrees(rows=3).walks(partners, [(text, rule) for rule in RULES for text in texts])
+    walks = PrefixTrees(rows=3).generate_switched(partners, [(text, rule) for rule in RULES for text in texts])
     return {(rule, row): walks[at * len(texts) + row] for at, rule in enumerate(RULES) for row in range(len(texts))}
 
 
@@ -101,7 +103,7 @@ def test_work_is_what_decoding_alone_executes(partners, walked, rule):
     for row, each in enumerate(PROMPTS):
         own, walk = switch(*partners, rule, [each], 24), walked[rule, row]
         assert walk.model.tolist() == own.model[0].tolist()
-        assert [walk.caught_up(model) for model in (SMALL, LARGE)] == own.catch_up_tokens.tolist()
+        assert [walk.count_catch_up_tokens(model) for model in (SMALL, LARGE)] == own.catch_up_tokens.tolist()
         read = np.bincount(own.record.tokens.model, minlength=2).tolist()
         assert [walk.read(model) for model in (SMALL, LARGE)] == read
         for spent, opening in ((own.record.work, False), (own.opening_work, True)):
@@ -113,12 +115,12 @@ def test_work_is_what_decoding_alone_executes(partners, walked, rule):
 
 def test_rules_that_never_part_are_not_decoded_twice(partners):
     texts, wanted = PrefixTrees(rows=4), TextRequest(PROMPTS[0].tokens, 24)
-    (first,) = texts.walks(partners, [(wanted, RULES[0])])
+    (first,) = texts.generate_switched(partners, [(wanted, RULES[0])])
     closed = tuple(Partner(None, partner.point) for partner in partners)
-    (again,) = texts.walks(closed, [(wanted, RULES[0])])
+    (again,) = texts.generate_switched(closed, [(wanted, RULES[0])])
     assert again.tokens.tolist() == first.tokens.tolist()
     with pytest.raises(AttributeError):
-        texts.walks(closed, [(TextRequest(PROMPTS[2].tokens, 24), RULES[0])])
+        texts.generate_switched(closed, [(TextRequest(PROMPTS[2].tokens, 24), RULES[0])])
 
 
 def test_choices_are_the_models_own_after_the_same_history(partners, walked):
@@ -126,7 +128,7 @@ def test_choices_are_the_models_own_after_the_same_history(partners, walked):
     for rule in RULES:
         walk = walked[rule, 0]
         for model in (SMALL, LARGE):
-            agrees = texts.choices(partners, wanted, walk, model)
+            agrees = texts.is_greedy_choice(partners, wanted, walk, model)
             assert agrees[walk.model == model].all(), "what it wrote itself"
             history = np.concatenate([wanted.prompt, walk.tokens])
             for at in (0, 7, len(walk.tokens) - 1):
@@ -139,11 +141,11 @@ def test_options_are_read_by_the_model_in_charge(partners):
     """Scored token by token against either model's own log-probabilities, models by the rule's own formula."""
     options = [(PROMPTS[0].tokens, np.array(tokens)) for tokens in ([4, 8, 15], [16], [23, 42, 4, 8])]
     alone = [
-        PrefixTrees(rows=1).scored(partners, options, SwitchingRule(0.0, least_run=99, start=model))
+        PrefixTrees(rows=1).score_continuations(partners, options, SwitchingRule(0.0, least_run=99, start=model))
         for model in (SMALL, LARGE)
     ]
     rule = SwitchingRule(float(np.median(alone[0][2].entropy_bits)), 2, 1, SMALL)
-    for at, heard in enumerate(PrefixTrees(rows=1).scored(partners, options, rule)):
+    for at, heard in enumerate(PrefixTrees(rows=1).score_continuations(partners, options, rule)):
         assert heard.model.tolist() == rule.models(heard.entropy_bits.tolist())[:-1].tolist()
         for name in ("log_p", "greedy", "entropy_bits"):
             own = np.array([getattr(side[at], name) for side in alone])
@@ -163,8 +165,8 @@ def test_a_partner_that_decides_its_depth_is_refused(partners):
     layers = large.point.layers
     adaptive = OperatingPoint("early", "quantile", layers, layers, (1,), ((9.0,),))
     with pytest.raises(BadArgument, match="two models at full depth"):
-        PrefixTrees(rows=1).walks(
+        PrefixTrees(rows=1).generate_switched(
             (small, Partner(large.decoder, adaptive)), [(TextRequest(PROMPTS[0].tokens, 4), RULES[0])]
         )
     with pytest.raises(BadArgument, match="at least one new token"):
-        PrefixTrees(rows=1).walks(partners, [(TextRequest(PROMPTS[0].tokens, 0), RULES[0])])
+        PrefixTrees(rows=1).generate_switched(partners, [(TextRequest(PROMPTS[0].tokens, 0), RULES[0])])

@@ -37,7 +37,7 @@ def point(stepper):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_one_pass_is_token_by_token(stepper, point, seed):
-    assert AdaptiveForward(stepper, point).decides_chunks
+    assert AdaptiveForward(stepper, point).can_decide_chunks
     require_alike(stepper, point, seed)
 
 
@@ -74,7 +74,7 @@ def require_alike(stepper, point, seed):
 )
 def test_what_remembers_shallower_layers_or_counts_decided_tokens_is_fed_one_by_one(stepper, point):
     """Rows that leave a chunk would leave a watch's memory behind; a falling threshold is each token's own."""
-    assert not AdaptiveForward(stepper, point).decides_chunks
+    assert not AdaptiveForward(stepper, point).can_decide_chunks
     require_alike(stepper, point, 0)
 
 

@@ -20,7 +20,7 @@ from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import teacher_force
-from emad_ref.exit_rules import decay_factor, early_exit_point
+from emad_ref.exit_rules import early_exit_point, threshold_decay_factor
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
@@ -140,7 +140,7 @@ def written_out(
     for number, layer in enumerate(point.probes):
         if layer > cap:
             break
-        if said is not None and said.pruned and layer > MINIMUM:
+        if said is not None and said.prunes_vocabulary and layer > MINIMUM:
             k = said.kept[layer - MINIMUM - 1] if said.kept else int(np.floor(z.shape[1] * (1 - said.shrink * last)))
             tokens = tokens[np.argsort(-z[layer - 2, tokens], kind="stable")[:k]]
         p = {m: softmax(z[m - 1, tokens]) for m in range(1, layer + 1)}
@@ -240,7 +240,7 @@ def test_thresholds_decay_with_the_decided_tokens(stepper: Stepper, name: str) -
     assert written_out(point, logits[first], states[first], LAYERS)[0] == LAYERS
     session, step = WalkedDecoder(stepper, point).start([prompt])
     for decided, at in enumerate(range(first, len(history))):
-        factor = float(decay_factor(RATE, np.array([decided]))[0])
+        factor = float(threshold_decay_factor(RATE, np.array([decided]))[0])
         expected = written_out(point, logits[at], states[at], LAYERS, factor)[0]
         assert int(step.depth[0, 0]) == expected
         changed += expected != written_out(point, logits[at], states[at], LAYERS)[0]
@@ -316,7 +316,7 @@ def test_everything_executed_is_charged_and_nothing_else(stepper: Stepper, named
     theirs = counted(lambda: records.append(generate(stepper, point, new=4)))
     work = records[0].work[0]
     assert flops(work, stepper.geometry).total == theirs
-    if point.confidence is not None and point.confidence.pruned:
+    if point.confidence is not None and point.confidence.prunes_vocabulary:
         assert work.readout_rows[SUBSET, MINIMUM:-1].sum() == work.readout_rows[SUBSET].sum() > 0
         assert work.readout_rows[FULL, MINIMUM:-1].sum() == 0, "one full head after j, one at the top"
 

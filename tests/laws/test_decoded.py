@@ -13,7 +13,7 @@ from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.teacher_forcing import feeds_layerwise, teacher_force, teacher_force_texts
+from emad_ref.decoding.teacher_forcing import is_fed_layerwise, teacher_force, teacher_force_texts
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
@@ -115,8 +115,8 @@ DECODED: dict[str, Callable[[], OperatingPoint]] = {
 @pytest.mark.parametrize("name", DECODED)
 def test_a_rule_that_decides_by_probe_alone_is_fed_layer_by_layer(name: str) -> None:
     by_token = {"copying by bins", "a rule with a memory", "a pruned vocabulary"}
-    assert feeds_layerwise(DECODED[name]()) == (name not in by_token)
-    assert not feeds_layerwise(replace(DECODED["copying"](), schedule="free_eager"))
+    assert is_fed_layerwise(DECODED[name]()) == (name not in by_token)
+    assert not is_fed_layerwise(replace(DECODED["copying"](), schedule="free_eager"))
 
 
 def same(found: PointColumns, expected: PointColumns, nats: float) -> None:

@@ -17,7 +17,7 @@ from emad_ref.decoding.self_speculation import (
     MOST_LOST,
     Drafting,
     DraftingDecoder,
-    RoundChoice,
+    RoundKindChooser,
     draft,
     drafting_point,
     self_speculate,
@@ -180,7 +180,7 @@ def test_a_copied_run_is_fed_at_once_and_reads_nothing():
     assert (record.tokens.phase == VERIFY).sum() > NEW / 2
     assert record.work[0].readout_rows[:, 1].sum() == 0
     assert asked.record.work[0].readout_rows[:, 1].sum() == 0
-    assert asked.acceptance > 0.5
+    assert asked.acceptance_rate > 0.5
     assert (asked.drafts.entropy_bits == 0).all()
 
 
@@ -262,12 +262,12 @@ def test_emitting_what_the_draft_layer_says_is_seen(monkeypatch):
 # ------------------------------------------------------------ rounds that pay
 
 
-class EveryKindInTurn(RoundChoice):
+class EveryKindInTurn(RoundKindChooser):
     def __init__(self):
         super().__init__()
         self.chosen = []
 
-    def kind(self, rows, possible):
+    def choose_kind(self, rows, possible):
         self.chosen.append(possible[len(self.chosen) % len(possible)])
         return self.chosen[-1]
 
@@ -291,10 +291,10 @@ def test_a_decoder_that_changes_between_kinds_of_rounds_emits_the_same(family):
 
 def rounds_chosen(seconds, gained, rows, count):
     """Kinds of ``count`` rounds in which kind k takes ``seconds[k]`` and emits ``gained[k]`` tokens per row."""
-    choice, kinds = RoundChoice(), []
+    choice, kinds = RoundKindChooser(), []
     for _ in range(count):
-        kinds.append(choice.kind(rows, list(seconds)))
-        choice.note(kinds[-1], seconds[kinds[-1]], [gained[kinds[-1]]] * rows)
+        kinds.append(choice.choose_kind(rows, list(seconds)))
+        choice.record_round(kinds[-1], seconds[kinds[-1]], [gained[kinds[-1]]] * rows)
     return kinds
 
 
@@ -318,26 +318,26 @@ def test_trials_of_all_dearer_kinds_together_lose_what_they_may(rows, count):
 
 
 def test_a_kind_is_found_when_the_text_begins_to_repeat_itself():
-    choice, kinds = RoundChoice(), []
+    choice, kinds = RoundKindChooser(), []
     for round_ in range(1500):
-        kinds.append(choice.kind(1, ["step", "copy"]))
+        kinds.append(choice.choose_kind(1, ["step", "copy"]))
         copied = 9 if round_ >= 500 else 1
-        choice.note(kinds[-1], {"step": 1.0, "copy": 2.7}[kinds[-1]], [copied if kinds[-1] == "copy" else 1])
+        choice.record_round(kinds[-1], {"step": 1.0, "copy": 2.7}[kinds[-1]], [copied if kinds[-1] == "copy" else 1])
     assert kinds[:500].count("copy") < 10
     assert kinds[1000:].count("copy") > 450
 
 
 def test_an_interrupted_round_decides_nothing():
-    choice = RoundChoice()
+    choice = RoundKindChooser()
     for round_ in range(40):
-        choice.note("step", 50.0 if round_ % 8 == 5 else 1.0, [1])
-        choice.note("draft", 2.5, [2])
-    assert choice.kind(1, ["step", "draft"]) == "step"
+        choice.record_round("step", 50.0 if round_ % 8 == 5 else 1.0, [1])
+        choice.record_round("draft", 2.5, [2])
+    assert choice.choose_kind(1, ["step", "draft"]) == "step"
 
 
 def test_one_row_of_many_that_gains_does_not_make_the_batch_end_sooner():
-    choice = RoundChoice()
+    choice = RoundKindChooser()
     for _ in range(10):
-        choice.note("step", 1.0, [1] * 8)
-        choice.note("copy", 1.5, [8, 8, 8, 8, 8, 8, 8, 1])
-    assert choice.kind(8, ["step", "copy"]) == "step"
+        choice.record_round("step", 1.0, [1] * 8)
+        choice.record_round("copy", 1.5, [8, 8, 8, 8, 8, 8, 8, 1])
+    assert choice.choose_kind(8, ["step", "copy"]) == "step"

@@ -23,10 +23,10 @@ from emad_ref.probes.estimators import (
     LowRankEntropy,
     LowRankIndex,
     TopKEntropy,
-    capped,
-    entropy_reader,
+    apply_softcap,
+    entropy_from_top_logits,
     low_rank_factors,
-    tail_bounded,
+    make_entropy_reader,
 )
 from emad_ref.probes.signal_values import entropy_nats
 from emad_ref.sweep.diagnostics import estimator_agreements
@@ -41,7 +41,7 @@ aten = torch.ops.aten
 
 def bounded(logits, k):
     """(Ĥ, top-1 probability) with the ``k`` largest of float64 ``logits`` [V] retrieved exactly."""
-    return (float(part) for part in tail_bounded(logits.topk(k).values, len(logits) - k))
+    return (float(part) for part in entropy_from_top_logits(logits.topk(k).values, len(logits) - k))
 
 
 @given(LOGITS, st.data())
@@ -66,14 +66,14 @@ def test_the_bound_never_loosens_as_more_is_retrieved(drawn):
 def test_capping_after_retrieval_is_capping_before(drawn, cap, data):
     logits = torch.from_numpy(drawn)
     k = data.draw(st.integers(1, len(logits)))
-    after, _ = tail_bounded(capped(logits.topk(k).values, cap), len(logits) - k)
-    assert float(after) == pytest.approx(next(bounded(capped(logits, cap), k)), abs=ROUNDED)
+    after, _ = entropy_from_top_logits(apply_softcap(logits.topk(k).values, cap), len(logits) - k)
+    assert float(after) == pytest.approx(next(bounded(apply_softcap(logits, cap), k)), abs=ROUNDED)
 
 
 def test_a_missed_top_token_breaks_the_bound():
     """Two tokens share all mass; retrieval misses one, and the estimate claims certainty."""
     logits = torch.tensor([20.0, 20.0, *[-20.0] * 98], dtype=torch.float64)
-    seen, _ = tail_bounded(logits[[0, *range(2, 11)]], 90)
+    seen, _ = entropy_from_top_logits(logits[[0, *range(2, 11)]], 90)
     assert float(entropy_nats(logits)) == pytest.approx(math.log(2))
     assert float(seen) < 1e-6
 
@@ -91,7 +91,7 @@ def head():
 def test_all_logits_at_full_rank_give_the_full_entropy(head, softcap):
     """Within 1e-5 nats of float32: logits of magnitude 30 in another order of summation."""
     rows, bias, states = head
-    logits = capped(states @ rows.T + bias, softcap)
+    logits = apply_softcap(states @ rows.T + bias, softcap)
     for estimate in (
         TopKEntropy(ExactIndex(rows, bias), VOCABULARY, VOCABULARY, softcap),
         TopKEntropy(FaissIndex(rows, bias), VOCABULARY, VOCABULARY, softcap),
@@ -137,7 +137,7 @@ def test_a_reader_charges_what_pytorch_counts(family, rows, estimator):
     width = stepper.unembedding.shape[1]
     if estimator.kind == "linear":
         estimator = Estimator("linear", weights=((0.0,) * (width + 1),))
-    reader = entropy_reader(stepper, estimator, (2,))
+    reader = make_entropy_reader(stepper, estimator, (2,))
     hidden = torch.ones(rows, stepper.geometry.hidden, dtype=torch.float64)
     with torch.inference_mode(), FlopCounterMode(display=False, custom_mapping=MACS) as counter:
         reader.read(hidden, 0)
@@ -170,7 +170,7 @@ def test_estimators_keep_the_ranking_of_tokens_on_emad_tiny():
         probes(layer, states, entropy_nats(stepper.logits(states)))
     raw = {}
     for plain in (Estimator("topk", k=64), Estimator("lowrank", k=64, rank=64), probes.estimator()):
-        reader = entropy_reader(stepper, plain, PROBES)
+        reader = make_entropy_reader(stepper, plain, PROBES)
         estimates = [
             np.stack([reader.read(h, i).entropy_nats for i, h in enumerate(part)], 1) for part in (held_out, test)
         ]

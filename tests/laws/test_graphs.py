@@ -27,7 +27,7 @@ from emad_ref.models.kv_cache import KVCache, LayerKVCache, MissingEntry
 from emad_ref.models.loading import load
 from emad_ref.models.matmul_counter import MatmulCounter
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.probes.signal_values import NotFinite, to_host_finite
+from emad_ref.probes.signal_values import NotFinite, to_finite_cpu_float64
 from emad_ref.protocol import Prompt
 from tests.devices import FIRST, Placed, two_devices
 from tests.graphs import TapeEngine, capturing
@@ -187,7 +187,7 @@ class Both:
             getattr(session, what)(*given)
 
     def entries_are_the_same(self, rows: int) -> None:
-        caches = [session.store.cache for session in self.sessions]
+        caches = [session.state.cache for session in self.sessions]
         for layers in zip(*(cache.layers for cache in caches), strict=True):
             assert layers[0].rows.tolist() == layers[1].rows.tolist()
             for row in layers[1].rows.tolist():
@@ -370,11 +370,11 @@ class Waits(TorchDispatchMode):
 def test_a_decision_costs_one_transfer():
     with two_devices(), Waits() as waits:
         signal = Placed(torch.tensor([1.5, 2.5]), FIRST)
-        values = to_host_finite(signal, "after layer 3")
+        values = to_finite_cpu_float64(signal, "after layer 3")
         assert values.double().cpu().numpy().tolist() == [1.5, 2.5]
         assert waits.count == 1
         with pytest.raises(NotFinite, match=r"after layer 3: 1 of 2 rows"):
-            to_host_finite(Placed(torch.tensor([1.5, torch.nan]), FIRST), "after layer 3")
+            to_finite_cpu_float64(Placed(torch.tensor([1.5, torch.nan]), FIRST), "after layer 3")
 
 
 # ---------------------------------------------------------------- what is not captured
@@ -516,8 +516,8 @@ def test_layers_that_a_decoder_put_in_are_used(engines):
     session, _ = WalkedDecoder(captured, FULL).start(PROMPTS[:1])
     session.close()
     session, _ = WalkedDecoder(captured, FULL).start([Prompt(np.array([3]))])
-    session.store.cache.layers[:] = [Noted(layer, 1, 8) for layer in range(1, LAYERS + 1)]
-    session.store.cache.truncate(np.array([0]))
+    session.state.cache.layers[:] = [Noted(layer, 1, 8) for layer in range(1, LAYERS + 1)]
+    session.state.cache.truncate(np.array([0]))
     session._trail[0].clear()
     session.feed(np.array([[4]]))
     assert written == [*range(1, LAYERS + 1)]

@@ -7,7 +7,7 @@ import pytest
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator
-from emad_ref.probes.estimators import entropy_reader, probe_flops
+from emad_ref.probes.estimators import make_entropy_reader, probe_flops
 from tests.small import VOCABULARY, small_model
 
 ESTIMATORS = [
@@ -21,10 +21,12 @@ ESTIMATORS = [
 def test_cost_from_sizes_is_the_readers_charge(family):
     stepper = CausalStepper(small_model(family, attention="eager" if family == "gemma2" else None))
     for estimator in ESTIMATORS:
-        assert probe_flops(stepper.geometry, estimator) == 2 * entropy_reader(stepper, estimator, (2, 4)).macs_per_row
+        assert (
+            probe_flops(stepper.geometry, estimator) == 2 * make_entropy_reader(stepper, estimator, (2, 4)).macs_per_row
+        )
     width = stepper.unembedding.shape[1]
     linear = Estimator("linear", weights=((0.1,) * (width + 1),) * 2)
-    assert probe_flops(stepper.geometry, linear) == 2 * entropy_reader(stepper, linear, (2, 4)).macs_per_row
+    assert probe_flops(stepper.geometry, linear) == 2 * make_entropy_reader(stepper, linear, (2, 4)).macs_per_row
     assert probe_flops(stepper.geometry, Estimator()) == stepper.geometry.head_flops()
 
 

@@ -18,7 +18,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE
-from emad_ref.replay import argmax_at, decode_flops, decode_work, derived_work, replay
+from emad_ref.replay import decode_flops, decode_work, derive_sequence_work, replay, top1_tokens_at_depth
 from emad_ref.schedule import schedules
 from emad_ref.signals import LAYERWISE
 
@@ -141,7 +141,7 @@ def test_every_kind_of_point_reaches_several_depths(trace, point):
 
 def test_derived_work_is_counted_work(stepper, sequences, trace, point):
     expected = replay(trace, point)
-    decode, prompt = derived_work(trace, point, expected.depth, expected.macs_per_row)
+    decode, prompt = derive_sequence_work(trace, point, expected.depth, expected.macs_per_row)
     counted = None
     for sequence in sequences:
         start = sequence.adaptive_from
@@ -169,8 +169,11 @@ def test_emitted_tokens_are_the_argmax_that_replay_sees(stepper, trace, point):
     seen = take_trace(stepper, [TokenSequence(history, len(prompt) - 1)], estimators=ESTIMATED)
     expected = replay(seen, point)
     assert record.tokens.of(0, DECODE).depth.tolist() == expected.depth.tolist()
-    assert argmax_at(seen, expected.depth).tolist() == record.emitted[0].tolist()
-    assert record.work[0] - record.prompt_work[0] == derived_work(seen, point, expected.depth, expected.macs_per_row)[0]
+    assert top1_tokens_at_depth(seen, expected.depth).tolist() == record.emitted[0].tolist()
+    assert (
+        record.work[0] - record.prompt_work[0]
+        == derive_sequence_work(seen, point, expected.depth, expected.macs_per_row)[0]
+    )
 
 
 def test_rows_of_a_batch_are_the_rows_alone(stepper, point):

@@ -75,9 +75,9 @@ def test_greedy_output_is_the_models_own(stepper, stop, family, exit_layer, rows
 def test_the_drawn_drafts_are_now_accepted_and_now_refused(stepper):
     """Otherwise the laws here hold of plain decoding only; in a batch rows must part."""
     close = self_speculate(partner(stepper), LAYERS - 1, PROMPTS, NEW)
-    assert close.drafted(ACCEPTED).sum() > 5 < close.drafted(REFUSED).sum()
+    assert close.count_drafted(ACCEPTED).sum() > 5 < close.count_drafted(REFUSED).sum()
     assert len(set(close.rounds.tolist())) > 1
-    assert self_speculate(partner(stepper), 1, PROMPTS, NEW).drafted(REFUSED).sum() > 20
+    assert self_speculate(partner(stepper), 1, PROMPTS, NEW).count_drafted(REFUSED).sum() > 20
 
 
 @pytest.mark.parametrize("rows", [1, ROWS])
@@ -109,7 +109,7 @@ def test_the_bundled_model_drafts_for_itself_at_its_probes(rows):
         done = self_speculate(partner(walked), exit_layer, prompts, BUNDLED_NEW, k=k)
         for emitted, expected in zip(done.record.emitted, own.emitted, strict=True):
             assert emitted.tolist() == expected.tolist()
-        assert done.acceptance > 0.5, "a model trained with exits agrees with itself most of the time"
+        assert done.acceptance_rate > 0.5, "a model trained with exits agrees with itself most of the time"
 
 
 # ------------------------------------------------------------ the cache
@@ -253,7 +253,7 @@ def under_the_models_law(laws, k, temperature, gate_bits=None):
 @pytest.mark.parametrize(("k", "temperature"), [(1, 1.0), (2, 1.0), (2, 1.5)])
 def test_sampled_output_has_the_models_distribution(laws, k, temperature):
     p_value, done = under_the_models_law(laws, k, temperature)
-    assert 0.3 < done.acceptance < 0.9, "both branches must be taken often"
+    assert 0.3 < done.acceptance_rate < 0.9, "both branches must be taken often"
     assert p_value > 0.01  # the seed is fixed: this fails for a wrong law, not one time in a hundred
 
 

@@ -24,7 +24,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, READOUTS, Floats, Ints, Work
-from emad_ref.replay import decode_flops, decode_work, derived_work, replay, replay_all
+from emad_ref.replay import decode_flops, decode_work, derive_sequence_work, replay, replay_all
 from tests.laws.test_confidence import RULES as EVERY_RULE
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
@@ -99,7 +99,7 @@ def require_equal(family: str, trace: Trace, point: OperatingPoint) -> Ints:
         assert logits.argmax(axis=1).tolist() == found.top1[rows].tolist()
         counted.append(work)
     if family != "t5":  # what a source costs is counted, not derived
-        decode, prompt = derived_work(trace, point, found.depth, found.macs_per_row)
+        decode, prompt = derive_sequence_work(trace, point, found.depth, found.macs_per_row)
         geometry = stepper_of(family).geometry
         assert decode_flops(trace, found, geometry).sum() == flops(decode, geometry).total
         whole = sum(counted, Work.none(LAYERS))

@@ -24,10 +24,10 @@ from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
 from emad_ref.probes.probe import make_probe
-from emad_ref.probes.tuned_lens import Translator, TunedLens, attach_lens, attached_lens
+from emad_ref.probes.tuned_lens import Translator, TunedLens, attach_lens, get_attached_lens
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, DRAFT, READOUTS, Ints, Work
-from emad_ref.replay import decode_flops, decode_work, derived_work, replay
+from emad_ref.replay import decode_flops, decode_work, derive_sequence_work, replay
 from emad_ref.signals import SIGNALS
 from tests.lenses import FINGERPRINT, attached, drawn_lens
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -73,7 +73,7 @@ def point_of(trace: Trace, share: float = 0.25, **change: object) -> OperatingPo
     level = share if SIGNALS[asked.signal].sense == "falls" else 1 - share
     seen = trace.signal(replace(asked, bins=BinSpec(), thresholds=((0.0,) * 3,)))
     thresholds = tuple(float(np.quantile(seen[:, probe - 1], level)) for probe in PROBES)
-    return replace(asked, thresholds=(thresholds,) * asked.bins.count)
+    return replace(asked, thresholds=(thresholds,) * asked.bins.bin_count)
 
 
 def saturated(**change: object) -> OperatingPoint:
@@ -219,7 +219,7 @@ def test_decoding_is_replay_token_by_token(point: OperatingPoint) -> None:
 def test_derived_work_is_counted_work_and_its_flops(point: OperatingPoint) -> None:
     trace, geometry = traced(point.lens), stepper_of().geometry
     expected = replay(trace, point)
-    decode, prompt = derived_work(trace, point, expected.depth, expected.macs_per_row)
+    decode, prompt = derive_sequence_work(trace, point, expected.depth, expected.macs_per_row)
     counted = Work.none(LAYERS)
     for text in texts():
         counted = counted + decoded(point, text, stepper_of())[2]
@@ -338,8 +338,8 @@ def test_a_lens_lives_as_long_as_the_model_it_is_attached_to() -> None:
     lens = drawn_lens(stepper, BELOW)
     name = attach_lens(stepper, lens, FINGERPRINT)
     assert name == lens.digest
-    assert attached_lens(stepper, name) is not None
-    assert attached_lens(stepper, None) is None
+    assert get_attached_lens(stepper, name) is not None
+    assert get_attached_lens(stepper, None) is None
 
 
 def test_rules_are_traced_through_their_own_lens() -> None:

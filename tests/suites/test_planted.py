@@ -125,7 +125,7 @@ def test_one_token_that_is_never_said_is_missed(loaded: LoadedModel, known: dict
         return found
 
     test = "fidelity/test_full_depth.py::test_without_exits_tokens_are_the_models_own_greedy_continuation"
-    (said,) = complaints(judged(loaded, known, mutate(sampler={"pick": ban})), test)
+    (said,) = complaints(judged(loaded, known, mutate(sampler={"pick_next_tokens": ban})), test)
     assert f"expected {token} " in said
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.console import INTERRUPTED, SafeStream, print_error, replace_unencodable, run_command, to_ascii
-from emad_ref.errors import LONGEST_MESSAGE, BadArgument, EmadError, printable
+from emad_ref.console import INTERRUPTED, EscapingStream, print_error, run_cli_command, set_ascii_fallback, to_ascii
+from emad_ref.errors import LONGEST_MESSAGE, BadArgument, EmadError, escape_unsafe
 
 EMAD = [sys.executable, "-m", "emad_ref"]
 ROOT = Path(__file__).parents[2]
@@ -31,11 +31,11 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_unsafe_characters_become_escapes(text, shown):
-    assert printable(text) == shown
+    assert escape_unsafe(text) == shown
 
 
 def test_long_text_is_cut_and_its_length_is_told():
-    assert printable("a" * 5000, 10) == "aaaaaaaaaa… (5000 characters)"
+    assert escape_unsafe("a" * 5000, 10) == "aaaaaaaaaa… (5000 characters)"
 
 
 def test_a_long_message_keeps_its_argument_and_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +65,7 @@ def test_signs_have_a_likeness_in_ascii():
 def test_a_stream_of_any_encoding_takes_any_text(encoding):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, errors="strict")
-    replace_unencodable(stream)
+    set_ascii_fallback(stream)
     stream.write("0.81× → 日 \udcff")
     stream.flush()
     assert raw.getvalue().decode(encoding).startswith(("0.81x -> ", "0.81× -> ", "0.81× → "))
@@ -73,7 +73,7 @@ def test_a_stream_of_any_encoding_takes_any_text(encoding):
 
 def test_colours_pass_and_cursor_movements_do_not():
     raw = io.StringIO()
-    SafeStream(raw).write("\x1b[31mred\x1b[0m \x1b[2J\x1b]0;title\x07")
+    EscapingStream(raw).write("\x1b[31mred\x1b[0m \x1b[2J\x1b]0;title\x07")
     assert raw.getvalue() == "\x1b[31mred\x1b[0m " + r"\x1b[2J\x1b]0;title\x07"
 
 
@@ -94,7 +94,7 @@ def test_what_ends_a_command_is_one_line_and_a_status(capsys, raised, status, sa
     def body():
         raise raised
 
-    assert run_command(body) == status
+    assert run_cli_command(body) == status
     assert capsys.readouterr().err == said
 
 
@@ -103,7 +103,7 @@ def test_a_pipe_that_breaks_where_there_is_no_output_is_a_status(monkeypatch):
         raise BrokenPipeError(32, "Broken pipe")
 
     monkeypatch.setattr(sys, "stdout", None)
-    assert run_command(body) == 1
+    assert run_cli_command(body) == 1
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])

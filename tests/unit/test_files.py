@@ -17,8 +17,8 @@ from emad_ref.errors import BadArgument
 from emad_ref.files import (
     BadFile,
     append_text,
-    open_atomic,
-    open_regular,
+    open_for_atomic_write,
+    open_regular_file,
     parse_json,
     read_json,
     read_lines,
@@ -186,7 +186,7 @@ def test_an_interruption_leaves_the_old_file_and_nothing_else(tmp_path: Path) ->
     (tmp_path / "x").write_text("old")
 
     def interrupted() -> None:
-        with open_atomic(tmp_path / "x", "out") as file:
+        with open_for_atomic_write(tmp_path / "x", "out") as file:
             file.write(b"half")
             raise KeyboardInterrupt
 
@@ -262,7 +262,7 @@ def test_what_is_added_to_a_file_is_there_and_a_cut_keeps_the_beginning(tmp_path
 def test_a_file_that_breaks_off_while_it_is_read_says_so(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("text")
     said = pytest.raises(BadFile, match=r"a file that can be read; .* \(Input/output error")
-    with said, open_regular(tmp_path / "x", "corpus"):
+    with said, open_regular_file(tmp_path / "x", "corpus"):
         raise OSError(errno.EIO, "Input/output error")
 
 

@@ -128,8 +128,8 @@ def test_a_lens_serves_no_rule_that_contrasts_readouts():
 
 def test_bins_multiply_and_are_named():
     both = BinSpec(("frequency", "position"), frequency=bytes([0, 1, 2, 0]))
-    assert (both.buckets, both.count, both.name) == ((3, 3), 9, "frequency×position")
-    assert (BinSpec().count, BinSpec().name) == (1, "none")
+    assert (both.bucket_counts, both.bin_count, both.name) == ((3, 3), 9, "frequency×position")
+    assert (BinSpec().bin_count, BinSpec().name) == (1, "none")
     assert [
         e.name for e in (Estimator(), Estimator("topk", k=8, search="faiss"), Estimator("lowrank", k=8, rank=4))
     ] == [

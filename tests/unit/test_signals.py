@@ -17,7 +17,7 @@ import emad_ref
 from emad_ref.audit.point_fields import PLAIN_SIGNALS, VARIANTS
 from emad_ref.calibration.trace import COLUMNS
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules import FULL_READOUT, early_exit_point, fires, threshold_point
+from emad_ref.exit_rules import FULL_READOUT, early_exit_point, is_exit_rule_met, threshold_point
 from emad_ref.measurements.pareto import CONFIDENCES
 from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.record import READOUTS
@@ -29,7 +29,7 @@ from emad_ref.signals import (
     PREVIOUS_PROBE,
     SIGNALS,
     Signal,
-    probabilities,
+    exp_log_probabilities,
     two_largest,
 )
 
@@ -48,7 +48,7 @@ def layerwise(request: pytest.FixtureRequest) -> Signal:
 
 
 def test_a_row_has_both_ways_of_computing_it_or_neither(signal: Signal) -> None:
-    assert (signal.from_logits is None) == (signal.from_lens is None) == (not signal.alone)
+    assert (signal.from_logits is None) == (signal.from_lens is None) == (not signal.is_single_layer)
     assert signal.cost is None or signal.cost in READOUTS
     assert signal.unit
     assert signal.noise > 0
@@ -56,7 +56,7 @@ def test_a_row_has_both_ways_of_computing_it_or_neither(signal: Signal) -> None:
 
 def test_one_layers_signal_compares_no_other_layer(signal: Signal) -> None:
     compared = signal.needs.compared(4, 8) | set(range(signal.needs.delay))
-    assert signal.alone <= (not compared)
+    assert signal.is_single_layer <= (not compared)
 
 
 @pytest.mark.parametrize("name", LAYERWISE)
@@ -64,24 +64,26 @@ def test_one_layers_signal_compares_no_other_layer(signal: Signal) -> None:
 def test_what_decoding_computes_an_audit_computes(name: str, logits: np.ndarray) -> None:
     signal = SIGNALS[name]
     assert signal.from_lens is not None
-    np.testing.assert_allclose(signal.of(torch.from_numpy(logits)).numpy(), signal.from_lens(logits), atol=EXACT)
+    np.testing.assert_allclose(
+        signal.compute_from_logits(torch.from_numpy(logits)).numpy(), signal.from_lens(logits), atol=EXACT
+    )
 
 
 def test_the_slope_of_the_entropy_is_the_most_that_small_changes_of_logits_move_it() -> None:
     logits = np.random.default_rng(0).normal(0, 3, (4, 40))
     assert ENTROPY.slope is not None
     z = torch.from_numpy(logits).requires_grad_()
-    ENTROPY.of(z).sum().backward()
+    ENTROPY.compute_from_logits(z).sum().backward()
     np.testing.assert_allclose(ENTROPY.slope(logits), z.grad.abs().sum(dim=-1).numpy(), atol=1e-12)  # type: ignore[union-attr]
 
 
 def test_a_surer_readout_is_surer_in_the_signals_own_sense(layerwise: Signal) -> None:
-    unsure, sure = layerwise.of(torch.tensor([[1.0, 0.5, 0.0, -1.0], [9.0, 0.5, 0.0, -1.0]])).tolist()
+    unsure, sure = layerwise.compute_from_logits(torch.tensor([[1.0, 0.5, 0.0, -1.0], [9.0, 0.5, 0.0, -1.0]])).tolist()
     assert (sure < unsure) == (layerwise.sense == "falls")
 
 
 def test_logits_that_are_no_numbers_give_a_signal_that_is_none(layerwise: Signal) -> None:
-    assert math.isnan(float(layerwise.of(torch.tensor([math.nan, 1.0, 0.0]))))
+    assert math.isnan(float(layerwise.compute_from_logits(torch.tensor([math.nan, 1.0, 0.0]))))
 
 
 @pytest.mark.parametrize("columns", [2, LARGE_VOCABULARY - 1, LARGE_VOCABULARY, LARGE_VOCABULARY + 1, 5000])
@@ -115,7 +117,7 @@ def test_probabilities_are_exponentials_without_what_the_dtype_cannot_hold(
     drawn[1, 7], drawn[2] = torch.nan, -torch.inf
     drawn[2, 5] = 0.0
     log_p = drawn.log_softmax(dim=-1)
-    found, plain = probabilities(log_p), log_p.exp()
+    found, plain = exp_log_probabilities(log_p), log_p.exp()
     tiny = torch.finfo(dtype).tiny
     assert torch.equal(
         torch.where(plain[0] > 16 * tiny, plain[0], 0.0), torch.where(found[0] > 16 * tiny, found[0], 0.0)
@@ -124,24 +126,26 @@ def test_probabilities_are_exponentials_without_what_the_dtype_cannot_hold(
         assert bool(((found[0] == 0) | (found[0] >= tiny)).all())
     assert bool(found[1].isnan().all())
     assert found[2].tolist() == [float(at == 5) for at in range(columns)]
-    entropy = ENTROPY.of(drawn[[0, 2]])
+    entropy = ENTROPY.compute_from_logits(drawn[[0, 2]])
     expected = -(plain[0] * log_p[0]).nan_to_num(0.0).sum()
     torch.testing.assert_close(entropy, torch.stack([expected, torch.zeros_like(expected)]), rtol=1e-5, atol=1e-30)
 
 
 def test_half_precision_is_raised_and_float64_kept(layerwise: Signal) -> None:
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(0)).double()
-    assert layerwise.of(logits).dtype == torch.float64
-    assert torch.equal(layerwise.of(logits.bfloat16()), layerwise.of(logits.bfloat16().float()))
+    assert layerwise.compute_from_logits(logits).dtype == torch.float64
+    assert torch.equal(
+        layerwise.compute_from_logits(logits.bfloat16()), layerwise.compute_from_logits(logits.bfloat16().float())
+    )
 
 
 def test_a_point_of_one_layers_signal_needs_no_parameters_and_any_other_does(signal: Signal) -> None:
     made = {"name": "p", "family": "f", "layers": 8, "ceiling": 8, "probes": (4,), "thresholds": ((0.5,),)}
-    if signal.alone or signal.needs is PREVIOUS_PROBE:
+    if signal.is_single_layer or signal.needs is PREVIOUS_PROBE:
         assert OperatingPoint(**made, signal=signal.name).adaptive
-        never = OperatingPoint(**{**made, "thresholds": ((signal.never,),)}, signal=signal.name)
+        never = OperatingPoint(**{**made, "thresholds": ((signal.unreachable_threshold,),)}, signal=signal.name)
         assert not never.adaptive
-    elif signal.learnt:
+    elif signal.is_learned:
         with pytest.raises(BadArgument, match=rf"^estimator='full', but expected linear.*{signal.name}"):
             OperatingPoint(**made, signal=signal.name)
         assert OperatingPoint(**made, signal=signal.name, estimator=Estimator("linear")).adaptive
@@ -174,12 +178,14 @@ def test_a_row_says_whether_the_signal_makes_an_early_exit(signal: Signal) -> No
 
 def test_a_row_says_which_sweeps_compare_the_signal(signal: Signal) -> None:
     """Each sweep finds what it needs in the row and in the trace, and takes the signal under its label."""
-    assert "front" not in signal.sweeps or signal.alone, "quantiles are taken of a trace's column"
+    assert "front" not in signal.sweeps or signal.is_single_layer, "quantiles are taken of a trace's column"
     assert "screening" not in signal.sweeps or signal.thresholds is not None, "a screening sweeps a range"
     screened = {family.name for family in free_depth_families(4, 500)}
-    assert (signal.label in screened) == ("screening" in signal.sweeps and signal.plain)
-    assert (signal.name in PLAIN_SIGNALS) == (signal.plain and signal is not ENTROPY)
-    assert signal is ENTROPY or any(signal.name == name or signal.learnt for name in VARIANTS), "no audit compares it"
+    assert (signal.label in screened) == ("screening" in signal.sweeps and signal.needs_only_thresholds)
+    assert (signal.name in PLAIN_SIGNALS) == (signal.needs_only_thresholds and signal is not ENTROPY)
+    assert signal is ENTROPY or any(signal.name == name or signal.is_learned for name in VARIANTS), (
+        "no audit compares it"
+    )
     early = [rule for rule, (name, _) in CONFIDENCES.items() if name == signal.name]
     assert bool(early) == signal.early_exit
 
@@ -189,11 +195,11 @@ def test_ranges_of_thresholds_run_from_strict_to_loose(signal: Signal) -> None:
         span, probes = signal.thresholds, (2, 4)
         values = np.array([span.strictest, span.loosest(500)], dtype=np.float32)
         assert (values[0] < values[1]) == (signal.sense == "falls")
-        estimator = Estimator("linear") if signal.learnt else FULL_READOUT
+        estimator = Estimator("linear") if signal.is_learned else FULL_READOUT
         strict, loose = (threshold_point(signal, 6, probes, float(value), estimator) for value in values)
         between = np.full(9, values.mean(), dtype=np.float32)
-        assert not fires(strict, 0, between).any()
-        assert fires(loose, 0, between).all()
+        assert not is_exit_rule_met(strict, 0, between).any()
+        assert is_exit_rule_met(loose, 0, between).all()
 
 
 def test_no_module_lists_signals_beside_the_table() -> None:
@@ -212,7 +218,7 @@ def test_no_module_lists_signals_beside_the_table() -> None:
     assert not listed
 
 
-NAMES = {name for signal in SIGNALS.values() if not signal.learnt for name in (signal.name, signal.label)}
+NAMES = {name for signal in SIGNALS.values() if not signal.is_learned for name in (signal.name, signal.label)}
 
 
 def _text(node: ast.expr | None) -> object:

@@ -21,7 +21,7 @@ from emad_ref.calibration.entropy_statistics import (
 from emad_ref.calibration.trace import trace_batch
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules import frequency_buckets
+from emad_ref.exit_rules import assign_frequency_buckets
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec
@@ -52,7 +52,7 @@ def test_statistics_of_a_batch_are_those_of_its_trace(
     layers = layers or tuple(range(1, nano.stepper.layers + 1))
     columns = [layer - 1 for layer in layers]
     counts = np.arange(nano.stepper.vocabulary)[::-1].astype(np.int64)
-    table = frequency_buckets(counts) if "frequency" in features else b""
+    table = assign_frequency_buckets(counts) if "frequency" in features else b""
     spec = BinSpec(features, position_edges=(5, 20), frequency=table)
     found = batch_statistics(nano.stepper, batch, spec, PROBE, layers)
     trace = trace_batch(nano.stepper, batch)
@@ -65,7 +65,7 @@ def test_statistics_of_a_batch_are_those_of_its_trace(
     assert found.documents.products == pytest.approx(products, rel=1e-12)
     assert found.tokens.sum() == sum(length - 1 - length // 3 for length in LENGTHS)
     assert found.sequences == len(LENGTHS)
-    assert found != EntropyStatistics.none(spec.count, len(layers))
+    assert found != EntropyStatistics.none(spec.bin_count, len(layers))
 
 
 def test_no_layer_runs_above_the_last_read_and_no_head_elsewhere(

@@ -14,7 +14,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.tuned_lens import attached_lens
+from emad_ref.probes.tuned_lens import get_attached_lens
 from emad_ref.record import READOUTS
 from emad_ref.replay import decode_work, replay
 from tests.lenses import attached
@@ -53,7 +53,7 @@ def test_it_is_scikit_learns_ridge_on_the_root_of_the_divergence(stepper: Steppe
     name = attached(stepper, PROBES, 4) if lensed else None
     gate = fit_gate(stepper, iter(texts(60)), PROBES, name, penalty=0.01)
     for probe, row in zip(PROBES, gate.weights, strict=True):
-        x, y = pairs(stepper, texts(60), probe, attached_lens(stepper, name))
+        x, y = pairs(stepper, texts(60), probe, get_attached_lens(stepper, name))
         fit = Ridge(alpha=0.01 * len(x) * x.var(axis=0).mean()).fit(x, y)
         assert row == pytest.approx([*fit.coef_, fit.intercept_], rel=1e-6, abs=1e-9)
 

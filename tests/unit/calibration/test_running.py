@@ -18,7 +18,7 @@ from emad_ref.calibration.entropy_statistics import (
 )
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules import ancestors, bin_index
+from emad_ref.exit_rules import assign_bins, merged_bin_indices
 from emad_ref.point import BinSpec
 from tests.traces import layerwise
 
@@ -47,7 +47,7 @@ def trace_of(windows, seed=0):
 
 
 def bins_in(trace):
-    return bin_index(GRID, trace.position + 1, trace.top1_probability[:, 1], trace.top1[:, 1])
+    return assign_bins(GRID, trace.position + 1, trace.top1_probability[:, 1], trace.top1[:, 1])
 
 
 def test_each_bin_has_the_mean_and_deviation_of_its_own_tokens():
@@ -56,7 +56,7 @@ def test_each_bin_has_the_mean_and_deviation_of_its_own_tokens():
     index = bins_in(trace)
     assert found.tokens.tolist() == np.bincount(index, minlength=9).tolist()
     assert found.tokens.min() > 0
-    for number in range(GRID.count):
+    for number in range(GRID.bin_count):
         mine = trace.entropy_nats[index == number].astype(np.float64)
         assert found.mean_nats()[number] == pytest.approx(mine.mean(axis=0), rel=SUMMED)
         assert found.deviation_nats()[number] == pytest.approx(mine.std(axis=0), rel=1e-9)  # of a difference of squares
@@ -65,11 +65,11 @@ def test_each_bin_has_the_mean_and_deviation_of_its_own_tokens():
 
 def test_batches_add_up_to_the_whole():
     batches = [trace_of(3, seed) for seed in range(4)]
-    total = EntropyStatistics.none(GRID.count, LAYERS)
+    total = EntropyStatistics.none(GRID.bin_count, LAYERS)
     for batch in batches:
         total = total + trace_statistics(batch, GRID, 1)
     entropy = np.concatenate([batch.entropy_nats for batch in batches]).astype(np.float64)
-    together = total.pooled(np.zeros(GRID.count, dtype=np.int64))
+    together = total.pooled(np.zeros(GRID.bin_count, dtype=np.int64))
     assert together.mean_nats()[0] == pytest.approx(entropy.mean(axis=0), rel=SUMMED)
     assert together.tokens.tolist() == [len(entropy)]
     assert together.histogram.sum(axis=-1).tolist() == [[len(entropy)] * LAYERS]
@@ -88,7 +88,7 @@ def test_the_sums_of_a_layer_do_not_depend_on_the_layers_beside_it():
 
 def test_pooled_bins_are_the_statistics_of_the_coarser_bins():
     trace = trace_of(20)
-    pooled = trace_statistics(trace, GRID, 1).pooled(ancestors(GRID, 1))
+    pooled = trace_statistics(trace, GRID, 1).pooled(merged_bin_indices(GRID, 1))
     coarse = trace_statistics(trace, BinSpec(("position",), position_edges=(5, 20)), None)
     assert pooled.tokens.tolist() == coarse.tokens.tolist()
     assert np.array_equal(pooled.histogram, coarse.histogram)

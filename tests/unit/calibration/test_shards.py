@@ -91,7 +91,7 @@ def test_nothing_of_the_statistics_is_lost_on_the_way(nano: LoadedModel) -> None
     sequences = list(windows_of(nano, "world:premise", "calibrate", limit=6))
     batches = [trace_statistics(take_trace(nano.stepper, sequences[at : at + 2]), BINS, 2) for at in (0, 2, 4)]
     packed = PackedStatistics.of(batches)
-    none = EntropyStatistics.none(BINS.count, nano.stepper.layers)
+    none = EntropyStatistics.none(BINS.bin_count, nano.stepper.layers)
     assert sum(packed.unpacked(), none) == sum(batches, none)
     assert len(packed.cells) < batches[0].histogram.size / 20
 

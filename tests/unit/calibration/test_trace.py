@@ -27,8 +27,8 @@ from emad_ref.exit_rules import early_exit_point, fixed_entropy_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator, OperatingPoint, full_depth, truncated
 from emad_ref.probes.signal_values import NotFinite
-from emad_ref.probes.tuned_lens import attached_lens
-from emad_ref.replay import replay, sequence_sums
+from emad_ref.probes.tuned_lens import get_attached_lens
+from emad_ref.replay import replay, sum_by_sequence
 from emad_ref.signals import LAYERWISE
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -58,7 +58,7 @@ def test_the_divergence_is_that_of_plain_logits_and_none_at_the_end(stepper, tun
     expected = []
     for text in texts:
         for layer, states in enumerate(lens_states(stepper, text.tokens[:-1], text.adaptive_from), start=1):
-            read = states if lens is None else attached_lens(stepper, lens)(states, layer)
+            read = states if lens is None else get_attached_lens(stepper, lens)(states, layer)
             expected.append(stepper.logits(read).double().log_softmax(dim=-1))
     rows = [torch.stack(expected[at : at + LAYERS]) for at in range(0, len(expected), LAYERS)]  # [L, n, V] each
     kl = [(log_p[-1].exp() * (log_p[-1] - log_p)).sum(dim=-1).T.numpy() for log_p in rows]
@@ -148,7 +148,7 @@ def test_every_layer_is_read_at_a_sample_of_positions(stepper, monkeypatch):
         assert np.allclose(getattr(sample, name), getattr(whole, name)[sampled], atol=ROUNDING), name
     assert np.allclose(sample.entropy_nats, whole.entropy_nats[sampled], atol=ROUNDING)
     assert sample.lengths.tolist() == np.bincount(document[sampled], minlength=3).tolist()
-    sums = sequence_sums(sample, sample.entropy_nats[:, 2])
+    sums = sum_by_sequence(sample, sample.entropy_nats[:, 2])
     by_hand = [whole.entropy_nats[sampled & (document == number), 2].sum() for number in range(3)]
     assert np.allclose(sums, by_hand)
     assert sums[2] == 0

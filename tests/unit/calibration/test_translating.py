@@ -33,7 +33,7 @@ def test_rank_nothing_is_the_mean_change(stepper, texts):
         states = [torch.cat([list(states_after(stepper, [text]))[layer] for text in texts]) for layer in range(LAYERS)]
     assert list(fitted.pairs) == [(2, 3), (2, 4), (2, 5), (4, 5)]
     for (exit_, layer), translator in fitted.pairs.items():
-        assert translator.macs == 0
+        assert translator.macs_per_row == 0
         torch.testing.assert_close(translator.bias, (states[layer - 1] - states[exit_ - 1]).mean(0))
 
 

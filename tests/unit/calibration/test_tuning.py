@@ -84,7 +84,7 @@ def test_the_divergences_are_those_of_a_trace_of_the_held_out_text(stepper, unin
     held = [window for window in TEXT() if PLAN.holds_out(window.document)]
     states = list(states_after(stepper, held))
     final = torch.log_softmax(stepper.logits(states[-1]), dim=-1)[: uninterrupted.tokens]
-    entropy = SIGNALS["entropy_nats"].of(final)
+    entropy = SIGNALS["entropy_nats"].compute_from_logits(final)
     for layer in PLAN.layers:
         seen = {"raw": states[layer - 1], "tuned": uninterrupted.lens(states[layer - 1], layer)}
         for name, hidden in seen.items():

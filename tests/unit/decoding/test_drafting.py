@@ -26,7 +26,7 @@ def drafting(**options):
 
 
 def model(way, shallow=SUCCESSOR, deep=SUCCESSOR, gate=SURE_BUT_AFTER_3, **options):
-    table = gate if way.gated else None
+    table = gate if way.uses_gate else None
     return Partner(MarkovDecoder(np.asarray(deep, dtype=float), shallow, gate=table, **options), drafting_point(2, way))
 
 
@@ -75,7 +75,7 @@ def test_a_gate_that_lets_everything_through_drafts_as_without_one():
 
 def test_inf_asks_no_gate():
     way = drafting(threshold=math.inf, longest=3)
-    assert not way.gated
+    assert not way.uses_gate
     assert drafting_point(2, way).probes == ()
     assert draft(model(way), way, [prompt(0)], 9).rounds.tolist() == [2]
 
@@ -84,7 +84,7 @@ def test_a_gate_that_lets_nothing_through_is_plain_decoding():
     way = drafting(threshold=-1.0)
     done = draft(model(way), way, [prompt(0)], 6)
     assert done.record.emitted[0].tolist() == [1, 2, 3, 4, 5, 0]
-    assert done.drafted().tolist() == [0]
+    assert done.count_drafted().tolist() == [0]
     assert done.rounds.tolist() == [5]
 
 
@@ -139,7 +139,9 @@ def test_sampled_output_has_the_models_distribution(ids, threshold, longest, cop
     asked = np.array([*stood_before, 2, 0] if copied else [0])
     one = model(way, shallow, deep, gate=np.array([0.1, 1.0, 0.1, 1.0]))
     done = draft(one, way, [Prompt(asked)] * SAMPLES, LENGTH, temperature=1.0, seed=1)
-    assert done.drafted(ACCEPTED).sum() > 200 < done.drafted(REFUSED).sum(), "both branches must be taken often"
+    assert done.count_drafted(ACCEPTED).sum() > 200 < done.count_drafted(REFUSED).sum(), (
+        "both branches must be taken often"
+    )
     assert chance(np.array(done.record.emitted), deep, 1.0) > 0.01  # the seed is fixed
 
 

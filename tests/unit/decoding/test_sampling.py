@@ -19,7 +19,7 @@ CHANCE = 1e-4  # of a sound sampler failing; the seeds are fixed, so it passes f
 def draws(logits, temperature, count=4000, seed=3, rows=1):
     sampler = Sampler(rows, temperature, seed)
     batch = logits.repeat(rows, 1)
-    return np.array([sampler.pick(batch, list(range(rows))).tolist() for _ in range(count)])
+    return np.array([sampler.pick_next_tokens(batch, list(range(rows))).tolist() for _ in range(count)])
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -33,7 +33,7 @@ def test_draws_follow_softmax_at_the_temperature(temperature):
 
 def test_temperature_zero_is_the_argmax():
     assert set(draws(LOGITS, 0.0, 5)[:, 0]) == {3}
-    assert Sampler(2).pick(torch.stack([LOGITS, -LOGITS]), [0, 1]).tolist() == [3, 2]
+    assert Sampler(2).pick_next_tokens(torch.stack([LOGITS, -LOGITS]), [0, 1]).tolist() == [3, 2]
 
 
 def test_a_masked_token_is_never_drawn():
@@ -52,8 +52,8 @@ def test_the_seed_decides_and_rows_differ():
 def test_a_row_draws_the_same_whatever_its_neighbours_do():
     alone = Sampler(3, 1.0, 7)
     together = Sampler(3, 1.0, 7)
-    one = [int(alone.pick(LOGITS[None], [2])) for _ in range(30)]
-    both = [together.pick(LOGITS.repeat(2, 1), [0, 2]).tolist()[1] for _ in range(30)]
+    one = [int(alone.pick_next_tokens(LOGITS[None], [2])) for _ in range(30)]
+    both = [together.pick_next_tokens(LOGITS.repeat(2, 1), [0, 2]).tolist()[1] for _ in range(30)]
     assert one == both
 
 

@@ -26,8 +26,8 @@ def test_a_perfect_exit_gives_k_plus_one_tokens_a_round():
     done = self_speculate(model(), 1, [prompt(0)], 11, k=4)
     assert done.record.emitted[0].tolist() == [1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]
     assert done.rounds.tolist() == [2]  # 1 token of the prompt's own logits, then 5 + 5
-    assert done.acceptance == 1.0
-    assert done.drafted().tolist() == done.drafted(ACCEPTED).tolist() == [8]
+    assert done.acceptance_rate == 1.0
+    assert done.count_drafted().tolist() == done.count_drafted(ACCEPTED).tolist() == [8]
 
 
 def test_the_first_mismatch_ends_a_round_with_the_deep_layers_token():
@@ -35,7 +35,7 @@ def test_the_first_mismatch_ends_a_round_with_the_deep_layers_token():
     assert done.record.emitted[0].tolist() == [1, 2, 3, 4, 5, 0]
     assert done.drafts.token.tolist() == [2, 3, 3, 3, 5]
     assert done.drafts.verdict.tolist() == [ACCEPTED, ACCEPTED, REFUSED, UNREACHED, ACCEPTED]
-    assert done.acceptance == 3 / 4
+    assert done.acceptance_rate == 3 / 4
 
 
 def test_the_gate_keeps_mismatching_drafts_the_exit_is_sure_of():

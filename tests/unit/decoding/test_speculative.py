@@ -16,11 +16,11 @@ from emad_ref.decoding.speculation import (
     REFUSED,
     UNREACHED,
     VERIFIER,
-    distribution,
     draw_token,
     is_accepted,
-    residual,
+    residual_distribution,
     speculate,
+    token_distribution,
 )
 from emad_ref.errors import BadArgument
 from emad_ref.probes.signal_values import NotFinite
@@ -47,7 +47,7 @@ def test_accepting_a_draft_or_drawing_the_residual_is_the_verifiers_distribution
         return
     p, q = p / p.sum(), q / q.sum()
     kept = np.minimum(p, q)
-    assert np.abs(kept + (1 - kept.sum()) * residual(p, q) - p).max() < ROUNDING
+    assert np.abs(kept + (1 - kept.sum()) * residual_distribution(p, q) - p).max() < ROUNDING
 
 
 @pytest.mark.parametrize(("p", "q", "share"), [(0.2, 0.5, 0.4), (0.5, 0.2, 1.0), (0.0, 0.5, 0.0)])
@@ -59,7 +59,7 @@ def test_a_draft_is_accepted_with_probability_p_over_q(p, q, share):
 
 def test_equal_distributions_leave_a_residual_that_is_one():
     p = np.array([0.25, 0.75])
-    assert residual(p, p).tolist() == p.tolist()
+    assert residual_distribution(p, p).tolist() == p.tolist()
 
 
 def test_draws_follow_the_distribution_and_never_hit_zero():
@@ -70,8 +70,8 @@ def test_draws_follow_the_distribution_and_never_hit_zero():
 
 
 def test_temperature_zero_puts_everything_on_the_first_largest_logit():
-    assert distribution(np.array([[1.0, 3.0, 3.0]]), 0).tolist() == [[0.0, 1.0, 0.0]]
-    warm = distribution(np.array([1.0, 3.0, 3.0]), 2.0)
+    assert token_distribution(np.array([[1.0, 3.0, 3.0]]), 0).tolist() == [[0.0, 1.0, 0.0]]
+    warm = token_distribution(np.array([1.0, 3.0, 3.0]), 2.0)
     assert warm == pytest.approx(np.exp([0.5, 1.5, 1.5]) / np.exp([0.5, 1.5, 1.5]).sum())
 
 
@@ -82,8 +82,8 @@ def test_a_perfect_draft_gives_k_plus_one_tokens_a_round():
     done = speculate(partner(), partner(), [prompt(0)], 11, k=4)
     assert done.record.emitted[0].tolist() == [1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]
     assert done.rounds.tolist() == [2]  # 1 token of the prompt's own logits, then 5 + 5
-    assert done.acceptance == 1.0
-    assert done.drafted().tolist() == done.drafted(ACCEPTED).tolist() == [8]
+    assert done.acceptance_rate == 1.0
+    assert done.count_drafted().tolist() == done.count_drafted(ACCEPTED).tolist() == [8]
 
 
 def test_the_first_mismatch_ends_a_round_with_the_verifiers_own_token():
@@ -93,7 +93,7 @@ def test_the_first_mismatch_ends_a_round_with_the_verifiers_own_token():
     assert drafts.token.tolist() == [2, 3, 3, 3, 5]  # after 3 the draft goes on repeating itself
     assert drafts.position.tolist() == [2, 3, 4, 5, 5]
     assert drafts.verdict.tolist() == [ACCEPTED, ACCEPTED, REFUSED, UNREACHED, ACCEPTED]
-    assert done.acceptance == 3 / 4
+    assert done.acceptance_rate == 3 / 4
     assert done.rounds.tolist() == [2]
 
 
@@ -101,7 +101,7 @@ def test_a_draft_always_wrong_is_plain_decoding_one_token_a_round():
     done = speculate(partner(np.eye(V)), partner(), [prompt(0)], 5, k=3)
     assert done.record.emitted[0].tolist() == [1, 2, 3, 4, 5]
     assert done.rounds.tolist() == [4]
-    assert done.acceptance == 0.0
+    assert done.acceptance_rate == 0.0
 
 
 def test_a_stop_token_among_accepted_drafts_ends_the_row_there():
@@ -117,7 +117,7 @@ def test_a_stop_token_among_accepted_drafts_ends_the_row_there():
 def test_a_single_new_token_needs_no_draft():
     done = speculate(partner(), partner(), [prompt(0), prompt(2)], 1)
     assert [emitted.tolist() for emitted in done.record.emitted] == [[1], [3]]
-    assert done.acceptance is None
+    assert done.acceptance_rate is None
     assert done.rounds.tolist() == [0, 0]
 
 
@@ -199,8 +199,8 @@ def test_a_gate_of_zero_keeps_nothing_and_one_above_all_entropies_everything():
     )
     for a, b in zip(plain.record.emitted, shut.record.emitted, strict=True):
         assert a.tolist() == b.tolist()
-    assert shut.drafted(GATED).sum() == 0 < plain.drafted(REFUSED).sum()
-    assert open_.drafted(REFUSED).sum() == 0 < open_.drafted(GATED).sum()
+    assert shut.count_drafted(GATED).sum() == 0 < plain.count_drafted(REFUSED).sum()
+    assert open_.count_drafted(REFUSED).sum() == 0 < open_.count_drafted(GATED).sum()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -215,7 +215,7 @@ def test_a_row_is_the_same_beside_others_as_alone(temperature, gate_bits):
     pair = speculate(draft, verifier, prompts[:2], 14, **options)
     assert together.record.emitted[0].tolist() == shorter.record.emitted[0].tolist()
     assert together.record.emitted[1].tolist() == pair.record.emitted[1].tolist()
-    assert together.drafted().tolist()[:2] == pair.drafted().tolist()
+    assert together.count_drafted().tolist()[:2] == pair.count_drafted().tolist()
     assert len({*together.rounds.tolist()}) > 1 < len({len(one) for one in together.record.emitted}), "rows differ"
 
 
@@ -227,8 +227,8 @@ def test_a_row_near_its_end_drafts_no_more_for_its_neighbours():
     together = speculate(partner(draft), partner(verifier), [prompt(0), prompt(3)], 6, k=3)
     assert [emitted.tolist() for emitted in together.record.emitted] == [[1, 2, 0, 1, 2, 0], [4, 5, 3, 4, 5, 3]]
     assert together.rounds.tolist() == [2, 5]
-    assert together.drafted().tolist() == [3, 3 + 3 + 2 + 1]
-    assert together.drafted(ACCEPTED).tolist() == [3, 0]
+    assert together.count_drafted().tolist() == [3, 3 + 3 + 2 + 1]
+    assert together.count_drafted(ACCEPTED).tolist() == [3, 0]
 
 
 def test_seeds_decide_the_draws():

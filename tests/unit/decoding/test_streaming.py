@@ -7,7 +7,13 @@ import pytest
 
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.streaming import IncrementalDetokenizer, decode_stream, prompt_of, stream, stream_pair
+from emad_ref.decoding.streaming import (
+    IncrementalDetokenizer,
+    encode_prompt,
+    stream,
+    stream_decoded_tokens,
+    stream_pair,
+)
 from emad_ref.decoding.switching import SwitchingRule, switch
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import fixed_entropy_point
@@ -29,10 +35,10 @@ def tiny():
 @pytest.mark.parametrize("stops", [False, True])
 def test_tokens_and_depths_are_those_of_generate(tiny, temperature, stops):
     decoder = WalkedDecoder(tiny.stepper, POINT, seed=3, temperature=temperature)
-    prompt = prompt_of(tiny, TEXT)
+    prompt = encode_prompt(tiny, TEXT)
     stop = frozenset(tiny.tokenizer.encode(".")) if stops else frozenset()
     record = decoder.generate([prompt], 20, stop)
-    found = list(decode_stream(decoder, prompt, 20, stop))
+    found = list(stream_decoded_tokens(decoder, prompt, 20, stop))
     assert [token for token, _ in found] == record.emitted[0].tolist()
     assert [depth for _, depth in found] == record.tokens.of(0, DECODE).depth.tolist()
     assert (len(found) < 20) == stops
@@ -43,7 +49,7 @@ def test_a_pair_takes_the_turns_of_switch(tiny):
     rule = SwitchingRule(0.3, window=2, least_run=2)
     partners = [Partner(WalkedDecoder(m.stepper, full_depth(m.geometry.layers)), full_depth(m.geometry.layers))
                 for m in (nano, tiny)]  # fmt: skip
-    whole = switch(*partners, rule, [prompt_of(tiny, "Kai")], 16, stop=frozenset({0}))
+    whole = switch(*partners, rule, [encode_prompt(tiny, "Kai")], 16, stop=frozenset({0}))
     found = list(stream_pair(nano, tiny, "Kai", rule, 16))
     assert [piece.token for piece in found] == whole.record.emitted[0].tolist()
     assert [piece.model for piece in found] == [("emad-nano", "emad-tiny")[m] for m in whole.model[0]]
@@ -61,28 +67,28 @@ def test_a_character_of_several_tokens_is_one_text(name):
     tokenizer = load(name).tokenizer
     ids = tokenizer.encode("Ben: é, 😀!", add_special_tokens=False)
     words = IncrementalDetokenizer(tokenizer, ids[:2])
-    texts = [words.add(token) for token in ids[2:]]
+    texts = [words.add_token(token) for token in ids[2:]]
     assert "" in texts
     assert "😀" in texts
     assert "�" not in "".join(texts)
     assert "".join(texts).endswith(" é, 😀!")
-    assert words.rest() == ""
+    assert words.flush() == ""
 
 
 def test_a_character_that_never_comes_stands_as_its_replacement(tiny):
     first = tiny.tokenizer.encode("😀", add_special_tokens=False)[0]
     words = IncrementalDetokenizer(tiny.tokenizer)
-    assert words.add(first) == ""
-    assert words.rest() == "�"
+    assert words.add_token(first) == ""
+    assert words.flush() == "�"
 
 
 def test_a_text_without_tokens_starts_from_the_opening_token(tiny):
-    assert prompt_of(tiny, "").tokens.tolist() == [tiny.opening]
+    assert encode_prompt(tiny, "").tokens.tolist() == [tiny.opening]
 
 
 def test_an_encoder_decoder_reads_the_text_as_its_source():
     t5 = load("emad-t5-tiny")
-    prompt = prompt_of(t5, "Where is Mia?")
+    prompt = encode_prompt(t5, "Where is Mia?")
     assert prompt.tokens.tolist() == [t5.opening]
     assert prompt.source.tolist() == t5.tokenizer.encode("Where is Mia?")
     decoder = WalkedDecoder(t5.stepper, full_depth(10))
@@ -92,11 +98,11 @@ def test_an_encoder_decoder_reads_the_text_as_its_source():
 
 def test_no_new_token_is_refused(tiny):
     with pytest.raises(BadArgument, match="max_new=0"):
-        next(decode_stream(WalkedDecoder(tiny.stepper, POINT), Prompt(np.array([1])), 0))
+        next(stream_decoded_tokens(WalkedDecoder(tiny.stepper, POINT), Prompt(np.array([1])), 0))
 
 
 def test_a_prompt_is_clean_text_as_a_document_is(tiny):
-    assert prompt_of(tiny, "\ufeffa\r\nb").tokens.tolist() == prompt_of(tiny, "a\nb").tokens.tolist()
+    assert encode_prompt(tiny, "\ufeffa\r\nb").tokens.tolist() == encode_prompt(tiny, "a\nb").tokens.tolist()
     for text, said in (("a\0b", "NUL"), ("a\udcff", "half of a surrogate pair")):
         with pytest.raises(BadArgument, match=rf"prompt=.*text without {said}"):
-            prompt_of(tiny, text)
+            encode_prompt(tiny, text)

@@ -529,5 +529,5 @@ def test_a_row_that_is_not_asked_takes_its_cap_whatever_fires_beside_it(stepper,
     tokens, context = torch.tensor([[5], [6]]), stepper.frame(session.length[:, None], session.store.cache)
     caps, decided = np.full(2, LAYERS), np.zeros(2, dtype=np.int64)
     step = StepInput(tokens, context, session.store, caps, np.array(asked), decided, last=1)
-    output = AdaptiveForward(stepper, always).run(step)
+    output = AdaptiveForward(stepper, always).run_step(step)
     assert output.depth[:, 0].tolist() == [2 if each else LAYERS for each in asked]

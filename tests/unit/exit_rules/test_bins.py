@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import (
-    ancestors,
-    bin_index,
+    assign_bins,
+    assign_frequency_buckets,
     bin_names,
-    features_dropped,
-    frequency_buckets,
-    rank_edges,
+    count_features_to_drop,
+    frequency_rank_edges,
+    merged_bin_indices,
 )
 from emad_ref.point import FEATURES, BinSpec
 
@@ -41,9 +41,9 @@ def spec(*features):
     ],
 )
 def test_edges_are_those_of_the_paper_and_two_features_make_a_grid(features, expected):
-    index = bin_index(spec(*features), POSITION, CONFIDENCE, TOP1)
+    index = assign_bins(spec(*features), POSITION, CONFIDENCE, TOP1)
     assert index.tolist() == expected
-    assert spec(*features).count == (3 ** len(features))
+    assert spec(*features).bin_count == (3 ** len(features))
 
 
 def test_an_edge_of_confidence_is_rounded_as_the_probabilities_are():
@@ -51,11 +51,11 @@ def test_an_edge_of_confidence_is_rounded_as_the_probabilities_are():
     at = np.array([0.7], dtype=np.float32)
     assert at.astype(np.float64)[0] < 0.7
     for confidence in (at, at.astype(np.float64)):
-        assert bin_index(spec("confidence"), np.array([1]), confidence, np.array([0])).tolist() == [2]
+        assert assign_bins(spec("confidence"), np.array([1]), confidence, np.array([0])).tolist() == [2]
 
 
 def test_bins_keep_the_shape_of_the_tokens():
-    grid = bin_index(spec("position"), POSITION.reshape(2, 3), CONFIDENCE.reshape(2, 3), TOP1.reshape(2, 3))
+    grid = assign_bins(spec("position"), POSITION.reshape(2, 3), CONFIDENCE.reshape(2, 3), TOP1.reshape(2, 3))
     assert grid.tolist() == [[0, 0, 1], [1, 2, 2]]
 
 
@@ -71,17 +71,17 @@ def test_bins_keep_the_shape_of_the_tokens():
 def test_a_token_that_belongs_to_no_bin_is_refused_where_it_matters(feature, change, message):
     token = {"position": np.array([1, 2]), "confidence": np.array([0.1, 0.2]), "top1": np.array([0, 1])} | change
     with pytest.raises(BadArgument, match=message):
-        bin_index(spec(feature), **token)
-    assert bin_index(spec(), **token).tolist() == [0, 0]
+        assign_bins(spec(feature), **token)
+    assert assign_bins(spec(), **token).tolist() == [0, 0]
 
 
 def test_ancestors_join_the_bins_that_share_the_features_kept():
     grid = spec("position", "frequency")
-    assert ancestors(grid, 0).tolist() == list(range(9))
-    assert ancestors(grid, 1).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert ancestors(grid, 2).tolist() == [0] * 9
+    assert merged_bin_indices(grid, 0).tolist() == list(range(9))
+    assert merged_bin_indices(grid, 1).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert merged_bin_indices(grid, 2).tolist() == [0] * 9
     with pytest.raises(BadArgument, match=r"dropped=3, but expected 0–2 features"):
-        ancestors(grid, 3)
+        merged_bin_indices(grid, 3)
 
 
 @given(st.permutations(FEATURES), st.integers(0, 2), st.data())
@@ -93,26 +93,26 @@ def test_an_ancestor_is_the_bin_without_the_last_features(order, dropped, data):
         np.array([data.draw(st.floats(0, 1))]),
         np.array([data.draw(st.integers(0, 3))]),
     )
-    assert ancestors(fine, dropped)[bin_index(fine, *token)] == bin_index(coarse, *token)
+    assert merged_bin_indices(fine, dropped)[assign_bins(fine, *token)] == assign_bins(coarse, *token)
 
 
 def test_a_thin_bin_gives_up_features_until_enough_tokens_stand_behind_it():
     tokens = np.array([500, 499, 0, 200, 200, 100, 10, 0, 0])
-    assert features_dropped(spec("position", "confidence"), tokens, 500).tolist() == [0, 1, 1, 1, 1, 1, 2, 2, 2]
-    assert features_dropped(spec("position"), np.array([9, 3, 0]), 4).tolist() == [0, 1, 1]
-    assert features_dropped(spec("position"), np.array([1, 1, 1]), 500).tolist() == [1, 1, 1]
-    assert features_dropped(spec(), np.array([1]), 500).tolist() == [0]
+    assert count_features_to_drop(spec("position", "confidence"), tokens, 500).tolist() == [0, 1, 1, 1, 1, 1, 2, 2, 2]
+    assert count_features_to_drop(spec("position"), np.array([9, 3, 0]), 4).tolist() == [0, 1, 1]
+    assert count_features_to_drop(spec("position"), np.array([1, 1, 1]), 500).tolist() == [1, 1, 1]
+    assert count_features_to_drop(spec(), np.array([1]), 500).tolist() == [0]
     with pytest.raises(BadArgument, match=r"tokens=\(2,\), but expected one count per bin \(3\)"):
-        features_dropped(spec("position"), np.array([1, 2]), 500)
+        count_features_to_drop(spec("position"), np.array([1, 2]), 500)
 
 
 def test_frequency_buckets_rank_a_corpus_and_hold_about_a_third_of_it_each_under_zipf():
     vocabulary = 50_304
-    assert rank_edges(vocabulary) == (37, 1363)
+    assert frequency_rank_edges(vocabulary) == (37, 1363)
     ids = np.random.default_rng(0).permutation(vocabulary)
     counts = np.zeros(vocabulary, dtype=np.int64)
     counts[ids] = 10**9 // np.arange(1, vocabulary + 1)
-    bucket = np.frombuffer(frequency_buckets(counts), dtype=np.uint8)
+    bucket = np.frombuffer(assign_frequency_buckets(counts), dtype=np.uint8)
     assert np.bincount(bucket).tolist() == [37, 1363 - 37, vocabulary - 1363]
     assert set(bucket[ids[:37]]) == {0}
     shares = np.bincount(bucket, weights=counts) / counts.sum()
@@ -121,11 +121,11 @@ def test_frequency_buckets_rank_a_corpus_and_hold_about_a_third_of_it_each_under
 
 
 def test_equal_counts_rank_by_id_and_unseen_tokens_come_last():
-    assert list(frequency_buckets(np.array([0, 5, 5, 5, 5, 9, 0, 0]))) == [2, 0, 1, 1, 2, 0, 2, 2]
+    assert list(assign_frequency_buckets(np.array([0, 5, 5, 5, 5, 9, 0, 0]))) == [2, 0, 1, 1, 2, 0, 2, 2]
     with pytest.raises(BadArgument, match="at least 8; condition on another feature"):
-        frequency_buckets(np.array([1, 2, 3]))
+        assign_frequency_buckets(np.array([1, 2, 3]))
     with pytest.raises(BadArgument, match="the corpus is empty"):
-        frequency_buckets(np.zeros(8, dtype=np.int64))
+        assign_frequency_buckets(np.zeros(8, dtype=np.int64))
 
 
 def test_bins_have_names_for_people_in_the_order_of_their_index():

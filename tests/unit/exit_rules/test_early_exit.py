@@ -14,14 +14,14 @@ from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import (
     CONFIDENCES,
     PRUNINGS,
-    decay_factor,
     early_exit_point,
-    fires,
     fixed_entropy_point,
-    kept_vocabulary,
+    is_exit_rule_met,
+    kept_vocabulary_size,
     softmax_response_point,
+    threshold_decay_factor,
 )
-from emad_ref.point import Confidence, OperatingPoint
+from emad_ref.point import ConfidenceParameters, OperatingPoint
 from emad_ref.signals import SIGNALS, required_layers
 
 L, V = 24, 32_128  # T5-large
@@ -29,26 +29,26 @@ L, V = 24, 32_128  # T5-large
 
 @pytest.mark.parametrize(("layer", "k"), [(2, 2781), (7, 842), (19, 315), (24, 250)])
 def test_the_kept_tokens_are_the_published_ones_on_the_published_model(layer: int, k: int) -> None:
-    assert kept_vocabulary(layer, L, V) == k
+    assert kept_vocabulary_size(layer, L, V) == k
 
 
 def test_elsewhere_the_kept_share_is_that_of_the_same_relative_depth() -> None:
-    assert kept_vocabulary(4, 12, V) == kept_vocabulary(8, 24, V) == kept_vocabulary(16, 48, V)
-    assert kept_vocabulary(2, L, 4 * V) == math.floor(4 * 35_000 / (1 + 139 * 2 / 24)) == 11_125
-    assert kept_vocabulary(24, L, 2 * V) == 500, "the floor scales too"
-    assert kept_vocabulary(8, 12, 512) == 5
+    assert kept_vocabulary_size(4, 12, V) == kept_vocabulary_size(8, 24, V) == kept_vocabulary_size(16, 48, V)
+    assert kept_vocabulary_size(2, L, 4 * V) == math.floor(4 * 35_000 / (1 + 139 * 2 / 24)) == 11_125
+    assert kept_vocabulary_size(24, L, 2 * V) == 500, "the floor scales too"
+    assert kept_vocabulary_size(8, 12, 512) == 5
 
 
 @pytest.mark.parametrize(("layer", "vocabulary", "named"), [(0, V, "layer"), (25, V, "layer"), (24, 256, "vocabulary")])
 def test_a_layer_that_is_none_and_a_vocabulary_too_small_are_refused(layer: int, vocabulary: int, named: str) -> None:
     with pytest.raises(BadArgument, match=f"^{named}="):
-        kept_vocabulary(layer, L, vocabulary)
+        kept_vocabulary_size(layer, L, vocabulary)
 
 
 def test_257_tokens_are_the_least_that_leave_two() -> None:
     with pytest.raises(BadArgument, match="vocabulary=257, but expected 258 tokens"):
-        kept_vocabulary(24, L, 257)
-    assert kept_vocabulary(24, L, 258) == 2
+        kept_vocabulary_size(24, L, 257)
+    assert kept_vocabulary_size(24, L, 258) == 2
 
 
 def test_fixed_keeps_what_decaying_starts_from() -> None:
@@ -59,7 +59,7 @@ def test_fixed_keeps_what_decaying_starts_from() -> None:
     assert decaying is not None
     assert adaptive is not None
     assert fixed.kept == (842,) * 16  # layers 8 … 23
-    assert decaying.kept == tuple(kept_vocabulary(layer, L, V) for layer in range(8, 24))
+    assert decaying.kept == tuple(kept_vocabulary_size(layer, L, V) for layer in range(8, 24))
     assert (decaying.kept[0], decaying.kept[-1]) == (739, 260)
     assert (adaptive.kept, adaptive.shrink) == ((), 0.9)
 
@@ -194,7 +194,7 @@ def test_an_unknown_pruning_and_one_without_a_layer_are_refused() -> None:
 )
 def test_a_confidence_that_means_nothing_is_refused(change: dict[str, object], named: str, message: str) -> None:
     with pytest.raises(BadArgument, match=f"^{named}=") as refused:
-        Confidence(**{"minimum": 4, **change})  # type: ignore[arg-type]
+        ConfidenceParameters(**{"minimum": 4, **change})  # type: ignore[arg-type]
     assert message in str(refused.value)
 
 
@@ -212,9 +212,9 @@ PRUNED = early_exit_point("softmax_response", 8, V, 4, pruning="fixed")
         (JSD, {"probes": (4, 6, 7), "thresholds": ((1.0,) * 3,)}, "probes", "(4, 5, 6, 7), the layers"),
         (JSD, {"schedule": "chunked", "period": 4}, "confidence", "a schedule of monotone, free_eager"),
         (JSD, {"interpolate": True}, "confidence", "exits at probes"),
-        (PRUNED, {"confidence": Confidence(4, kept=(9, 9))}, "confidence.kept", "after the minimum layer, 3"),
+        (PRUNED, {"confidence": ConfidenceParameters(4, kept=(9, 9))}, "confidence.kept", "after the minimum layer, 3"),
         (PRUNED, {"signal": "saturation"}, "confidence", "no pruning for saturation"),
-        (PRUNED, {"confidence": Confidence(3, kept=(9, 9, 9))}, "probes", "(3, 4, 5, 6, 7)"),
+        (PRUNED, {"confidence": ConfidenceParameters(3, kept=(9, 9, 9))}, "probes", "(3, 4, 5, 6, 7)"),
     ],
 )  # fmt: skip
 def test_a_point_and_its_confidence_must_fit(
@@ -236,34 +236,42 @@ def test_nothing_may_fire_below_the_minimum_layer() -> None:
 
 
 def test_a_decaying_threshold_starts_whole_and_ends_at_nine_tenths() -> None:
-    assert decay_factor((4.0, 100), np.array([0])).tolist() == [1.0]
+    assert threshold_decay_factor((4.0, 100), np.array([0])).tolist() == [1.0]
     expected = [0.9 + 0.1 * math.exp(-4 * t / 100) for t in (1, 50, 100)]
-    assert np.allclose(decay_factor((4.0, 100), np.array([1, 50, 100])), expected)
-    assert decay_factor((1e3, 100), np.array([10**6])).tolist() == [0.9]
-    assert decay_factor((0.0, 100), np.array([7])).tolist() == [1.0]
+    assert np.allclose(threshold_decay_factor((4.0, 100), np.array([1, 50, 100])), expected)
+    assert threshold_decay_factor((1e3, 100), np.array([10**6])).tolist() == [0.9]
+    assert threshold_decay_factor((0.0, 100), np.array([7])).tolist() == [1.0]
 
 
 def test_later_tokens_fire_at_less_confidence() -> None:
     point = replace(softmax_response_point(12, (4,), 0.9), decay=(4.0, 10))
     signal = np.array([0.9, 0.89, 0.85, 0.85, 0.80, np.nan], dtype=np.float32)
-    assert fires(point, 0, signal, decided=np.array([0, 0, 0, 9, 99, 99])).tolist() == [
+    assert is_exit_rule_met(point, 0, signal, decided=np.array([0, 0, 0, 9, 99, 99])).tolist() == [
         True, False, False, True, False, False,
     ]  # fmt: skip
     grid = np.full((3, 2), 0.87, dtype=np.float32)
-    assert fires(point, 0, grid, decided=np.array([0, 2, 9])[:, None]).tolist() == [[False] * 2, [True] * 2, [True] * 2]
+    assert is_exit_rule_met(point, 0, grid, decided=np.array([0, 2, 9])[:, None]).tolist() == [
+        [False] * 2,
+        [True] * 2,
+        [True] * 2,
+    ]
 
 
 def test_a_threshold_that_never_fires_does_not_decay_into_one_that_does() -> None:
     point = replace(softmax_response_point(12, (4,), math.inf), decay=(4.0, 10))
-    assert not fires(point, 0, np.ones(2, dtype=np.float32), decided=np.array([0, 10**6])).any()
+    assert not is_exit_rule_met(point, 0, np.ones(2, dtype=np.float32), decided=np.array([0, 10**6])).any()
 
 
 def test_constant_thresholds_ask_for_no_index_and_decaying_ones_do() -> None:
     signal = np.array([0.95], dtype=np.float32)
     plain = softmax_response_point(12, (4,), 0.9)
-    assert fires(plain, 0, signal, decided=np.array([3])).tolist() == fires(plain, 0, signal).tolist() == [True]
+    assert (
+        is_exit_rule_met(plain, 0, signal, decided=np.array([3])).tolist()
+        == is_exit_rule_met(plain, 0, signal).tolist()
+        == [True]
+    )
     with pytest.raises(BadArgument, match="decided=None, but expected the index of every decided token"):
-        fires(replace(plain, decay=(4.0, 10)), 0, signal)
+        is_exit_rule_met(replace(plain, decay=(4.0, 10)), 0, signal)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import (
     default_probes,
     entropy_matched_point,
-    fires,
+    extrapolate_exit_layers,
     fixed_entropy_point,
-    format_distinct,
     format_number,
-    planned_exits,
+    format_numbers_distinctly,
+    is_exit_rule_met,
     softmax_response_point,
 )
 from emad_ref.point import BinSpec, OperatingPoint
@@ -57,10 +57,10 @@ def test_margins_that_two_decimals_confuse_have_names_of_their_own():
 def test_numbers_told_apart_read_back_as_different_values(numbers, little):
     """As short as the others allow: a number that has no neighbour keeps its short form."""
     numbers = [*numbers, *(number + little for number in numbers[:3])]
-    texts = format_distinct(numbers)
+    texts = format_numbers_distinctly(numbers)
     assert [a == b for a in numbers for b in numbers] == [float(a) == float(b) for a in texts for b in texts]
-    assert format_distinct(numbers[:1]) == [format_number(number) for number in numbers[:1]]
-    assert format_distinct([0.3, 0.300001, 0.30001, 0.3]) == ["0.30", "0.300001", "0.30001", "0.30"]
+    assert format_numbers_distinctly(numbers[:1]) == [format_number(number) for number in numbers[:1]]
+    assert format_numbers_distinctly([0.3, 0.300001, 0.30001, 0.3]) == ["0.30", "0.300001", "0.30001", "0.30"]
 
 
 def test_a_missing_target_is_refused():
@@ -79,7 +79,9 @@ def test_a_fixed_threshold_is_the_same_at_every_probe():
 def test_a_rule_fires_at_or_below_its_threshold(signal):
     point = entropy_matched_point(12, PROBES, TARGETS)
     expected = [[np.float32(row[i]) <= np.float32(TARGETS[i]) for i in range(3)] for row in signal]
-    found = np.stack([fires(point, probe, signal[:, probe].astype(np.float32)) for probe in range(3)], axis=1)
+    found = np.stack(
+        [is_exit_rule_met(point, probe, signal[:, probe].astype(np.float32)) for probe in range(3)], axis=1
+    )
     assert found.tolist() == expected
 
 
@@ -87,7 +89,7 @@ def test_equality_fires_and_nothing_else_that_is_close():
     point = fixed_entropy_point(12, (4,), 0.7)
     threshold = np.float32(0.7)
     signal = np.array([threshold, np.nextafter(threshold, np.float32(1)), np.nan, np.inf, -np.inf], dtype=np.float32)
-    assert fires(point, 0, signal).tolist() == [True, False, False, False, True]
+    assert is_exit_rule_met(point, 0, signal).tolist() == [True, False, False, False, True]
 
 
 def test_a_threshold_is_rounded_as_the_signals_are():
@@ -95,7 +97,11 @@ def test_a_threshold_is_rounded_as_the_signals_are():
     point = fixed_entropy_point(12, (4,), 0.3)  # float32(0.3) > 0.3
     signal = np.array([0.3], dtype=np.float32)
     assert signal.astype(np.float64)[0] > 0.3
-    assert fires(point, 0, signal).tolist() == fires(point, 0, signal.astype(np.float64)).tolist() == [True]
+    assert (
+        is_exit_rule_met(point, 0, signal).tolist()
+        == is_exit_rule_met(point, 0, signal.astype(np.float64)).tolist()
+        == [True]
+    )
 
 
 def test_each_bin_has_its_own_threshold_and_none_is_guessed():
@@ -103,17 +109,17 @@ def test_each_bin_has_its_own_threshold_and_none_is_guessed():
         fixed_entropy_point(12, (4,), 0.7), bins=BinSpec(("position",)), thresholds=((0.7,), (0.1,), (0.4,))
     )
     signal = np.full((2, 3), 0.3)
-    assert fires(point, 0, signal, np.array([[0, 1, 2], [1, 1, 0]])).tolist() == [
+    assert is_exit_rule_met(point, 0, signal, np.array([[0, 1, 2], [1, 1, 0]])).tolist() == [
         [True, False, True],
         [False, False, True],
     ]
     with pytest.raises(BadArgument, match="bins=None, but expected a bin in 0–2"):
-        fires(point, 0, signal)
+        is_exit_rule_met(point, 0, signal)
 
 
 def test_a_signal_that_rises_fires_at_or_above_its_threshold():
     signal = np.array([0.89, 0.9, 0.95, np.nan], dtype=np.float32)
-    assert fires(softmax_response_point(12, (4,), 0.9), 0, signal).tolist() == [False, True, True, False]
+    assert is_exit_rule_met(softmax_response_point(12, (4,), 0.9), 0, signal).tolist() == [False, True, True, False]
 
 
 def interpolating(thresholds: tuple[float, ...]) -> OperatingPoint:
@@ -123,13 +129,19 @@ def interpolating(thresholds: tuple[float, ...]) -> OperatingPoint:
 def test_exits_between_probes_lie_where_the_line_meets_the_threshold():
     """Readings 2.0 and 1.2 at layers 2 and 6 fall by 0.2 a layer; τ from 0.8 at 6 to 0.4 at 10 is met at 10 only."""
     before, here = np.float32(2.0), np.float32(1.2)
-    assert planned_exits(interpolating((0.0, 0.8, 0.4)), 1, np.array([before]), np.array([here])).tolist() == [0]
+    assert extrapolate_exit_layers(
+        interpolating((0.0, 0.8, 0.4)), 1, np.array([before]), np.array([here])
+    ).tolist() == [0]
     # τ flat at 0.8: 1.2 − 0.2·2 = 0.8 at layer 8
-    assert planned_exits(interpolating((0.0, 0.8, 0.81)), 1, np.array([before]), np.array([here])).tolist() == [8]
-    assert planned_exits(interpolating((0.0, 1.1, 1.1)), 1, np.array([before]), np.array([here])).tolist() == [7]
+    assert extrapolate_exit_layers(
+        interpolating((0.0, 0.8, 0.81)), 1, np.array([before]), np.array([here])
+    ).tolist() == [8]
+    assert extrapolate_exit_layers(
+        interpolating((0.0, 1.1, 1.1)), 1, np.array([before]), np.array([here])
+    ).tolist() == [7]
 
 
 def test_there_is_no_line_at_the_first_probe_and_no_threshold_after_the_last():
     point = interpolating((9.0, 9.0, 9.0))
-    assert planned_exits(point, 0, np.zeros(2), np.zeros(2)).tolist() == [0, 0]
-    assert planned_exits(point, 2, np.zeros(2), np.zeros(2)).tolist() == [0, 0]
+    assert extrapolate_exit_layers(point, 0, np.zeros(2), np.zeros(2)).tolist() == [0, 0]
+    assert extrapolate_exit_layers(point, 2, np.zeros(2), np.zeros(2)).tolist() == [0, 0]

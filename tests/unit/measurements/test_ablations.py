@@ -537,7 +537,7 @@ def test_conditioning_counts_bins_that_fell_back_and_names_them(run: ModelMeasur
     by_name = {row["features"]: row for row in found}
     assert len(by_name) == 1 + len(ablations.CONDITIONINGS)
     profile = run.traces.calibrated(features=("position",))
-    assert by_name["position"]["bins"] == profile.bins.count == 3
+    assert by_name["position"]["bins"] == profile.bins.bin_count == 3
     assert by_name["position"]["fallen back"] == sum(dropped > 0 for dropped in profile.fallbacks) > 0
     assert any(note.startswith("small: position: fewer than") for note in notes)
 

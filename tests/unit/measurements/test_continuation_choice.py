@@ -20,7 +20,7 @@ from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import full_depth
-from emad_ref.replay import sequence_sums
+from emad_ref.replay import sum_by_sequence
 from emad_ref.tasks.scoring import (
     CONTEXT_TOKENS,
     CONTINUATION_CHOICE,
@@ -89,7 +89,7 @@ def test_answers_and_likelihoods_are_those_of_a_plain_forward(nano: LoadedModel,
     depth = point.ceiling if point is FULL else 1
     expected, items = reference(nano, run, depth), run.scored._own[CONTINUATION_CHOICE]
     trace = take_trace(nano.stepper, token_sequences(items))
-    ours = -sequence_sums(trace, trace.nll_nats[:, depth - 1]).reshape(expected.shape) / CONTINUATION_TOKENS
+    ours = -sum_by_sequence(trace, trace.nll_nats[:, depth - 1]).reshape(expected.shape) / CONTINUATION_TOKENS
     np.testing.assert_allclose(ours, expected, atol=2e-4)  # float32 states against float64, 24 terms averaged
     answers = [item.example.answer_index for item in items]
     right = run.scored.correct(CONTINUATION_CHOICE, point)

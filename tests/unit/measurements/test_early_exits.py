@@ -14,7 +14,7 @@ from scipy.special import softmax
 from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import lens_logits
 from emad_ref.errors import BadArgument, RunStopped
-from emad_ref.exit_rules import kept_vocabulary
+from emad_ref.exit_rules import kept_vocabulary_size
 from emad_ref.measurements import early_exit_tasks, early_exits
 from emad_ref.measurements import early_exit_tasks as exit_tasks
 from emad_ref.measurements.early_exit_tasks import ITEMS, TASKS, WORLD, exact_match, score_answer
@@ -192,9 +192,9 @@ def test_costs_are_per_item(evidence: ModelMeasurements) -> None:
 
 
 def test_the_least_vocabulary_is_the_least_that_can_be_pruned() -> None:
-    assert kept_vocabulary(8, 8, LEAST_VOCABULARY) == 2
+    assert kept_vocabulary_size(8, 8, LEAST_VOCABULARY) == 2
     with pytest.raises(BadArgument, match="two can be kept"):
-        kept_vocabulary(8, 8, LEAST_VOCABULARY - 1)
+        kept_vocabulary_size(8, 8, LEAST_VOCABULARY - 1)
 
 
 def test_rows_about_plain_documents_are_refused_with_a_reason(evidence: ModelMeasurements) -> None:

@@ -22,7 +22,7 @@ from emad_ref.measurements.study import BUDGETS
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.generation import LOOKUP
 from emad_ref.point import Estimator, OperatingPoint, ScheduleName, full_depth
-from emad_ref.probes.tuned_lens import attached_lens
+from emad_ref.probes.tuned_lens import get_attached_lens
 from emad_ref.protocol import Request, Unsupported
 from emad_ref.report.figures import render_figure_svg
 from emad_ref.screening.drafts import COPIES_ALONE, LENS_DRAFTS, OWN_HEAD_DRAFTS
@@ -95,7 +95,7 @@ def test_where_none_is_brought_one_is_found_on_the_runs_own_text(monkeypatch: py
     assert evidence.learned_exit.missing == ""
     assert evidence.learned_exit.exit is evidence.learned_exit.exit
     assert asked == [ScreeningSettings(corpus="self", documents=240, seed=3)]
-    assert attached_lens(evidence.subject.stepper, evidence.learned_exit.exit.fitted.lens.digest) is not None
+    assert get_attached_lens(evidence.subject.stepper, evidence.learned_exit.exit.fitted.lens.digest) is not None
 
 
 def test_without_an_exit_nothing_is_claimed_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ from emad_ref.models.model_spec import FingerprintMismatch, stored_folder
 from emad_ref.models.quantisation import int8_copy
 from emad_ref.models.snapshots import ModelMutatedError, ModelSnapshot
 from emad_ref.point import OperatingPoint, full_depth, truncated
-from emad_ref.probes.tuned_lens import attached_lens
+from emad_ref.probes.tuned_lens import get_attached_lens
 from emad_ref.protocol import ModelRef, Request, Unsupported
 from emad_ref.screening.settings import traced_token_flops
 from tests.decoders.cached import CachedDecoder
@@ -114,13 +114,13 @@ def test_the_copy_reads_through_the_judges_lenses_and_through_none_of_their_tens
     for seed in (0, 1):
         digest = attached(nano.stepper, [1, 2], seed=seed)
         copy = lending.ref.load().stepper
-        mine, lent = (attached_lens(stepper, digest) for stepper in (nano.stepper, copy))
+        mine, lent = (get_attached_lens(stepper, digest) for stepper in (nano.stepper, copy))
         state = torch.randn(3, nano.geometry.hidden)
         assert torch.equal(mine(state, 2), lent(state, 2))
         lent.translators[2].bias.zero_()
         assert not torch.equal(mine(state, 2), lent(state, 2))
     assert lending.ref.load().stepper is copy
-    assert not attached_lens(copy, digest).translators[2].bias.any(), "what a decoder did to its own is left to it"
+    assert not get_attached_lens(copy, digest).translators[2].bias.any(), "what a decoder did to its own is left to it"
 
 
 def test_a_decoder_of_somebody_else_decodes_through_a_lens(nano):

@@ -12,11 +12,11 @@ from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point, softmax_response_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import Confidence, OperatingPoint
-from emad_ref.probes.contrast import score_function
+from emad_ref.point import ConfidenceParameters, OperatingPoint
+from emad_ref.probes.contrast import get_score_function
 from emad_ref.probes.probe import ContrastProbe, FullSoftmaxProbe, Probe, PrunedProbe, SaturationProbe, make_probe
-from emad_ref.probes.pruned_vocabulary import adaptive_size
-from emad_ref.probes.signal_values import NotFinite, ProbeOutput, saturation, softmax_response
+from emad_ref.probes.pruned_vocabulary import adaptive_vocabulary_size
+from emad_ref.probes.signal_values import NotFinite, ProbeOutput, hidden_state_cosine, softmax_response
 from emad_ref.record import READOUTS, Work
 from emad_ref.signals import log_probabilities
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -29,7 +29,7 @@ EXACT = 1e-12  # float64, sums of 32 products in another order
 def point(signal: str, **changes: object) -> OperatingPoint:
     """Probes from layer 2 of 6 on; ``changes``: fields of its confidence."""
     plain = early_exit_point(signal, LAYERS, VOCABULARY, MINIMUM)
-    return replace(plain, confidence=replace(plain.confidence or Confidence(MINIMUM), **changes))
+    return replace(plain, confidence=replace(plain.confidence or ConfidenceParameters(MINIMUM), **changes))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def climb(
 ) -> dict[int, ProbeOutput]:
     """What every probe of one step shows, no row stopping."""
     counted = Work.none(LAYERS) if work is None else work
-    watch.begin()
+    watch.begin_step()
     return {probe: watch.read(states[probe], i, counted) for i, probe in enumerate(point.probes)}
 
 
@@ -96,11 +96,11 @@ def test_saturation_is_the_cosine_with_the_layer_below_and_runs_no_head(
 
 def test_a_state_is_most_like_itself_and_nothing_is_like_no_state() -> None:
     h = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(saturation(h, 2 * h), torch.ones(3))
-    assert torch.allclose(saturation(h, -h), -torch.ones(3))
-    assert saturation(h.half(), h.half()).dtype == torch.float32
-    assert saturation(h, 0 * h).tolist() == saturation(0 * h, 0 * h).tolist() == [0.0] * 3
-    assert torch.isnan(saturation(h, torch.nan * h)).all()
+    assert torch.allclose(hidden_state_cosine(h, 2 * h), torch.ones(3))
+    assert torch.allclose(hidden_state_cosine(h, -h), -torch.ones(3))
+    assert hidden_state_cosine(h.half(), h.half()).dtype == torch.float32
+    assert hidden_state_cosine(h, 0 * h).tolist() == hidden_state_cosine(0 * h, 0 * h).tolist() == [0.0] * 3
+    assert torch.isnan(hidden_state_cosine(h, torch.nan * h)).all()
 
 
 def test_every_probe_of_a_contrast_is_a_full_head_below_the_minimum_layer_too(
@@ -122,7 +122,7 @@ def test_a_contrast_sees_the_logits_of_shallower_probes(stepper: Stepper, states
     seen = climb(make_probe(stepper, point), point, states)
     for layer in (3, 4, 5):
         log_probs = {m: log_probabilities(logits[m]) for m in range(2, layer + 1)}
-        expected = score_function("jsd_contrast")(point.confidence, layer, logits[layer], log_probs)
+        expected = get_score_function("jsd_contrast")(point.confidence, layer, logits[layer], log_probs)
         assert torch.equal(seen[layer].signal, expected.signal)
         assert torch.equal(seen[layer].logits, expected.logits)
 
@@ -156,7 +156,7 @@ def test_the_adaptive_rule_keeps_fewer_of_what_it_is_surer_of(
     seen = climb(make_probe(wild, point), point, peaked, work)
     size = torch.full((ROWS,), VOCABULARY)
     for layer in (3, 4, 5):
-        wanted = [adaptive_size(VOCABULARY, 0.9, float(c)) for c in seen[layer - 1].signal]
+        wanted = [adaptive_vocabulary_size(VOCABULARY, 0.9, float(c)) for c in seen[layer - 1].signal]
         size = torch.minimum(size, torch.tensor(wanted))
         assert torch.isfinite(seen[layer].logits).sum(dim=1).tolist() == size.tolist()
         assert work.readout_macs[SUBSET, layer - 1] == int(size.sum()) * 16 + ROWS * 32 * 16
@@ -170,7 +170,7 @@ def test_before_it_is_defined_the_jsd_score_adapts_by_the_readouts_own_response(
     point = POINTS["combined"]
     seen = climb(make_probe(stepper, point), point, states)
     assert torch.isnan(seen[2].signal).all()
-    wanted = [adaptive_size(VOCABULARY, 0.9, float(c)) for c in softmax_response(stepper.logits(states[2]))]
+    wanted = [adaptive_vocabulary_size(VOCABULARY, 0.9, float(c)) for c in softmax_response(stepper.logits(states[2]))]
     assert torch.isfinite(seen[3].logits).sum(dim=1).tolist() == wanted
 
 
@@ -202,15 +202,15 @@ def test_rows_that_stop_take_what_is_remembered_of_them_along(
     point, work, staying = named[1], Work.none(LAYERS), torch.tensor([0, 3])
     whole = climb(make_probe(stepper, point), point, states)
     watch = make_probe(stepper, point)
-    watch.begin()
-    watch.keep(torch.arange(ROWS))  # before anything was seen
+    watch.begin_step()
+    watch.keep_rows(torch.arange(ROWS))  # before anything was seen
     for i, probe in enumerate(point.probes):
         left = probe > 3
         seen = watch.read(states[probe][staying] if left else states[probe], i, work)
         expected = whole[probe].signal[staying] if left else whole[probe].signal
         assert torch.allclose(seen.signal, expected, atol=EXACT, equal_nan=True)
         if probe == 3:
-            watch.keep(staying)
+            watch.keep_rows(staying)
 
 
 @torch.inference_mode()
@@ -230,7 +230,7 @@ def test_rows_out_of_step_with_the_memory_are_an_error(
     stepper: Stepper, states: dict[int, torch.Tensor], named: tuple[str, OperatingPoint]
 ) -> None:
     watch, work = make_probe(stepper, named[1]), Work.none(LAYERS)
-    watch.begin()
+    watch.begin_step()
     watch.read(states[2], 0, work)
     with pytest.raises(AssertionError, match="4 rows are remembered, 3 are shown"):
         watch.read(states[3][:3], 1, work)
@@ -251,7 +251,7 @@ def test_rows_that_stop_elsewhere_emit_from_a_full_head(
 ) -> None:
     work = Work.none(LAYERS)
     with torch.inference_mode():
-        logits = make_probe(stepper, named[1]).emit(states[6][:3, None], 6, work)
+        logits = make_probe(stepper, named[1]).emit_logits(states[6][:3, None], 6, work)
         assert torch.equal(logits, stepper.logits(states[6][:3, None]))
     assert work.readout_rows[FULL].tolist() == [0, 0, 0, 0, 0, 3]
 

@@ -13,7 +13,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator
 from emad_ref.probes import estimators
-from emad_ref.probes.estimators import READERS, entropy_reader
+from emad_ref.probes.estimators import READERS, make_entropy_reader
 from emad_ref.probes.signal_values import entropy_nats
 from emad_ref.record import READOUTS
 from tests.small import VOCABULARY, small_model
@@ -42,7 +42,7 @@ def hidden():
 
 @pytest.mark.parametrize("estimator", EVERY, ids=lambda e: e.name)
 def test_a_reading_has_one_value_per_row_and_names_its_kind(stepper, hidden, estimator):
-    reader = entropy_reader(stepper, estimator, PROBES)
+    reader = make_entropy_reader(stepper, estimator, PROBES)
     with torch.inference_mode():
         reading = reader.read(hidden, 1)
     assert reader.kind == estimator.kind
@@ -56,7 +56,7 @@ def test_a_reading_has_one_value_per_row_and_names_its_kind(stepper, hidden, est
 
 @torch.inference_mode()
 def test_the_full_readers_logits_are_the_output_distribution(stepper, hidden):
-    reading = entropy_reader(stepper, Estimator(), PROBES).read(hidden, 0)
+    reading = make_entropy_reader(stepper, Estimator(), PROBES).read(hidden, 0)
     assert torch.equal(reading.logits, stepper.logits(hidden))
     assert torch.equal(reading.entropy_nats, entropy_nats(reading.logits))
     assert torch.equal(reading.top1, reading.logits.argmax(dim=1))
@@ -66,21 +66,21 @@ def test_the_full_readers_logits_are_the_output_distribution(stepper, hidden):
 @torch.inference_mode()
 def test_a_correction_moves_the_entropy_of_its_probe_and_nothing_else(stepper, hidden, estimator):
     parameters = {name: getattr(estimator, name) for name in ("kind", "k", "rank", "search")}
-    reader = entropy_reader(stepper, Estimator(**parameters, correction=LINES), PROBES)
-    raw = reader.raw(hidden)
+    reader = make_entropy_reader(stepper, Estimator(**parameters, correction=LINES), PROBES)
+    raw = reader.read_uncorrected(hidden)
     for probe, (slope, intercept) in enumerate(LINES):
         reading = reader.read(hidden, probe)
         assert torch.allclose(reading.entropy_nats, slope * raw.entropy_nats + intercept)
         assert torch.equal(reading.top1, raw.top1)
         assert torch.equal(reading.top1_probability, raw.top1_probability)
-    uncorrected = entropy_reader(stepper, estimator, PROBES)
+    uncorrected = make_entropy_reader(stepper, estimator, PROBES)
     assert torch.equal(uncorrected.read(hidden, 1).entropy_nats, raw.entropy_nats)
 
 
 @pytest.mark.parametrize("estimator", EVERY, ids=lambda e: e.name)
 @torch.inference_mode()
 def test_a_decision_takes_the_entropy_that_a_trace_records(stepper, hidden, estimator):
-    reader = entropy_reader(stepper, estimator, PROBES)
+    reader = make_entropy_reader(stepper, estimator, PROBES)
     for probe in range(len(PROBES)):
         assert torch.equal(reader.entropy_nats(hidden, probe), reader.read(hidden, probe).entropy_nats)
 
@@ -89,7 +89,7 @@ def test_a_decision_takes_the_entropy_that_a_trace_records(stepper, hidden, esti
 @torch.inference_mode()
 def test_known_logits_are_read_instead_of_computed_again(stepper, hidden, estimator):
     """By readers of all exact logits; others read less than a head computes."""
-    reader, own = entropy_reader(stepper, estimator, PROBES), stepper.logits(hidden)
+    reader, own = make_entropy_reader(stepper, estimator, PROBES), stepper.logits(hidden)
     alone, known, others = (reader.read(hidden, 0, logits) for logits in (None, own, 0.5 * own))
     assert torch.allclose(known.entropy_nats, alone.entropy_nats, rtol=1e-12)
     assert torch.equal(known.top1, alone.top1)
@@ -99,16 +99,16 @@ def test_known_logits_are_read_instead_of_computed_again(stepper, hidden, estima
 
 @torch.inference_mode()
 def test_the_linear_probe_reads_the_normed_state_and_knows_no_token(stepper, hidden):
-    reader = entropy_reader(stepper, EVERY[-1], PROBES)
+    reader = make_entropy_reader(stepper, EVERY[-1], PROBES)
     reading = reader.read(hidden, 1)
     weights = torch.tensor(WEIGHTS[1], dtype=torch.float64)
     assert torch.allclose(reading.entropy_nats, stepper.normed(hidden) @ weights[:-1] + weights[-1])
-    lined = entropy_reader(stepper, replace(EVERY[-1], correction=LINES), PROBES)
+    lined = make_entropy_reader(stepper, replace(EVERY[-1], correction=LINES), PROBES)
     assert torch.allclose(lined.entropy_nats(hidden, 1), 0.5 * reading.entropy_nats + 3.0)
     assert (reading.top1 == -1).all()
     assert torch.isnan(reading.top1_probability).all()
     with pytest.raises(BadArgument, match="an estimator that reads any layer; read it at its probes"):
-        reader.raw(hidden)
+        reader.read_uncorrected(hidden)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "phi"])
@@ -121,14 +121,14 @@ def test_a_softcap_and_a_bias_of_the_head_are_seen(family):
     stepper = CausalStepper(model)
     assert (stepper.softcap if family == "gemma2" else stepper.unembedding_bias) is not None
     states = 3 * torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    whole = entropy_reader(stepper, Estimator(), PROBES).raw(states)
+    whole = make_entropy_reader(stepper, Estimator(), PROBES).read_uncorrected(states)
     for estimator, logits in (
         (Estimator("topk", k=VOCABULARY), None),
         (Estimator("topk", k=VOCABULARY), whole.logits),
         (Estimator("topk", k=VOCABULARY, search="lowrank", rank=HIDDEN), None),
         (Estimator("lowrank", k=VOCABULARY, rank=HIDDEN), None),
     ):
-        reading = entropy_reader(stepper, estimator, PROBES).read(states, 0, logits)
+        reading = make_entropy_reader(stepper, estimator, PROBES).read(states, 0, logits)
         # Gemma's norm computes in float32 also for float64 models, and batches differ
         assert torch.allclose(reading.entropy_nats, whole.entropy_nats, atol=1e-6), estimator.name
         assert torch.equal(reading.top1, whole.top1), estimator.name
@@ -139,8 +139,10 @@ def test_the_projection_in_front_of_the_head_is_charged(stepper):
     narrow = CausalStepper(small_model("opt_350m"))
     width = narrow.unembedding.shape[1]
     assert width < HIDDEN
-    assert entropy_reader(narrow, Estimator("topk", k=8), PROBES).macs_per_row == VOCABULARY * width + HIDDEN * width
-    assert entropy_reader(stepper, Estimator("topk", k=8), PROBES).macs_per_row == VOCABULARY * HIDDEN
+    assert (
+        make_entropy_reader(narrow, Estimator("topk", k=8), PROBES).macs_per_row == VOCABULARY * width + HIDDEN * width
+    )
+    assert make_entropy_reader(stepper, Estimator("topk", k=8), PROBES).macs_per_row == VOCABULARY * HIDDEN
 
 
 def test_factors_are_built_once_per_stepper_and_freed_with_it(monkeypatch):
@@ -150,8 +152,8 @@ def test_factors_are_built_once_per_stepper_and_freed_with_it(monkeypatch):
         monkeypatch.setattr(estimators, name, lambda *given, of=compute: built.append(given[1:2]) or of(*given))
     stepper = CausalStepper(small_model("gpt_neox"))
     for rank, k in ((4, 8), (4, 16), (6, 8), (4, 8)):
-        entropy_reader(stepper, Estimator("lowrank", k=k, rank=rank), PROBES)
-        entropy_reader(stepper, Estimator("topk", k=k, rank=rank, search="lowrank"), PROBES)
+        make_entropy_reader(stepper, Estimator("lowrank", k=k, rank=rank), PROBES)
+        make_entropy_reader(stepper, Estimator("topk", k=k, rank=rank, search="lowrank"), PROBES)
     assert built == [(), (4,), (6,)], "the axes once, and the factors of each rank once"
     alive = weakref.ref(stepper)
     del stepper
@@ -162,8 +164,8 @@ def test_factors_are_built_once_per_stepper_and_freed_with_it(monkeypatch):
 def test_factors_built_in_inference_mode_serve_outside_it(hidden):
     stepper = CausalStepper(small_model("gpt_neox"))
     with torch.inference_mode():
-        reader = entropy_reader(stepper, Estimator("lowrank", k=8, rank=4), PROBES)
-    assert torch.isfinite(reader.raw(hidden).entropy_nats).all()
+        reader = make_entropy_reader(stepper, Estimator("lowrank", k=8, rank=4), PROBES)
+    assert torch.isfinite(reader.read_uncorrected(hidden).entropy_nats).all()
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,7 @@ def test_factors_built_in_inference_mode_serve_outside_it(hidden):
 )
 def test_what_does_not_fit_the_model_or_the_probes_is_refused(stepper, estimator, message):
     with pytest.raises(BadArgument, match=message):
-        entropy_reader(stepper, estimator, PROBES)
+        make_entropy_reader(stepper, estimator, PROBES)
 
 
 def test_every_kind_of_estimator_has_a_reader():

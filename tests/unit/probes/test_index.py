@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emad_ref.errors import BadArgument
-from emad_ref.probes.estimators import ExactIndex, FaissIndex, FaissMissing, recall
+from emad_ref.probes.estimators import ExactIndex, FaissIndex, FaissNotInstalled, recall_at_k
 
 VOCABULARY, WIDTH, TOPICS = 900, 24, 30
 
@@ -57,7 +57,7 @@ def test_searching_every_list_is_exact(approximate, rows, states, bias, biased):
     values, ids = index.search(states, 40)
     exact, exact_ids = ExactIndex(rows, with_bias).search(states, 40)
     assert torch.allclose(values, exact, atol=1e-4)
-    assert recall(ids, exact_ids).min() >= 39 / 40
+    assert recall_at_k(ids, exact_ids).min() >= 39 / 40
 
 
 @pytest.mark.parametrize("searched", [2, 6, 12])
@@ -72,7 +72,7 @@ def test_values_are_the_logits_of_the_ids_and_never_above_the_exact_ones(approxi
 def test_recall_and_cost_grow_with_the_lists_searched(approximate, rows, states):
     exact = ExactIndex(rows).search(states, 20)[1]
     indices = [approximate(rows, lists_searched=n) for n in (3, 8, 30)]
-    recalls = [float(recall(index.search(states, 20)[1], exact).mean()) for index in indices]
+    recalls = [float(recall_at_k(index.search(states, 20)[1], exact).mean()) for index in indices]
     costs = [index.macs_per_row(20) for index in indices]
     assert recalls == sorted(recalls)
     assert costs == sorted(costs)
@@ -90,17 +90,17 @@ def test_rows_are_searched_alike_alone_and_in_a_batch(approximate, rows, states)
 
 def test_a_search_reads_at_least_the_lists_asked_for_and_enough_for_twice_k(approximate, rows):
     index = approximate(rows, lists_searched=2)
-    assert index.lists_searched(1) == 2
-    fewest = [index.lists_searched(k) for k in (10, 100, VOCABULARY)]
+    assert index.count_lists_to_search(1) == 2
+    fewest = [index.count_lists_to_search(k) for k in (10, 100, VOCABULARY)]
     assert 2 < fewest[0] < fewest[1] < fewest[2] == 30
     assert index._fewest[fewest[1] - 1] >= 200 > index._fewest[fewest[1] - 2]
 
 
 def test_recall_counts_ids_in_any_order():
     found, exact = torch.tensor([[3, 1, 2], [7, 8, 9]]), torch.tensor([[1, 2, 3], [9, 5, 6]])
-    assert recall(found, exact).tolist() == [1.0, pytest.approx(1 / 3)]
+    assert recall_at_k(found, exact).tolist() == [1.0, pytest.approx(1 / 3)]
     with pytest.raises(BadArgument, match="the shape of the exact ids"):
-        recall(found[:, :2], exact)
+        recall_at_k(found[:, :2], exact)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_without_faiss_the_error_names_the_extra(monkeypatch, rows):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(FaissMissing, match=r"pip install 'pytest-emad\[faiss\]', or search='lowrank'"):
+    with pytest.raises(FaissNotInstalled, match=r"pip install 'pytest-emad\[faiss\]', or search='lowrank'"):
         FaissIndex(rows)
 
 

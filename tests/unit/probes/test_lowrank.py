@@ -7,7 +7,14 @@ import torch
 
 from emad_ref.errors import BadArgument
 from emad_ref.probes import estimators
-from emad_ref.probes.estimators import ExactIndex, LowRankEntropy, LowRankIndex, low_rank_factors, recall, tail_bounded
+from emad_ref.probes.estimators import (
+    ExactIndex,
+    LowRankEntropy,
+    LowRankIndex,
+    entropy_from_top_logits,
+    low_rank_factors,
+    recall_at_k,
+)
 
 VOCABULARY, WIDTH = 300, 20
 
@@ -51,7 +58,7 @@ def test_the_mean_is_kept_for_the_softcap(rows, states):
     """Without a cap a shift of all logits changes nothing; under one it does."""
     z = states @ rows.T
     estimate = LowRankEntropy(low_rank_factors(rows, WIDTH), VOCABULARY, softcap=10.0)
-    expected, _ = tail_bounded((10 * torch.tanh(z / 10)).sort(dim=1, descending=True).values, 0)
+    expected, _ = entropy_from_top_logits((10 * torch.tanh(z / 10)).sort(dim=1, descending=True).values, 0)
     assert torch.allclose(estimate(states)[0], expected, atol=1e-9)
 
 
@@ -81,8 +88,9 @@ def test_the_index_returns_exact_logits_of_the_rows_it_finds(rows, states, monke
     assert torch.allclose(values, (states @ rows.T + bias).gather(1, ids), atol=1e-9)
     assert (values.diff(dim=1) <= 0).all()
     exact = ExactIndex(rows, bias).search(states, 8)[1]
-    assert float(recall(ids, exact).mean()) > 0.5, "a random guess finds 3 %"
+    assert float(recall_at_k(ids, exact).mean()) > 0.5, "a random guess finds 3 %"
     assert (
-        float(recall(LowRankIndex(rows, low_rank_factors(rows, WIDTH), bias).search(states, 8)[1], exact).mean()) == 1
+        float(recall_at_k(LowRankIndex(rows, low_rank_factors(rows, WIDTH), bias).search(states, 8)[1], exact).mean())
+        == 1
     )
     assert index.macs_per_row(8) == WIDTH * 10 + 10 * VOCABULARY + 8 * WIDTH

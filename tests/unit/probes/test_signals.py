@@ -9,7 +9,14 @@ import pytest
 import torch
 from scipy import stats
 
-from emad_ref.probes.signal_values import FEW, NotFinite, divergence_nats, entropy_nats, require_finite, to_host
+from emad_ref.probes.signal_values import (
+    FEW,
+    NotFinite,
+    entropy_nats,
+    kl_divergence_nats,
+    require_finite,
+    to_numpy_float64,
+)
 
 
 def test_entropy_is_scipys():
@@ -64,16 +71,16 @@ def test_few_and_many_are_refused_alike(shape, bad):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_on_the_host_a_signal_is_float64(dtype):
-    found = to_host(torch.tensor([0.5, math.nan], dtype=dtype))
+    found = to_numpy_float64(torch.tensor([0.5, math.nan], dtype=dtype))
     assert found.dtype == np.float64
     np.testing.assert_array_equal(found, [0.5, math.nan])
 
 
 def test_kl_is_never_negative_and_nothing_is_missed_where_nothing_is():
     final = torch.log_softmax(torch.tensor([[1.0, -torch.inf, 0.0], [2.0, 1.0, 0.0]]), dim=-1)
-    found = divergence_nats(final, torch.tensor([[1.0, 3.0, 0.0], [2.0, 1.0, 0.0]]))
+    found = kl_divergence_nats(final, torch.tensor([[1.0, 3.0, 0.0], [2.0, 1.0, 0.0]]))
     wide = np.exp([1, 3, 0]).sum() / np.exp([1, 0]).sum()
     assert found.tolist() == pytest.approx([np.log(wide), 0.0], abs=1e-6)
     alike = torch.randn(200, 50, generator=torch.Generator().manual_seed(0))
-    same = divergence_nats(torch.log_softmax(alike, dim=-1), alike + 3.0)
+    same = kl_divergence_nats(torch.log_softmax(alike, dim=-1), alike + 3.0)
     assert 0.0 <= float(same.min()) <= float(same.max()) < 1e-6

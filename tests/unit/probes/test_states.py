@@ -12,7 +12,13 @@ from emad_ref.calibration.lens_files import translator_tensors, translators_from
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.tuned_lens import StateTranslators, Translator, attach_translators, pairs_above, point_translators
+from emad_ref.probes.tuned_lens import (
+    StateTranslators,
+    Translator,
+    attach_translators,
+    get_point_translators,
+    list_exit_layer_pairs,
+)
 from emad_ref.record import Work
 from tests.small import LAYERS, small_model
 from tests.translators import FINGERPRINT, drawn_translators
@@ -38,8 +44,8 @@ def asked(digest, probes=(1, 3)):
 
 
 def test_the_pairs_of_an_exit_are_the_layers_between_it_and_the_last():
-    assert pairs_above((1, 4), 6) == [(1, 2), (1, 3), (1, 4), (1, 5), (4, 5)]
-    assert pairs_above((5,), 6) == []
+    assert list_exit_layer_pairs((1, 4), 6) == [(1, 2), (1, 3), (1, 4), (1, 5), (4, 5)]
+    assert list_exit_layer_pairs((5,), 6) == []
 
 
 @pytest.mark.parametrize(
@@ -82,11 +88,11 @@ def test_every_number_and_the_model_are_in_the_name(stepper, drawn):
 
 def test_a_point_finds_its_own_and_no_others(stepper, drawn):
     digest = attach_translators(stepper, drawn, FINGERPRINT)
-    found = point_translators(stepper, asked(digest))
-    assert (found.exits, found.rank, found.width) == ((1, 3), 4, WIDTH)
-    assert point_translators(stepper, replace(asked(digest), schedule="copying", translators=None)) is None
+    found = get_point_translators(stepper, asked(digest))
+    assert (found.exit_layers, found.rank, found.width) == ((1, 3), 4, WIDTH)
+    assert get_point_translators(stepper, replace(asked(digest), schedule="copying", translators=None)) is None
     with pytest.raises(BadArgument, match=r"^point\.translators='0123456789ab', .*attached to this model"):
-        point_translators(stepper, asked("0123456789abcdef"))
+        get_point_translators(stepper, asked("0123456789abcdef"))
 
 
 def test_exits_must_be_known_but_for_one_that_needs_nothing(stepper, drawn):
@@ -94,32 +100,34 @@ def test_exits_must_be_known_but_for_one_that_needs_nothing(stepper, drawn):
     with pytest.raises(
         BadArgument, match=r"^point\.probes=\[2\], but expected exits that its translators know \(1, 3\)"
     ):
-        point_translators(stepper, asked(digest, (1, 2)))
-    assert point_translators(stepper, asked(digest, (1, LAYERS - 1))) is not None
-    assert point_translators(stepper, replace(asked(digest, (1, 3, 4)), ceiling=5)) is not None
+        get_point_translators(stepper, asked(digest, (1, 2)))
+    assert get_point_translators(stepper, asked(digest, (1, LAYERS - 1))) is not None
+    assert get_point_translators(stepper, replace(asked(digest, (1, 3, 4)), ceiling=5)) is not None
 
 
 def test_states_are_translated_by_their_own_exit_and_charged(drawn):
     states, work = torch.randn(4, 2, WIDTH, dtype=torch.float64), Work.none(LAYERS)
     exits = np.array([3, 1, 2, 3])
-    found = drawn.below(states, exits, 5, work)
+    found = drawn.estimate_states_below(states, exits, 5, work)
     for row, exit_ in enumerate(exits.tolist()):
         expected = drawn.pairs[exit_, 4](states[row]) if exit_ != 2 else states[row]
         torch.testing.assert_close(found[row], expected)
     assert torch.equal(found[2], states[2]), "an exit that is not known is copied"
     assert work.fill_macs.tolist() == [0, 0, 0, 0, 3 * 2 * 2 * WIDTH * 4, 0]
     work = Work.none(LAYERS)
-    assert drawn.below(states[:1], exits[:1], 4, work) is not None
-    assert torch.equal(drawn.below(states[:1], exits[:1], 4, work), states[:1]), "right above an exit nothing is owed"
+    assert drawn.estimate_states_below(states[:1], exits[:1], 4, work) is not None
+    assert torch.equal(drawn.estimate_states_below(states[:1], exits[:1], 4, work), states[:1]), (
+        "right above an exit nothing is owed"
+    )
     assert not work.fill_macs.any()
 
 
 def test_multiply_adds_by_exit(drawn, stepper):
-    assert drawn.macs_below(5).tolist() == [256, 0, 256, 0, 0, 0]
-    assert drawn.macs_below(3).tolist() == [256, 0, 0, 0, 0, 0]
-    assert drawn.macs_below(2).tolist() == [0] * LAYERS
-    assert drawn_translators(stepper, (1,), 0).macs_below(5).tolist() == [0] * LAYERS
-    assert drawn_translators(stepper, (1,), None).macs_below(5).tolist() == [WIDTH**2, 0, 0, 0, 0, 0]
+    assert drawn.macs_per_row_by_exit(5).tolist() == [256, 0, 256, 0, 0, 0]
+    assert drawn.macs_per_row_by_exit(3).tolist() == [256, 0, 0, 0, 0, 0]
+    assert drawn.macs_per_row_by_exit(2).tolist() == [0] * LAYERS
+    assert drawn_translators(stepper, (1,), 0).macs_per_row_by_exit(5).tolist() == [0] * LAYERS
+    assert drawn_translators(stepper, (1,), None).macs_per_row_by_exit(5).tolist() == [WIDTH**2, 0, 0, 0, 0, 0]
 
 
 # ---------------------------------------------------------------- as tensors

@@ -15,7 +15,7 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.probes.tuned_lens import Translator, TunedLens, attach_lens, attached_lens
+from emad_ref.probes.tuned_lens import Translator, TunedLens, attach_lens, get_attached_lens
 from emad_ref.replay import replay
 from tests.lenses import FINGERPRINT, drawn_lens
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -83,9 +83,9 @@ def test_a_point_whose_lens_is_not_attached_cannot_be_read(stepper):
             read(replace(POINT, lens="0123456789abcdef"))
     name = attach_lens(stepper, drawn_lens(stepper, (2, 4)), FINGERPRINT)
     with pytest.raises(BadArgument, match=name[:12]):
-        attached_lens(stepper, "feed")
+        get_attached_lens(stepper, "feed")
     with pytest.raises(BadArgument, match=r"^point\.lens='feed'"):
-        attached_lens(CausalStepper(stepper.model), "feed")
+        get_attached_lens(CausalStepper(stepper.model), "feed")
 
 
 def test_a_probe_without_a_translator_is_refused(stepper):

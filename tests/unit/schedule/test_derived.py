@@ -14,7 +14,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.point import RULELESS, SCHEDULE_FIELDS, OperatingPoint, ScheduleName
 from emad_ref.record import FILLS, READOUTS
 from emad_ref.schedule.derived_work import ProbeCosts, derive_flops, derive_work
-from emad_ref.schedule.schedules import MONOTONE, SCHEDULES, TokenPositions, deferred_layer_run
+from emad_ref.schedule.schedules import MONOTONE, SCHEDULES, TokenPositions, deferred_layer_counts
 
 LAYERS, CEILING, PROBES = 7, 5, (2, 3)
 NEEDED = {"period": 3, "floor": 2, "translators": "digest"}
@@ -83,7 +83,7 @@ def test_a_token_runs_with_the_next_of_its_sequence_that_goes_so_deep(sequences:
         for at in range(len(sequence)):
             later = [to for to in range(at, len(sequence)) if sequence[to] >= layer]
             expected.append(2 + later[0] + 1 if later else 0)
-    assert deferred_layer_run(places, depth, layer, CEILING).keys.tolist() == expected
+    assert deferred_layer_counts(places, depth, layer, CEILING).keys.tolist() == expected
 
 
 @pytest.mark.parametrize("alike", [True, False])

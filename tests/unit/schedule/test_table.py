@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
 from emad_ref.point import RULELESS, SCHEDULE_FIELDS, STOPS_BY_TOKEN, OperatingPoint, ScheduleName
-from emad_ref.schedule.schedules import SCHEDULES, Admission, TokenPositions, schedule_of
+from emad_ref.schedule.schedules import SCHEDULES, DepthAdmission, TokenPositions, get_schedule
 
 LAYERS, PROBES = 6, (2, 4)
 OPTIONS: dict[str, Any] = {"period": 4, "floor": 2, "translators": "f00d"}
@@ -27,11 +27,13 @@ def point(name: ScheduleName, **changes: Any) -> OperatingPoint:
     return OperatingPoint(name, "test", LAYERS, LAYERS, PROBES, ((1.0, 1.0),), name, **options)
 
 
-def trail_of(name: ScheduleName, fires: list[int], first: int, **changes: int) -> tuple[list[int], list[Admission]]:
+def trail_of(
+    name: ScheduleName, fires: list[int], first: int, **changes: int
+) -> tuple[list[int], list[DepthAdmission]]:
     """(depths, admissions) of a sequence after a prompt of ``first`` tokens; token by token its rule fires at these."""
     chosen, trail, admitted = point(name, **changes), [LAYERS] * first, []
     for fire in fires:
-        admitted.append(schedule_of(chosen).admit(chosen, trail, first, len(trail)))
+        admitted.append(get_schedule(chosen).admit(chosen, trail, first, len(trail)))
         trail.append(admitted[-1].cap if admitted[-1].held else min(admitted[-1].cap, fire))
     return trail[first:], admitted
 
@@ -120,7 +122,7 @@ def test_replayed_depths_are_what_is_admitted_token_by_token(
     for column, fires in enumerate(rows):
         grid[: len(fires), column] = fires
     chosen = point(name)
-    SCHEDULES[name].in_replay()(chosen, grid)
+    SCHEDULES[name].require_depth_resolver()(chosen, grid)
     for column, fires in enumerate(rows):
         assert grid[: len(fires), column].tolist() == trail_of(name, fires, first)[0]
 
@@ -135,9 +137,9 @@ def test_the_rule_is_asked_about_the_tokens_that_are_not_held(name: ScheduleName
 def test_copying_is_not_replayed_and_says_why() -> None:
     assert [name for name, schedule in SCHEDULES.items() if schedule.settle is None] == ["copying", "translated"]
     with pytest.raises(BadArgument, match=r"'translated'.*an exact schedule.*translated states are decoded"):
-        SCHEDULES["translated"].in_replay()
+        SCHEDULES["translated"].require_depth_resolver()
     with pytest.raises(BadArgument, match=r"'copying'.*an exact schedule.*copied states are decoded, not replayed"):
-        SCHEDULES["copying"].in_replay()
+        SCHEDULES["copying"].require_depth_resolver()
 
 
 # two sequences of which the first starts at position 3, the second at 0; ceiling 3 of 4 layers
@@ -182,5 +184,5 @@ def test_work_that_depths_imply(name: ScheduleName) -> None:
 
 
 def test_places_count_within_their_sequences() -> None:
-    assert PLACES.decided.tolist() == [0, 1, 2, 3, 0, 1]
-    assert PLACES.ends.tolist() == [4, 4, 4, 4, 6, 6]
+    assert PLACES.decided_index.tolist() == [0, 1, 2, 3, 0, 1]
+    assert PLACES.sequence_ends.tolist() == [4, 4, 4, 4, 6, 6]

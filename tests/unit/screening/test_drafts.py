@@ -186,7 +186,7 @@ def test_a_dear_head_chooses_the_pruned_one():
     assert sum(way.longest == 0 for way in found) == len(COPIED) - 1, "copies alone, of each length, once"
     found = [way for way in found if not way.copied]
     assert found[0].vocabulary is not None
-    assert {way.gated for way in found} == {True, False}
+    assert {way.uses_gate for way in found} == {True, False}
 
 
 def test_a_pass_reads_weights_once_however_many_tokens_pass():

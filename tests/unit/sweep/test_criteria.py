@@ -17,7 +17,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator
 from emad_ref.protocol import Prompt
 from emad_ref.replay import replay
-from emad_ref.signals import swept_signals
+from emad_ref.signals import signals_in_sweep
 from emad_ref.sweep.components import criterion_points, restrict_gate_to_probes, saturation_point
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -44,7 +44,7 @@ def traced() -> Trace:
     return take_trace(stepper(), texts(), estimators={GATE: BELOW}, rules=[saturation_point(LAYERS, lens)], lens=lens)
 
 
-@pytest.fixture(params=[signal.label for signal in swept_signals("criterion")])
+@pytest.fixture(params=[signal.label for signal in signals_in_sweep("criterion")])
 def criterion(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -52,7 +52,7 @@ def criterion(request: pytest.FixtureRequest) -> str:
 def test_every_signal_whose_row_says_so_is_a_criterion_and_no_other() -> None:
     trace, gate = restrict_gate_to_probes(traced(), GATE, BELOW, PROBES)
     compared = list(criterion_points(trace, PROBES, gate, count=2))
-    assert compared == [signal.label for signal in swept_signals("criterion")]
+    assert compared == [signal.label for signal in signals_in_sweep("criterion")]
 
 
 def test_a_criterion_goes_from_hardly_any_token_to_all(criterion: str) -> None:

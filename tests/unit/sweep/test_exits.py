@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from emad_ref.benchmark.flops import flops
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules import early_exit_point, kept_vocabulary
+from emad_ref.exit_rules import early_exit_point, kept_vocabulary_size
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_named
 from emad_ref.protocol import Prompt
@@ -110,12 +110,12 @@ def test_t5_large_saves_by_pruning_what_its_full_heads_allow() -> None:
     )
     heads = [sum(flops(work, geometry).readouts.values()) / geometry.head_flops() for work in (plain, pruned)]
     assert heads[0] == 18
-    assert heads[1] == pytest.approx(2 + 16 * kept_vocabulary(7, 24, 32_128) / 32_128)
+    assert heads[1] == pytest.approx(2 + 16 * kept_vocabulary_size(7, 24, 32_128) / 32_128)
 
 
 @pytest.mark.parametrize(("minimum", "bound"), [(2, 12.0), (7, 3.43), (19, 1.26)])
 def test_the_published_formula_is_bounded_by_depth_over_minimum(minimum: int, bound: float) -> None:
-    k = kept_vocabulary(minimum, 24, 32_128)
+    k = kept_vocabulary_size(minimum, 24, 32_128)
     assert efficiency_gain_bound(24, minimum) == pytest.approx(bound, abs=0.005)
     assert 1 < published_efficiency_gain(24, 32_128, minimum, k) < efficiency_gain_bound(24, minimum)
     assert published_efficiency_gain(24, 32_128, minimum, 32_128) == 1

@@ -11,7 +11,7 @@ import pytest
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules import fires
+from emad_ref.exit_rules import is_exit_rule_met
 from emad_ref.models.geometry import geometry_of
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.signals import LAYERWISE
@@ -230,5 +230,5 @@ def test_quantiles_of_a_signal_let_the_same_share_of_tokens_pass_at_every_probe(
     assert shares[-1] == 1.0
     assert {(point.signal, point.probes, point.layers) for point in points} == {(name, probes, LAYERS)}
     for point, share in zip(points, shares, strict=True):
-        passed = [fires(point, i, trace.column(name)[:, probe - 1]).mean() for i, probe in enumerate(probes)]
+        passed = [is_exit_rule_met(point, i, trace.column(name)[:, probe - 1]).mean() for i, probe in enumerate(probes)]
         assert passed == pytest.approx([share] * 2, abs=2 / len(trace))

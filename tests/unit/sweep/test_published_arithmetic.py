@@ -13,9 +13,9 @@ from math import floor
 import pytest
 
 from emad_ref.benchmark.flops import flops
-from emad_ref.exit_rules import early_exit_point, kept_vocabulary
+from emad_ref.exit_rules import early_exit_point, kept_vocabulary_size
 from emad_ref.models.geometry import geometry_named
-from emad_ref.probes.pruned_vocabulary import adaptive_size
+from emad_ref.probes.pruned_vocabulary import adaptive_vocabulary_size
 from emad_ref.sweep.diagnostics import efficiency_gain_bound, published_efficiency_gain, work_without_exit
 
 L, D, V = 24, 1_024, 32_128
@@ -39,7 +39,7 @@ def test_the_geometry_is_the_papers() -> None:
 def test_the_formula_stays_below_the_bound_that_no_k_exceeds(
     j: int, k: int, bound: float, formula: float, _executed: float
 ) -> None:
-    assert kept_vocabulary(j, L, V) == k == max(250, floor(Fraction(35_000) / (1 + Fraction(139 * j, 24))))
+    assert kept_vocabulary_size(j, L, V) == k == max(250, floor(Fraction(35_000) / (1 + Fraction(139 * j, 24))))
     assert efficiency_gain_bound(L, j) == pytest.approx(bound, abs=5e-4)
     as_printed = Fraction(D**2 * V * L, D**2 * k * (L - j) + D**2 * V * j)
     assert published_efficiency_gain(L, V, j, k) == pytest.approx(float(as_printed))
@@ -63,7 +63,7 @@ def test_what_is_executed_is_two_full_heads_and_k_tokens_of_the_others(
 @pytest.mark.parametrize(("j", "gain"), [(2, 5.610), (7, 5.001), (19, 2.500)])
 def test_adaptive_pruning_keeps_a_tenth_where_every_readout_is_sure(j: int, gain: float) -> None:
     """EE-4's 250 and 190 times: the adaptive k never falls below V/10."""
-    k = adaptive_size(V, 0.9, 1.0)
+    k = adaptive_vocabulary_size(V, 0.9, 1.0)
     assert k == 3_212
     plain, pruned = executed("jsd_contrast", "none", j), executed("jsd_contrast", "adaptive", j)
     assert plain == (25 - j) * 2 * D * V

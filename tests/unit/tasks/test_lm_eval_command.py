@@ -26,7 +26,7 @@ ADDED = ["--model", "emad", "--device", "cpu", "--include_path", str(TASK_FOLDER
     ],
 )
 def test_only_what_is_not_said_is_filled_in(argv, expected):
-    assert lm_eval.fill_in_defaults(argv) == expected
+    assert lm_eval.add_default_options(argv) == expected
 
 
 def test_without_lm_eval_the_extra_is_named(monkeypatch, capsys):

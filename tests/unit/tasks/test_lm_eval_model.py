@@ -22,7 +22,7 @@ from emad_ref.exit_rules import fixed_entropy_point
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.replay import depths
+from emad_ref.replay import replay_depths
 from emad_ref.tasks.scoring import correct_items, encode_item, token_sequences
 from emad_ref.text import world
 from tests.small import small_model
@@ -581,7 +581,7 @@ def test_the_worlds_tasks_are_scored_as_the_suites_score_them(nano, task):
     result = evaluate_tasks(lm, [f"world_{task}"], limit=40)[f"world_{task}"]
     items = [encode_item(e, nano.tokenizer, nano.opening) for e in world.generate_examples(task, "evaluate", 40)]
     trace = take_trace(nano.stepper, token_sequences(items))
-    assert result.scores.astype(bool).tolist() == correct_items(items, trace, depths(trace, EARLY)).tolist()
+    assert result.scores.astype(bool).tolist() == correct_items(items, trace, replay_depths(trace, EARLY)).tolist()
 
 
 def test_the_worlds_programs_are_judged_by_their_asserts(nano):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import BinSpec, Confidence, Estimator, OperatingPoint, full_depth, truncated
+from emad_ref.point import BinSpec, ConfidenceParameters, Estimator, OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Capabilities, Prompt, Step
 from emad_ref.record import Work
 from emad_ref.wire import json_fields
@@ -254,7 +254,7 @@ def drawn_points(draw):
         layers,
         ceiling,
         probes,
-        tuple(tuple(draw(VALUES) for _ in probes) for _ in range(bins.count)),
+        tuple(tuple(draw(VALUES) for _ in probes) for _ in range(bins.bin_count)),
         schedule,
         estimator,
         bins=bins,
@@ -277,7 +277,7 @@ OTHERS = [
     replace(POINT, name="translated", schedule="translated", translators="4567cdef"),
     OperatingPoint(
         "jsd", "jsd_contrast", 6, 6, (3, 4, 5), ((math.inf, 0.9, 0.9),), signal="jsd_contrast",
-        confidence=Confidence(3, alpha_decay=0.5, emit="expert", kept=(9, 4)),
+        confidence=ConfidenceParameters(3, alpha_decay=0.5, emit="expert", kept=(9, 4)),
     ),
 ]  # fmt: skip
 
