@@ -206,10 +206,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     subprocesses.record_provider_names(session.config)
     has_terminal = session.config.pluginmanager.has_plugin("terminalreporter")  # -p no:terminal leaves it out
     if has_terminal and environment.requested_suite_arguments(session.config):
-        from emad_ref.console import replace_unencodable
+        from emad_ref.console import set_ascii_fallback
 
         # pytest itself would write a line of escapes, its end among them
-        replace_unencodable(session.config.get_terminal_writer()._file)
+        set_ascii_fallback(session.config.get_terminal_writer()._file)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -274,7 +274,9 @@ def pytest_gates_first(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not any(map(environment.is_shipped_test, items)):
         return
     gating = {
-        name for name, row in load_claims_register(config).items() if row.gates(get_run_settings(config).gate_claims)
+        name
+        for name, row in load_claims_register(config).items()
+        if row.is_gating(get_run_settings(config).gate_claims)
     }
     exact = {name for name, row in load_claims_register(config).items() if row.kind == "exact"}
     items[:] = selection.sort_gates_first(items, gating, exact)

@@ -29,6 +29,6 @@ canonical_solution, exit_code, mean_loss  # parts of records that people look at
 changed_share, detect_drift  # the second bounded loss and the drift test: docs/guarantee.md
 monotone_depths  # the plain form that laws hold replay to
 cluster_near_duplicates  # what a document index says of many texts, as tests ask it
-derived_work  # the derivation that laws hold counted work against
+derive_sequence_work  # the derivation that laws hold counted work against
 record_features  # for records of a user's own decoder: docs/guarantee.md
-catch_up_tokens  # of one switched text: laws hold many texts at once against it
+catch_up_tokens, count_catch_up_tokens  # of one switched text: laws hold many texts at once against it

@@ -14,7 +14,7 @@ import safetensors.torch
 from torch import Tensor
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.files import open_atomic, parse_json, read_bytes
+from emad_ref.files import open_for_atomic_write, parse_json, read_bytes
 
 METADATA_KEY = "emad"  # key of the metadata, whose values are texts
 T = TypeVar("T")
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 def save_tensors(path: Path, what: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write tensors; the file is complete or unchanged. ``what`` names it in messages. Raises BadFile."""
-    with open_atomic(path, what) as file:
+    with open_for_atomic_write(path, what) as file:
         file.write(safetensors.torch.save(dict(tensors), metadata={METADATA_KEY: json.dumps(about)}))
 
 

@@ -26,9 +26,9 @@ from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
     LegTest,
     Side,
+    build_count_leg,
     build_leg_test,
     combine_verdict,
-    count_leg,
     decide_legs,
     judge_side,
     not_applicable_verdict,
@@ -365,5 +365,5 @@ def with_flop_evidence(verdict: Verdict, witnessed: FlopVerification) -> Verdict
     if verdict.verdict in ("not applicable", "unmeasured"):
         return verdict
     finding = witnessed.finding
-    leg = count_leg(f"evidence: {witnessed.evidence}", finding.n, finding.n, "looked at", finding.detail)
+    leg = build_count_leg(f"evidence: {witnessed.evidence}", finding.n, finding.n, "looked at", finding.detail)
     return replace(verdict, legs=(*verdict.legs, leg))

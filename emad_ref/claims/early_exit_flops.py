@@ -20,7 +20,7 @@ from emad_ref.claims.early_exit_answers import (
     missing_task_legs,
     open_leg,
 )
-from emad_ref.exit_rules import early_exit_point, kept_vocabulary
+from emad_ref.exit_rules import early_exit_point, kept_vocabulary_size
 from emad_ref.measurements.early_exits import (
     PUBLISHED_MINIMA,
     RULES,
@@ -270,7 +270,7 @@ def answer_gain_formula(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
 
 def published_pruning(minimum: int, layers: int, vocabulary: int) -> PrunedModel:
     """At the published k* of ``minimum``."""
-    return layers, vocabulary, minimum, kept_vocabulary(minimum, layers, vocabulary)
+    return layers, vocabulary, minimum, kept_vocabulary_size(minimum, layers, vocabulary)
 
 
 # ---------------------------------------------------------------- EE-14: time

@@ -22,7 +22,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.probes.signal_values import entropy_nats, require_finite
 from emad_ref.protocol import Decoder, Prompt, Step
 from emad_ref.record import Floats, Ints, Work
-from emad_ref.schedule.schedules import schedule_of
+from emad_ref.schedule.schedules import get_schedule
 
 if TYPE_CHECKING:
     pass
@@ -47,13 +47,13 @@ class Partner:
     vocabulary: int | None = None
 
     @property
-    def undecided(self) -> bool:
+    def has_adaptive_depth(self) -> bool:
         """Whether the point's rule or schedule decides depth; else every token runs to the ceiling."""
-        return self.point.adaptive or schedule_of(self.point).ruleless
+        return self.point.adaptive or get_schedule(self.point).ruleless
 
-    def feed_depth(self, shape: tuple[int, ...]) -> Ints | None:
+    def forced_feed_depth(self, shape: tuple[int, ...]) -> Ints | None:
         """Depths to force on a feed of this shape: the ceiling (one forward a chunk), or None if undecided."""
-        return None if self.undecided else np.full(shape, self.point.ceiling, dtype=np.int64)
+        return None if self.has_adaptive_depth else np.full(shape, self.point.ceiling, dtype=np.int64)
 
 
 def entropy_bits(logits: Floats) -> Floats:
@@ -73,7 +73,7 @@ class LoggedSession:
         head: int, last: int,
     ):  # fmt: skip
         self.partner, self.model, self.sequences = partner, model, list(sequences)
-        self._log, self._schedule, probes = log, schedule_of(partner.point), len(partner.point.probes)
+        self._log, self._schedule, probes = log, get_schedule(partner.point), len(partner.point.probes)
         self.session, step = partner.decoder.start(prompts)
         self.opening_work = self.work
         self._before = [len(prompt.tokens) - 1 for prompt in prompts]
@@ -108,7 +108,7 @@ class LoggedSession:
         unread = 0 if last is None else n - last
         for at in range(0, n, widest):
             piece = tokens[:, at : at + widest]
-            forced = self.partner.feed_depth(piece.shape) if depth is None else np.full(piece.shape, depth)
+            forced = self.partner.forced_feed_depth(piece.shape) if depth is None else np.full(piece.shape, depth)
             step = self.session.feed(piece, forced, min(piece.shape[1], max(at + piece.shape[1] - unread, 0)))
             for row, sequence in enumerate(self.sequences):
                 cap, phases = self._extend(row, step.depth[row]), phase[at : at + widest]
@@ -125,7 +125,7 @@ class LoggedSession:
         for row, (sequence, first) in enumerate(zip(self.sequences, length.tolist(), strict=True)):
             del self._trail[row][first:]
             cap = self._extend(row, step.depth[row])
-            self._log.deepen(sequence, self.model, first, step.depth[row], cap, phase, step.signal[row])
+            self._log.replace_from(sequence, self.model, first, step.depth[row], cap, phase, step.signal[row])
         return self._readable(step)
 
     def rollback(self, length: Ints) -> None:
@@ -134,7 +134,7 @@ class LoggedSession:
             self._log.truncate(sequence, self.model, row_length)
             del trail[row_length:]
 
-    def keep(self, length: Ints) -> None:
+    def rollback_and_commit(self, length: Ints) -> None:
         """Roll back to ``length`` [rows] and commit it."""
         self.rollback(length)
         self.session.commit(length)
@@ -170,14 +170,14 @@ def require_prompts(prompts: Sequence[Prompt]) -> None:
         raise BadArgument("prompts", [], "at least one prompt")
 
 
-def require_one_vocabulary(first: Floats, second: Floats) -> None:
+def require_equal_logit_widths(first: Floats, second: Floats) -> None:
     """Refuse logits [..., V] of different V: the two decoders have different ids."""
     if first.shape[-1] != second.shape[-1]:
         raise BadArgument(
             "vocabularies",
             (first.shape[-1], second.shape[-1]),
             "two models over the same ids",
-            "shared_vocabulary says whether two loaded models fit, and Partner takes the ids they share",
+            "shared_vocabulary_size says whether two loaded models fit, and Partner takes the ids they share",
         )
 
 

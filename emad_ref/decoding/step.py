@@ -25,16 +25,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from emad_ref.exit_rules import bin_index, fires, planned_exits
+from emad_ref.exit_rules import assign_bins, extrapolate_exit_layers, is_exit_rule_met
 from emad_ref.models.forward_context import ForwardContext
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.probe import make_probe
-from emad_ref.probes.signal_values import to_host
-from emad_ref.probes.tuned_lens import point_translators
+from emad_ref.probes.signal_values import to_numpy_float64
+from emad_ref.probes.tuned_lens import get_point_translators
 from emad_ref.protocol import Step
 from emad_ref.record import Bools, Floats, Ints
-from emad_ref.schedule.schedules import Flow, FlowStart, SessionState, rows_of, schedule_of
+from emad_ref.schedule.schedules import Flow, FlowInputs, SessionState, get_schedule, select_rows
 from emad_ref.signals import PREVIOUS_PROBE, SIGNALS
 
 
@@ -70,9 +70,9 @@ class StepOutput:
     signal: Floats
     cap: Ints
 
-    def step(self) -> Step:
+    def to_numpy_step(self) -> Step:
         """The protocol's form, in NumPy."""
-        return Step(to_host(self.logits), self.depth, self.signal)
+        return Step(to_numpy_float64(self.logits), self.depth, self.signal)
 
 
 def concatenate_steps(steps: Sequence[StepOutput]) -> StepOutput:
@@ -101,20 +101,22 @@ class AdaptiveForward:
     """Adaptive forward passes of one model at one operating point."""
 
     def __init__(self, stepper: Stepper, point: OperatingPoint):
-        self.stepper, self.point, self.schedule = stepper, point, schedule_of(point)
-        self.probe, self.translators = make_probe(stepper, point), point_translators(stepper, point)
+        self.stepper, self.point, self.schedule = stepper, point, get_schedule(point)
+        self.probe, self.translators = make_probe(stepper, point), get_point_translators(stepper, point)
         self.column = {layer: number for number, layer in enumerate(point.probes)}
 
     @property
-    def decides_chunks(self) -> bool:
+    def can_decide_chunks(self) -> bool:
         """Whether one pass decides several tokens; false if a probe remembers shallower layers of rows that stop."""
         point = self.point
-        several = self.schedule.by_prefix and point.bins.count == 1 and not point.interpolate and point.decay is None
+        several = (
+            self.schedule.by_prefix and point.bins.bin_count == 1 and not point.interpolate and point.decay is None
+        )
         remembers = point.confidence is not None or SIGNALS[point.signal].needs is PREVIOUS_PROBE
         return several and point.estimator.kind == "full" and not remembers
 
-    def run(self, step: StepInput) -> StepOutput:
-        """Process the tokens of ``step``: one per row; any number if the rule reads none, or ``decides_chunks``."""
+    def run_step(self, step: StepInput) -> StepOutput:
+        """Process the tokens of ``step``: one per row; any number if the rule reads none, or ``can_decide_chunks``."""
         caps, probes = step.cap.tolist(), self.point.probes
         unread = not probes or probes[0] > caps[0] or not step.by_rule.any()
         if unread and caps.count(caps[0]) == len(caps):
@@ -125,8 +127,8 @@ class AdaptiveForward:
     def _run_to(self, step: StepInput, depth: int) -> StepOutput:
         """Run every row to ``depth``."""
         (rows, queries), flow = step.tokens.shape, self._start(step)
-        logits = self.probe.emit(flow.run(0, depth)[:, queries - step.last :], depth, step.state.work)
-        flow.stop(np.arange(rows), np.empty(0, dtype=np.int64), depth)
+        logits = self.probe.emit_logits(flow.run_layers(0, depth)[:, queries - step.last :], depth, step.state.work)
+        flow.stop_rows(np.arange(rows), np.empty(0, dtype=np.int64), depth)
         flow.finish()
         return StepOutput(logits, np.full((rows, queries), depth), self._unread(step), step.cap)
 
@@ -140,18 +142,20 @@ class AdaptiveForward:
         running, layer, flow = _RunningRows.of(np.arange(rows), cap, step.by_rule), 0, self._start(step)
         while True:
             below, layer = layer, self._next_exit(layer, running)
-            hidden = flow.run(below, layer)  # [running, n, D]
+            hidden = flow.run_layers(below, layer)  # [running, n, D]
             stops, shown_logits = running.caps == layer, None
             column = self.column.get(layer) if running.any_asked else None
             if column is not None:
                 reading = self.probe.read(hidden[:, -1], column, work)
-                values = to_host(reading.signal)
+                values = to_numpy_float64(reading.signal)
                 signal[running.rows, -1, column] = values
                 if column == 0:
                     bins = self._bins(step.context, running.rows, reading.logits)
                 here = None if bins is None else bins[running.rows]
                 decided = None if self.point.decay is None else step.decided[running.rows]
-                stops |= fires(self.point, column, values.astype(np.float32), here, decided) & running.by_rule
+                stops |= (
+                    is_exit_rule_met(self.point, column, values.astype(np.float32), here, decided) & running.by_rule
+                )
                 if self.point.interpolate:
                     if before is not None:
                         self._plan_exits(cap, running, column, before, values, here)
@@ -161,17 +165,17 @@ class AdaptiveForward:
                 continue
             stopped, going = np.flatnonzero(stops), np.flatnonzero(~stops)
             if shown_logits is None:
-                emitted = self.probe.emit(rows_of(hidden, stopped)[:, queries - last :], layer, work)
+                emitted = self.probe.emit_logits(select_rows(hidden, stopped)[:, queries - last :], layer, work)
             else:
-                emitted = rows_of(shown_logits, stopped)[:, 1 - last :]
+                emitted = select_rows(shown_logits, stopped)[:, 1 - last :]
             depth[running.rows[stopped]] = layer
             logits = _place(emitted, running.rows[stopped], rows, logits)
-            flow.stop(stopped, going, layer)
+            flow.stop_rows(stopped, going, layer)
             if not len(going):
                 break
             running = _RunningRows.of(running.rows[going], cap, step.by_rule)
             before = None if before is None else before[going]
-            self.probe.keep(torch.from_numpy(going).to(hidden.device))
+            self.probe.keep_rows(torch.from_numpy(going).to(hidden.device))
         flow.finish()
         assert logits is not None, "every row stops at its cap at the latest"
         return StepOutput(logits, depth, signal, step.cap)
@@ -189,7 +193,7 @@ class AdaptiveForward:
         positions = np.array(context.starts)[:, None] + np.arange(queries)
         running, length, layer = np.arange(rows), np.full(rows, queries), 0  # length of each row's running prefix
         hidden = stepper.embed(step.tokens, context)
-        self.probe.begin()
+        self.probe.begin_step()
         while len(running):
             lowest = int(cap[running].min())
             below, layer = layer, min([lowest, *(probe for probe in self.column if layer < probe < lowest)])
@@ -202,9 +206,9 @@ class AdaptiveForward:
             if column is not None:
                 reading = self.probe.read(hidden[torch.from_numpy(inside).to(hidden.device)], column, work)
                 values = np.full(inside.shape, np.nan)
-                values[inside] = to_host(reading.signal)
+                values[inside] = to_numpy_float64(reading.signal)
                 signal[running[:, None], place, column] = values
-                fired = fires(self.point, column, values.astype(np.float32)) & inside
+                fired = is_exit_rule_met(self.point, column, values.astype(np.float32)) & inside
                 keep = np.where(fired.any(axis=1), fired.argmax(axis=1), keep)
             keep = np.where(cap[running] == layer, 0, keep)
             stopped = inside & (place >= keep[:, None])
@@ -214,7 +218,7 @@ class AdaptiveForward:
             if reading is not None and reading.logits is not None:
                 emitted = reading.logits[torch.from_numpy(emitting[inside]).to(hidden.device)]
             else:
-                emitted = self.probe.emit(hidden[torch.from_numpy(emitting).to(hidden.device)], layer, work)
+                emitted = self.probe.emit_logits(hidden[torch.from_numpy(emitting).to(hidden.device)], layer, work)
             logits = emitted.new_empty(rows, last, emitted.shape[-1]) if logits is None else logits
             which, where = np.nonzero(emitting)
             logits[torch.from_numpy(running[which]), torch.from_numpy(where - (queries - last))] = emitted
@@ -234,9 +238,9 @@ class AdaptiveForward:
 
     def _start(self, step: StepInput) -> Flow:
         """Embed the rows into the schedule's flow; the probe forgets the previous step."""
-        self.probe.begin()
+        self.probe.begin_step()
         hidden = self.stepper.embed(step.tokens, step.context)
-        return self.schedule.flow(FlowStart(step.state, self.point.ceiling, hidden, step.context, self.translators))
+        return self.schedule.flow(FlowInputs(step.state, self.point.ceiling, hidden, step.context, self.translators))
 
     def _unread(self, step: StepInput) -> Floats:
         return np.full((*step.tokens.shape, len(self.column)), np.nan)
@@ -252,7 +256,7 @@ class AdaptiveForward:
         ``logits`` [running, V]; a point without them refuses features that need them.
         """
         spec = self.point.bins
-        if spec.count == 1:
+        if spec.bin_count == 1:
             return None
         position = (np.array(context.starts) + context.queries)[rows]
         confidence, top1 = np.zeros(len(rows), dtype=np.float32), np.zeros(len(rows), dtype=np.int64)
@@ -260,7 +264,7 @@ class AdaptiveForward:
             best = torch.log_softmax(logits.float(), dim=-1).max(dim=-1)
             confidence, top1 = best.values.exp().cpu().numpy(), best.indices.cpu().numpy()
         bins = np.zeros(len(context.starts), dtype=np.intp)
-        bins[rows] = bin_index(spec, position, confidence, top1)
+        bins[rows] = assign_bins(spec, position, confidence, top1)
         return bins
 
     def _plan_exits(
@@ -273,7 +277,7 @@ class AdaptiveForward:
         bins: NDArray[np.intp] | None,
     ) -> None:
         """Lower the caps of rows whose line through the last two readings crosses τ before the next probe."""
-        planned = planned_exits(self.point, column, before.astype(np.float32), here.astype(np.float32), bins)
+        planned = extrapolate_exit_layers(self.point, column, before.astype(np.float32), here.astype(np.float32), bins)
         chosen = running.by_rule & (planned > 0)
         cap[running.rows[chosen]] = np.minimum(running.caps[chosen], planned[chosen])
 

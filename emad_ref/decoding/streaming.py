@@ -1,7 +1,7 @@
 """Streaming: text token by token with its depth, from one model at a point, or from a pair that switches.
 
-``stream`` and ``stream_pair`` write the tokens of ``WalkedDecoder.generate`` and ``switch``, ``stream_drafted`` those
-of ``draft``.
+``stream`` and ``stream_pair`` write the tokens of ``WalkedDecoder.generate`` and ``switch``,
+``stream_self_speculation`` those of ``draft``.
 
 A token is not a text: in a byte-level vocabulary a character may take several. All but the last of such tokens have an
 empty text, and the last has the whole character; incomplete bytes appear as U+FFFD after the last token.
@@ -78,14 +78,14 @@ def stream(
     """
     point = full_depth(model.geometry.layers) if point is None else point
     decoder = WalkedDecoder(model.stepper, point, seed=seed, temperature=temperature)
-    prompt = prompt_of(model, text)
-    steps = decode_stream(decoder, prompt, tokens, model.ends)
+    prompt = encode_prompt(model, text)
+    steps = stream_decoded_tokens(decoder, prompt, tokens, model.ends)
     read = prompt.tokens if prompt.source is None else np.array([], dtype=np.int64)
     layers = model.geometry.layers
     yield from _detokenized(model, read, ((token, depth, layers, model.name) for token, depth in steps))
 
 
-def stream_drafted(
+def stream_self_speculation(
     model: LoadedModel, text: str, drafting: Drafting, tokens: int = 48, *, temperature: float = 0.0, seed: int = 0
 ) -> Iterator[StreamedToken]:
     """Stream up to ``tokens`` tokens after ``text``, the model's own at full depth, by self-speculation (``drafting``).
@@ -97,7 +97,7 @@ def stream_drafted(
     """
     point = drafting_point(model.geometry.layers, drafting)
     partner = Partner(WalkedDecoder(model.stepper, point, seed=seed, temperature=temperature), point)
-    prompt = prompt_of(model, text)
+    prompt = encode_prompt(model, text)
     result = draft(partner, drafting, [prompt], tokens, stop=model.ends, temperature=temperature, seed=seed)
     layers = model.geometry.layers
     read = prompt.tokens if prompt.source is None else np.array([], dtype=np.int64)
@@ -106,21 +106,21 @@ def stream_drafted(
     )
 
 
-def decode_stream(
+def stream_decoded_tokens(
     decoder: WalkedDecoder, prompt: Prompt, tokens: int, stop: frozenset[int] = frozenset()
 ) -> Iterator[tuple[int, int]]:
     """(token, depth) as the decoder's ``generate`` emits them, each as soon as it is known."""
     sampler = Sampler(1, decoder.temperature, decoder.seed)
-    session, output = decoder.begin([prompt], tokens)
+    session, output = decoder.start_with_room([prompt], tokens)
     with closing(session):
         for left in range(tokens, 0, -1):
-            picked = sampler.pick(output.logits[:, -1], [0])
+            picked = sampler.pick_next_tokens(output.logits[:, -1], [0])
             yield int(picked), int(output.depth[0, -1])
             if int(picked) in stop or left == 1:
                 return
             session.commit(session.length)
             with torch.inference_mode():
-                output = session.advance(picked[:, None], None)
+                output = session.process_tokens(picked[:, None], None)
 
 
 def stream_pair(
@@ -170,13 +170,13 @@ def stream_pair(
     first, second = (
         Partner(WalkedDecoder(model.stepper, point), point, shared) for model, point in zip(models, points, strict=True)
     )
-    prompt = prompt_of(large, text)
+    prompt = encode_prompt(large, text)
     steps = switch_stream(first, second, rule, prompt, tokens, stop=large.ends, temperature=temperature, seed=seed)
     by = ((token, points[model].ceiling, points[model].layers, models[model].name) for token, model in steps)
     yield from _detokenized(models[LARGE], prompt.tokens, by)
 
 
-def prompt_of(model: LoadedModel, text: str) -> Prompt:
+def encode_prompt(model: LoadedModel, text: str) -> Prompt:
     """``text`` behind the model's opening token, or as the source of an encoder-decoder.
 
     Raises:
@@ -199,9 +199,9 @@ def _detokenized(
     for token, depth, layers, name in steps:
         if last is not None:
             yield last
-        last = StreamedToken(words.add(token), token, depth, layers, name)
+        last = StreamedToken(words.add_token(token), token, depth, layers, name)
     if last is not None:
-        yield StreamedToken(last.text + words.rest(), last.token, last.depth, last.layers, last.model)
+        yield StreamedToken(last.text + words.flush(), last.token, last.depth, last.layers, last.model)
 
 
 class IncrementalDetokenizer:
@@ -212,10 +212,10 @@ class IncrementalDetokenizer:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._stream = _SlowTokenizerStream(tokenizer) if backend is None else _FastTokenizerStream(backend)
         for token in read:
-            self.add(int(token))
+            self.add_token(int(token))
         self._pending.clear()
 
-    def add(self, token: int) -> str:
+    def add_token(self, token: int) -> str:
         """The text that ``token`` completes; empty for a part of a character."""
         self._pending.append(token)
         text = self._stream.step(token)
@@ -224,7 +224,7 @@ class IncrementalDetokenizer:
         self._pending.clear()
         return str(text)
 
-    def rest(self) -> str:
+    def flush(self) -> str:
         """The rest of an incomplete character."""
         return str(self._tokenizer.decode(self._pending)) if self._pending else ""
 

@@ -93,7 +93,9 @@ class PairModels:
         """FLOPs of ``walks``, or of ``opening`` them with the prompts alone, at our full depth."""
         layers = [evidence.subject.stepper.layers for evidence in self.both]
         return sum(
-            self.flops({model: walk.work(model, layers[model], opening)}) for walk in walks for model in (SMALL, LARGE)
+            self.flops({model: walk.compute_work(model, layers[model], opening)})
+            for walk in walks
+            for model in (SMALL, LARGE)
         )
 
     def spent(self, results: Sequence[Decoding]) -> Floats | None:

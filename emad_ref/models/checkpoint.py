@@ -20,7 +20,15 @@ from safetensors import safe_open
 from transformers import PreTrainedConfig
 
 from emad_ref.errors import BadArgument, is_whole
-from emad_ref.files import BadFile, file_kind, open_regular, parse_json, read_json, read_text, unique_keys
+from emad_ref.files import (
+    BadFile,
+    describe_file_kind,
+    open_regular_file,
+    parse_json,
+    read_json,
+    read_text,
+    reject_duplicate_keys,
+)
 from emad_ref.models.bundled import CONFIG
 from emad_ref.models.families import ModelFamily, family_of
 from emad_ref.models.geometry import Geometry
@@ -153,7 +161,7 @@ def require_plain(name: str, folder: Path) -> None:
     entries = [*os.scandir(folder), *(os.scandir(templates) if templates.is_dir() else ())]
     for entry in sorted(entries, key=lambda entry: entry.name):
         try:
-            kind = file_kind(entry.stat().st_mode)
+            kind = describe_file_kind(entry.stat().st_mode)
         except OSError as error:  # a broken or circular link
             if not entry.name.endswith(READ_SUFFIXES):
                 continue
@@ -194,7 +202,7 @@ def _file_in_folder(name: str, folder: Path, file: Any, named_in: str) -> Path:
         raise BadArgument("name", name, expected, f"it names {file!r:.120}: save the checkpoint again")
     path = folder / file
     try:
-        kind = file_kind(path.stat().st_mode)
+        kind = describe_file_kind(path.stat().st_mode)
     except FileNotFoundError:
         return path  # transformers names the missing file
     except OSError as error:
@@ -233,7 +241,7 @@ def read_config(name: str, folder: Path) -> dict[str, Any]:
 def _read_settings(path: Path) -> dict[str, Any]:
     """A JSON object whose numbers may be of any size: an unbounded ``model_max_length`` is 10³⁰. Raises BadFile."""
     try:
-        settings = json.loads(read_text(path, path.name), object_pairs_hook=unique_keys)
+        settings = json.loads(read_text(path, path.name), object_pairs_hook=reject_duplicate_keys)
         if not isinstance(settings, dict):
             raise ValueError(f"it holds a {type(settings).__name__}")
     except (ValueError, RecursionError) as error:
@@ -403,7 +411,7 @@ def _shards(name: str, folder: Path, first: Any) -> tuple[str, ...]:
 
 def _safetensors_header(name: str, path: Path) -> dict[str, tuple[str, int]]:
     """Tensor → (dtype, element count)."""
-    with open_regular(path, "name") as file:
+    with open_regular_file(path, "name") as file:
         size, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
         text = file.read(min(length, LARGEST_HEADER))
     try:

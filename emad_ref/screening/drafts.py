@@ -38,8 +38,8 @@ from emad_ref.models.loading import LoadedModel, load, shared_vocabulary
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, full_depth
 from emad_ref.probes.draft_reader import DraftReader
-from emad_ref.probes.signal_values import to_host
-from emad_ref.probes.tuned_lens import dtype_of
+from emad_ref.probes.signal_values import to_numpy_float64
+from emad_ref.probes.tuned_lens import weight_dtype_name
 from emad_ref.protocol import Prompt
 from emad_ref.record import Bools, Floats, Ints, Work
 from emad_ref.screening.settings import ScreeningSettings
@@ -216,7 +216,7 @@ def draft_columns(
     """
     kinds = [Drafting(layer, 1, lens=lens, gate=gates.get(layer), vocabulary=ids) for layer in layers for ids in among]
     for kind in kinds:
-        kind.require(stepper.layers, stepper.vocabulary)
+        kind.require_fits_model(stepper.layers, stepper.vocabulary)
     readers = [DraftReader(stepper, kind.layer, lens, kind.gate, kind.vocabulary) for kind in kinds]
     agrees: list[list[Bools]] = [[] for _ in kinds]
     gate: list[list[Floats]] = [[] for _ in kinds]
@@ -226,9 +226,9 @@ def draft_columns(
         own = final.argmax(dim=-1)
         for kind, reader, right, expected in zip(kinds, readers, agrees, gate, strict=True):
             hidden = states[kind.layer]
-            right.append((reader.tokens(hidden, uncounted) == own).cpu().numpy())
+            right.append((reader.draft_tokens(hidden, uncounted) == own).cpu().numpy())
             if kind.gate is not None:
-                expected.append(to_host(reader.expected(hidden, uncounted)))
+                expected.append(to_numpy_float64(reader.predict_divergence(hidden, uncounted)))
     starts = np.cumsum([0, *(text.decided for text in texts)])
     stands = np.concatenate([_standing_copies(text) for text in texts])
     return tuple(
@@ -312,7 +312,7 @@ def _standing_copies(text: TokenSequence) -> Ints:
     for position in range(
         text.adaptive_from + 1, len(tokens)
     ):  # the token at ``position`` − 1 is fed, the next is drafted
-        offered = lookup.of(tokens[:position], most)
+        offered = lookup.find_continuation(tokens[:position], most)
         right = 0
         while right < len(offered) and position + right < len(tokens) and offered[right] == tokens[position + right]:
             right += 1
@@ -360,7 +360,7 @@ def fit_draft_lens(
     plan = LensPlan(
         model=model.name,
         fingerprint=model.fingerprint,
-        dtype=dtype_of(model.stepper),
+        dtype=weight_dtype_name(model.stepper),
         corpus=f"{corpus}, continued by the model",
         window=max((len(text.tokens) for text in texts), default=0),
         layers=tuple(layers),
@@ -416,7 +416,7 @@ def _in_words(way: Drafting, agreement: float) -> str:
     head = "the whole vocabulary" if way.vocabulary is None else f"{len(way.vocabulary)} words of the vocabulary"
     return (
         f"{copies}{', and ' if copies else 'let it '}draft for itself after layer {way.layer} by {head}, "
-        f"{'as long as its gate lets it' if way.gated else 'always'}, up to {way.longest} tokens a round "
+        f"{'as long as its gate lets it' if way.uses_gate else 'always'}, up to {way.longest} tokens a round "
         f"({agreement:.0%} of drafts agree)"
     )
 

@@ -25,7 +25,7 @@ from emad_ref.screening.selection import Certification, OracleHeadroom, Selected
 from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.timing import CandidateTime
 from emad_ref.screening.traces import ENOUGH_DOCUMENTS, MIN_DOCUMENTS, SplitTraces, TextSplits
-from emad_ref.signals import perplexity_of
+from emad_ref.signals import perplexity_from_nats
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.sweep.oracle_savings import WORTHLESS_SAVING
 
@@ -192,7 +192,7 @@ def screened_json(result: ScreeningResult, recommendation: Recommendation) -> di
         "documents": {name: text.count for name, text in vars(result.texts).items()},
         "near_duplicates": {name: text.near_duplicates for name, text in vars(result.texts).items()},
         "tokens": {name: text.tokens for name, text in vars(result.texts).items()},
-        "perplexity": perplexity_of(float(own.nll_nats[:, -1].astype(np.float64).mean())),
+        "perplexity": perplexity_from_nats(float(own.nll_nats[:, -1].astype(np.float64).mean())),
         "lens": {
             "rank": result.fitted.lens.rank,
             "steps": result.fitted.plan["steps"],
@@ -231,7 +231,7 @@ def _drafts_json(drafts: SelfDraftingResult) -> dict[str, Any]:
         "why_none": drafts.why_none,
         "layer": None if way is None else way.layer,
         "longest": None if way is None else way.longest,
-        "gated": None if way is None else way.gated,
+        "gated": None if way is None else way.uses_gate,
         "vocabulary": None if way is None or way.vocabulary is None else len(way.vocabulary),
         "agreement": drafts.agreement,
         "tokens": drafts.tokens,

@@ -231,11 +231,6 @@ class ExchangeResult:
     after: TunedCombination
     back: bool
 
-    @property
-    def net_saving_gain(self) -> float:
-        """Net saving after, less that before."""
-        return self.after.net_saving - self.before.net_saving
-
 
 def exchange_components(
     own: ReadoutTraces,

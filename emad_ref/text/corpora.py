@@ -38,8 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.extensions import added_parts, load_part
-from emad_ref.files import file_kind, is_file, is_folder, parse_json, read_lines
+from emad_ref.extensions import list_added_parts, load_added_part
+from emad_ref.files import describe_file_kind, is_file, is_folder, parse_json, read_lines
 from emad_ref.record import Ints
 from emad_ref.text import world
 from emad_ref.text.documents import SPLITS, Documents, Split, clean_text
@@ -243,8 +243,8 @@ def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> D
             shared = list(stream_hub_documents(corpus, published.shared))
             return iter(shared[slice(*split_bounds(len(shared), WITHOUT_TEST[split]))])
         return iterate_split_documents(stream_hub_documents(corpus, "train"), split)
-    if corpus in added_parts("corpora"):
-        mine: Documents = load_part("corpora", corpus)(split, seed, data)
+    if corpus in list_added_parts("corpora"):
+        mine: Documents = load_added_part("corpora", corpus)(split, seed, data)
         return (clean_text(text, f"{corpus}, {split}, document {number}") for number, text in enumerate(mine, start=1))
     path = Path(corpus)
     if corpus.strip() and is_folder(path):  # a blank name would be the current folder
@@ -252,9 +252,9 @@ def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> D
     if is_file(path):
         return iterate_file_part(path, WHOLE[split])
     if os.path.exists(corpus):
-        kind = file_kind(path.stat().st_mode)
+        kind = describe_file_kind(path.stat().st_mode)
         raise BadArgument("corpus", corpus, "a file or a folder", f"it is {kind}, which can be read once only: save it")
-    names = ", ".join([*world.CORPORA, *PUBLISHED, "self", *added_parts("corpora")])
+    names = ", ".join([*world.CORPORA, *PUBLISHED, "self", *list_added_parts("corpora")])
     raise BadArgument("corpus", corpus, f"one of {names}, or a path that exists", "check the spelling of the path")
 
 

@@ -20,7 +20,14 @@ from torch import nn
 from tqdm import tqdm
 
 from emad_ref.errors import BadArgument, EmadError, is_whole
-from emad_ref.files import open_atomic, read_bytes, remove_file, replace_folder, require_replaceable, require_writable
+from emad_ref.files import (
+    open_for_atomic_write,
+    read_bytes,
+    remove_file,
+    replace_folder_atomically,
+    require_replaceable_folder,
+    require_writable,
+)
 from emad_ref.training import causal, seq2seq
 from emad_ref.training.recipe import Recipe
 
@@ -66,7 +73,7 @@ class TrainingState:
 
 def save_state(path: Path, recipe: Recipe, state: TrainingState) -> None:
     """Write; the file is complete or as it was. Raises BadFile."""
-    with open_atomic(path, "checkpoint") as file:
+    with open_for_atomic_write(path, "checkpoint") as file:
         torch.save(
             {
                 "of": _recipe_key(recipe),
@@ -150,7 +157,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, every: int = STEPS
     if recipe.steps < 1:
         raise BadArgument("recipe.steps", recipe.steps, "at least one step", "an untrained model is not saved")
     checkpoint = out.with_name(out.name + ".checkpoint")
-    require_replaceable(out, SAVED_FILES, "out")
+    require_replaceable_folder(out, SAVED_FILES, "out")
     require_writable(checkpoint, "checkpoint")
     held = load_state(checkpoint, recipe, resume)
     family = FAMILIES[recipe.family]
@@ -182,7 +189,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, every: int = STEPS
         progress.set_postfix(nats=f"{smooth:.4f}", refresh=False)
         if (step + 1) % every == 0 and step + 1 < recipe.steps:
             save_state(checkpoint, recipe, TrainingState.from_training(step + 1, smooth, model, optimizers))
-    with replace_folder(out, "out") as folder:
+    with replace_folder_atomically(out, "out") as folder:
         model.eval().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     remove_file(checkpoint, "checkpoint")

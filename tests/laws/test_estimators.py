@@ -29,7 +29,7 @@ from emad_ref.probes.estimators import (
     make_entropy_reader,
 )
 from emad_ref.probes.signal_values import entropy_nats
-from emad_ref.sweep.diagnostics import estimator_agreements
+from emad_ref.sweep.diagnostics import compare_estimators
 from emad_ref.text.corpora import iterate_corpus_documents
 from tests.small import small_model
 
@@ -175,7 +175,7 @@ def test_estimators_keep_the_ranking_of_tokens_on_emad_tiny():
             np.stack([reader.read(h, i).entropy_nats for i, h in enumerate(part)], 1) for part in (held_out, test)
         ]
         raw[correct_estimator(plain, estimates[0], full_of(stepper, held_out))] = estimates[1]
-    rows = estimator_agreements(PROBES, full_of(stepper, test), raw)
+    rows = compare_estimators(PROBES, full_of(stepper, test), raw)
     for row in rows:
         print(f"{row.estimator.name} after layer {row.probe}: ρ {row.spearman:.4f}, RMSE {row.rmse_nats:.3f} nats")
         assert row.spearman >= LEAST[row.estimator.name], (row.estimator.name, row.probe)

@@ -111,10 +111,10 @@ def test_the_drawn_drafts_are_now_accepted_and_now_refused(small, large):
     """Otherwise the laws above hold of plain decoding only."""
     close = speculate(partner(large, truncated(LAYERS, LAYERS - 1)), partner(large, full_depth(LAYERS)), PROMPTS, NEW)
     far = speculate(partner(small, full_depth(3)), partner(large, full_depth(LAYERS)), PROMPTS, NEW)
-    assert close.drafted(ACCEPTED).sum() > 5 < close.drafted(REFUSED).sum()
-    assert far.drafted(REFUSED).sum() > 20
+    assert close.count_drafted(ACCEPTED).sum() > 5 < close.count_drafted(REFUSED).sum()
+    assert far.count_drafted(REFUSED).sum() > 20
     itself = speculate(partner(large, full_depth(LAYERS)), partner(large, full_depth(LAYERS)), PROMPTS, NEW)
-    assert itself.acceptance == 1.0
+    assert itself.acceptance_rate == 1.0
 
 
 @pytest.mark.parametrize("rows", [1, ROWS])
@@ -135,7 +135,7 @@ def test_the_bundled_pair_emits_what_the_large_one_emits(rows):
         done = speculate(draft, verifier, prompts, BUNDLED_NEW, k=k)
         for emitted, expected in zip(done.record.emitted, own.emitted, strict=True):
             assert emitted.tolist() == expected.tolist()
-        assert done.acceptance > 0.2, "a pair that shares nothing shows little"
+        assert done.acceptance_rate > 0.2, "a pair that shares nothing shows little"
 
 
 @pytest.mark.parametrize("rows", [1, ROWS])

@@ -63,12 +63,12 @@ def test_python_and_rust_give_the_same_text_piece_by_piece(text: str) -> None:
     tokenizer = ByT5Tokenizer()
     ids = tokenizer.encode(text, add_special_tokens=False)
     words = IncrementalDetokenizer(tokenizer)
-    pieces = [words.add(token) for token in ids]
+    pieces = [words.add_token(token) for token in ids]
     assert "".join(pieces) == text
     assert len([piece for piece in pieces if piece]) == len(text)
     cut = IncrementalDetokenizer(tokenizer)
-    assert "".join(cut.add(token) for token in tokenizer.encode("é", add_special_tokens=False)[:1]) == ""
-    assert cut.rest() in ("", "\ufffd")
+    assert "".join(cut.add_token(token) for token in tokenizer.encode("é", add_special_tokens=False)[:1]) == ""
+    assert cut.flush() in ("", "\ufffd")
 
 
 def test_tokenizers_in_python_are_the_same_where_vocabulary_and_settings_are() -> None:
