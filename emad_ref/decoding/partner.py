@@ -3,7 +3,7 @@
 ``Partner`` is a decoder with its operating point. ``LoggedSession`` is a partner's session; it records everything that
 it processes in a ``TokenLog``. A partner whose point lets no token exit reads a chunk in one forward, at its ceiling;
 any other decides depths itself. Only the protocol is used, so any two decoders with the same token ids can be paired
-(``shared_vocabulary``). Logits of embedding rows beyond the shared ids are dropped first.
+(``shared_vocabulary_size``). Logits of embedding rows beyond the shared ids are dropped first.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from emad_ref.decoding.reference import Sampler, WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, draft, drafting_point
 from emad_ref.decoding.switching import LARGE, SwitchingRule, switch_stream
 from emad_ref.errors import require_instance
-from emad_ref.models.loading import LoadedModel, required_tokenizer, shared_vocabulary
+from emad_ref.models.loading import LoadedModel, required_tokenizer, shared_vocabulary_size
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.text.documents import clean_text
@@ -165,7 +165,7 @@ def stream_pair(
     EAD, "Dynamic Switching Mechanism".
     """
     require_instance("rule", rule, SwitchingRule, "SwitchingRule(threshold_bits)")
-    shared, models = shared_vocabulary(small, large), (small, large)
+    shared, models = shared_vocabulary_size(small, large), (small, large)
     points = [full_depth(model.geometry.layers) for model in models]
     first, second = (
         Partner(WalkedDecoder(model.stepper, point), point, shared) for model, point in zip(models, points, strict=True)

@@ -21,7 +21,7 @@ from emad_ref.measurements.latency import Decoding, record_of
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import PairSizes, Study
-from emad_ref.models.loading import LoadedModel, shared_vocabulary
+from emad_ref.models.loading import LoadedModel, shared_vocabulary_size
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt, Session, Step, Unsupported
 from emad_ref.record import DRAFT, Bools, Floats, Record, Tokens, Work
@@ -39,7 +39,7 @@ class PairModels:
 
     def __init__(self, small: LoadedModel, large: LoadedModel, study: Study, resources: RunResources, size: PairSizes):
         _require_decoders(small, large)
-        self.vocabulary = shared_vocabulary(small, large)
+        self.vocabulary = shared_vocabulary_size(small, large)
         parameters = small.geometry.parameters(), large.geometry.parameters()
         if parameters[0] >= parameters[1]:
             raise BadArgument(

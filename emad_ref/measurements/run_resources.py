@@ -23,7 +23,7 @@ from emad_ref.audit.tolerances import tolerance
 from emad_ref.calibration.windows import window_size
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.measurements.study import START_S
-from emad_ref.models.loading import LoadedModel, shared_vocabulary
+from emad_ref.models.loading import LoadedModel, shared_vocabulary_size
 from emad_ref.models.model_spec import ModelSpec, save_model, stored_folder
 from emad_ref.models.snapshots import ModelMutatedError, ModelSnapshot, ProcessSnapshot
 from emad_ref.models.weight_layout import lay_out_weights
@@ -157,7 +157,7 @@ def make_decoders_of(other: LoadedModel) -> Callable[[Request], Decoder]:
     """
 
     def make(request: Request) -> Decoder:
-        shared_vocabulary(judge_model() or request.model.load(), other)
+        shared_vocabulary_size(judge_model() or request.model.load(), other)
         if request.own_rule or not request.point.fixed or request.point.ceiling < request.point.layers:
             raise Unsupported("another model is compared at full depth alone")
         at_full_depth = replace(request, point=full_depth(other.stepper.layers))

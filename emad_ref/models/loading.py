@@ -647,7 +647,7 @@ def required_tokenizer(loaded: LoadedModel) -> Any:
     return loaded.tokenizer
 
 
-def shared_vocabulary(first: LoadedModel, second: LoadedModel) -> int:
+def shared_vocabulary_size(first: LoadedModel, second: LoadedModel) -> int:
     """Number n of shared ids: ids 0 … n − 1 have the same meaning in both models, which need equal tokenizers.
 
     Embeddings may differ in size above the tokenizer's largest id: these rows stand for no text (Qwen2.5 pads its

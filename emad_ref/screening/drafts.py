@@ -34,7 +34,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.bundled import bundled_names
 from emad_ref.models.generation import Generate
 from emad_ref.models.geometry import Geometry
-from emad_ref.models.loading import LoadedModel, load, shared_vocabulary
+from emad_ref.models.loading import LoadedModel, load, shared_vocabulary_size
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, full_depth
 from emad_ref.probes.draft_reader import DraftReader
@@ -89,7 +89,7 @@ def assistant_of(loaded: LoadedModel) -> LoadedModel | None:
         if other.geometry.encoder_layers or other.geometry.parameters() >= loaded.geometry.parameters():
             continue
         try:
-            shared_vocabulary(loaded, other)
+            shared_vocabulary_size(loaded, other)
         except BadArgument:  # its ids differ
             continue
         candidates.append(other)

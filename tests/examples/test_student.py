@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from emad_ref.models.loading import load, shared_vocabulary
+from emad_ref.models.loading import load, shared_vocabulary_size
 from tests.examples.conftest import EXAMPLES
 
 KEPT = (0, 3, 7, 11)
@@ -45,7 +45,7 @@ def test_a_student_learns_from_calibration_text_and_is_a_partner(
     module.main([*arguments, "--layers", ",".join(map(str, KEPT)), "--steps", str(STEPS)])
     student = load(str(tmp_path / "s"))
     assert student.geometry.layers == len(KEPT)
-    assert shared_vocabulary(student, teacher) == teacher.geometry.vocabulary
+    assert shared_vocabulary_size(student, teacher) == teacher.geometry.vocabulary
     for part in ("get_input_embeddings", "get_output_embeddings"):
         assert torch.equal(getattr(student.model, part)().weight, getattr(teacher.model, part)().weight)
     unread = windows[-8:]

@@ -11,7 +11,7 @@ from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.speculation import ACCEPTED, DRAFTER, REFUSED, VERIFIER, speculate
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.loading import load, shared_vocabulary
+from emad_ref.models.loading import load, shared_vocabulary_size
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import CATCH_UP, DECODE, VERIFY
@@ -120,7 +120,7 @@ def test_the_drawn_drafts_are_now_accepted_and_now_refused(small, large):
 @pytest.mark.parametrize("rows", [1, ROWS])
 def test_the_bundled_pair_emits_what_the_large_one_emits(rows):
     tiny, nano = load("emad-tiny"), load("emad-nano")
-    assert shared_vocabulary(nano, tiny) == nano.geometry.vocabulary
+    assert shared_vocabulary_size(nano, tiny) == nano.geometry.vocabulary
     walked, drafting = CausalStepper(tiny.model), CausalStepper(nano.model)
     texts = generate_documents("world:premise", "evaluate", seed=7)
     prompts = [Prompt(np.array(tiny.tokenizer(next(texts))["input_ids"][:n])) for n in (40, 23, 35, 31)[:rows]]

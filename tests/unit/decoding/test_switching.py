@@ -17,7 +17,7 @@ from emad_ref.decoding.speculation import speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, rolling_means, switch
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.loading import load, shared_vocabulary
+from emad_ref.models.loading import load, shared_vocabulary_size
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.signal_values import NotFinite
 from emad_ref.protocol import Prompt
@@ -319,13 +319,13 @@ def loaded(name, text="one", vocabulary=512):
 
 
 def test_the_bundled_models_read_the_same_ids():
-    assert shared_vocabulary(load("emad-nano"), load("emad-tiny")) == 512
+    assert shared_vocabulary_size(load("emad-nano"), load("emad-tiny")) == 512
 
 
 @pytest.mark.parametrize("sizes", [(512, 500), (500, 512), (500, 500)])
 def test_rows_beyond_the_tokenizer_are_padding_of_one_model(sizes):
     """As of the Qwen2.5 models, whose tokenizer is one and whose embeddings are padded to 151,936 and 152,064."""
-    assert shared_vocabulary(*(loaded(name, vocabulary=size) for name, size in zip("ab", sizes, strict=True))) == 500
+    assert shared_vocabulary_size(*(loaded(name, vocabulary=size) for name, size in zip("ab", sizes, strict=True))) == 500
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_rows_beyond_the_tokenizer_are_padding_of_one_model(sizes):
 )
 def test_models_that_read_different_ids_are_refused_by_name(second, message):
     with pytest.raises(BadArgument, match=message):
-        shared_vocabulary(loaded("a"), second)
+        shared_vocabulary_size(loaded("a"), second)
 
 
 def padded(table, rows=2):

@@ -18,7 +18,7 @@ from emad_ref import cli
 from emad_ref.decoding.streaming import IncrementalDetokenizer, stream
 from emad_ref.errors import BadArgument
 from emad_ref.models.bundled import weights_folder
-from emad_ref.models.loading import load, shared_vocabulary
+from emad_ref.models.loading import load, shared_vocabulary_size
 from emad_ref.models.tokenizers import SAMPLE, require_tokenizer, tokenizer_identity
 from tests.small import small_model
 
@@ -51,7 +51,7 @@ def test_a_tokenizer_written_in_python_works_wherever_one_is_touched(
     pieces = list(stream(loaded, "Ben has", tokens=8))
     ids = [piece.token for piece in pieces]
     assert "".join(piece.text for piece in pieces) == loaded.tokenizer.decode(ids)
-    assert shared_vocabulary(loaded, load(str(folder))) == ROWS
+    assert shared_vocabulary_size(loaded, load(str(folder))) == ROWS
     assert cli.main(["generate", str(folder), "Ben has", "--tokens", "4"]) == 0
     assert cli.main(["calibrate", str(folder), str(tmp_path / "profile.json"), "--documents", "3"]) == 0
     assert "Traceback" not in capsys.readouterr().err
