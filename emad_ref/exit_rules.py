@@ -33,11 +33,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import BinSpec, ConfidenceParameters, Estimator, OperatingPoint, ScheduleName
+from emad_ref.point import BinSpec, ConfidenceParameters, EntropyEstimator, OperatingPoint, ScheduleName
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.signals import DIVERGENCE, ENTROPY, RESPONSE, SIGNALS, SINCE_MINIMUM, Signal, required_layers
 
-FULL_READOUT = Estimator()
+FULL_READOUT = EntropyEstimator()
 EXACT_DIGITS = 17  # with so many a float64 reads back as itself
 
 
@@ -101,7 +101,7 @@ FAMILY_NAMES = {ENTROPY.name: "fixed_entropy", DIVERGENCE.name: DIVERGENCE.label
 
 
 def threshold_point(
-    signal: Signal, layers: int, probes: Sequence[int], threshold: float, estimator: Estimator = FULL_READOUT
+    signal: Signal, layers: int, probes: Sequence[int], threshold: float, estimator: EntropyEstimator = FULL_READOUT
 ) -> OperatingPoint:
     """One ``threshold`` on a ``signal`` without parameters for every probe, monotone."""
     symbol = f"{signal.label} τ" if signal.thresholds is None else signal.thresholds.symbol
@@ -157,7 +157,7 @@ def is_exit_rule_met(
     Raises:
         BadArgument: several rows of thresholds without bins, decaying ones without the tokens' indices.
     """
-    column = point.table[:, probe]
+    column = point.threshold_table[:, probe]
     if bins is None and len(column) > 1:
         raise BadArgument("bins", None, f"a bin in 0–{len(column) - 1} for every signal", "see exit_rules.bin_index")
     threshold = column[0] if bins is None else column[bins]
@@ -194,7 +194,9 @@ def extrapolate_exit_layers(
     if not 0 < probe < len(point.probes) - 1:
         return none
     left, at, right = point.probes[probe - 1 : probe + 2]
-    near, far = (point.table[0, i] if bins is None else point.table[bins, i] for i in (probe, probe + 1))
+    near, far = (
+        point.threshold_table[0, i] if bins is None else point.threshold_table[bins, i] for i in (probe, probe + 1)
+    )
     slope = (here - before) / np.float32(at - left)
     for layer in reversed(range(at + 1, right)):  # the shallowest that fires is written last
         share = np.float32((layer - at) / (right - at))

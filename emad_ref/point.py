@@ -42,7 +42,7 @@ EMISSIONS: tuple[str, ...] = ("contrastive", "expert")
 
 
 @dataclass(frozen=True)
-class Estimator:
+class EntropyEstimator:
     """How a probe reads the entropy (EMAD, "Entropy estimation at inference"), fitted parameters included.
 
     ``kind``        ``full`` softmax; ``topk`` logits by inner-product search; ``lowrank`` readout; ``linear`` probe.
@@ -181,7 +181,7 @@ FIELD_TYPES: dict[str, type] = {  # of a point's fields that hold no numbers
     "family": str,
     "schedule": str,
     "signal": str,
-    "estimator": Estimator,
+    "estimator": EntropyEstimator,
     "bins": BinSpec,
     "interpolate": bool,
     "lens": str,
@@ -218,7 +218,7 @@ class OperatingPoint(NotebookReprMixin):
         Depth of a token that never exits, and the cap at the start of a sequence.
     schedule : str
         How exits become depths: ``monotone`` (EMAD), ``free``, ``chunked``, ``positional``, ….
-    estimator : Estimator
+    estimator : EntropyEstimator
         How a probe computes its entropy: the full head, or part of it.
     signal : str
         The number that is compared with τ; entropy by default.
@@ -262,7 +262,7 @@ class OperatingPoint(NotebookReprMixin):
     probes: tuple[int, ...] = ()
     thresholds: tuple[tuple[float, ...], ...] = ((),)
     schedule: ScheduleName = "monotone"
-    estimator: Estimator = Estimator()
+    estimator: EntropyEstimator = EntropyEstimator()
     signal: str = ENTROPY.name
     bins: BinSpec = BinSpec()
     margin_nats: float | None = None
@@ -337,11 +337,16 @@ class OperatingPoint(NotebookReprMixin):
             raise BadArgument("confidence", None, f"the parameters of {self.signal}", "see exit_rules.early_exit_point")
 
     @cached_property
-    def table(self) -> NDArray[np.float32]:
+    def threshold_table(self) -> NDArray[np.float32]:
         """[bins, probes] ``thresholds`` as signals are compared with them, read-only; [1, 0] without probes."""
         table = np.array(self.thresholds, dtype=np.float32)
         table.setflags(write=False)
         return table
+
+    @property
+    def table(self) -> NDArray[np.float32]:
+        """Alias of ``threshold_table``."""
+        return self.threshold_table
 
     def _require_types(self) -> None:
         """Refuse fields of another type than the class declares; numbers of NumPy pass, and lists for tuples."""
@@ -414,7 +419,7 @@ class OperatingPoint(NotebookReprMixin):
         if confidence.kept and len(confidence.kept) != self.ceiling - 1 - confidence.minimum:
             expected = f"one per probe after the minimum layer, {self.ceiling - 1 - confidence.minimum}"
             raise BadArgument("confidence.kept", confidence.kept, expected)
-        plain = (self.estimator, self.bins.name, self.interpolate) == (Estimator(), "none", False)
+        plain = (self.estimator, self.bins.name, self.interpolate) == (EntropyEstimator(), "none", False)
         if not plain or self.schedule not in STOPS_BY_TOKEN:
             raise BadArgument(
                 "confidence",

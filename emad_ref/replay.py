@@ -179,7 +179,7 @@ def derive_sequence_work(trace: Trace, point: OperatingPoint, depth: Ints, macs_
 
     The prompt before the last position is one forward at the ceiling: n positions against n keys each.
     """
-    return decode_work(trace, depth, point, macs_per_row), prompt_work(trace.prompts, point)
+    return compute_decode_work(trace, depth, point, macs_per_row), compute_prompt_work(trace.prompts, point)
 
 
 def count_tokens_by_depth(depth: Ints, point: OperatingPoint) -> Ints:
@@ -188,16 +188,16 @@ def count_tokens_by_depth(depth: Ints, point: OperatingPoint) -> Ints:
 
 
 def replay_decode_work(trace: Trace, replayed: ReplayResult) -> Work:
-    """``decode_work`` of a replay.
+    """``compute_decode_work`` of a replay.
 
     Raises:
-        BadArgument: as ``decode_work``.
+        BadArgument: as ``compute_decode_work``.
     """
     probed = _probe_costs(trace, replayed.point, replayed.macs_per_row)
     return derive_work(replayed.point, trace.places, replayed.depth, replayed.depth_histogram, probed, trace.ahead)
 
 
-def decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: int = 0) -> Work:
+def compute_decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: int = 0) -> Work:
     """Work of single-token steps at the trace's positions and ``depth`` [tokens]; a step attends to position + 1 keys.
 
     ``macs_per_row``: multiply-adds of one reading by the point's estimator, retrieval included; 0 for a full head.
@@ -209,13 +209,13 @@ def decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: 
     return derive_work(point, trace.places, depth, count_tokens_by_depth(depth, point), probed, trace.ahead)
 
 
-def decode_flops(trace: Trace, replayed: ReplayResult, geometry: Geometry) -> Floats:
-    """[sequences] FLOPs of each sequence's decode steps: what ``flops`` of ``decode_work`` has in all.
+def compute_decode_flops(trace: Trace, replayed: ReplayResult, geometry: Geometry) -> Floats:
+    """[sequences] FLOPs of each sequence's decode steps: what ``flops`` of ``compute_decode_work`` has in all.
 
     A mixture of points gives each document to one of them, and intervals resample documents: both ask what each cost.
 
     Raises:
-        BadArgument: as ``decode_work``.
+        BadArgument: as ``compute_decode_work``.
     """
     point = replayed.point
     probed = _probe_costs(trace, point, replayed.macs_per_row)
@@ -230,7 +230,7 @@ def _probe_costs(trace: Trace, point: OperatingPoint, macs_per_row: int) -> Prob
     return compute_probe_costs(point, len(trace), trace.ahead, macs_per_row)
 
 
-def prompt_work(prompts: Ints, point: OperatingPoint) -> Work:
+def compute_prompt_work(prompts: Ints, point: OperatingPoint) -> Work:
     """Work of prompts of ``prompts`` [sequences] positions before the last, each in one forward at the ceiling."""
     work = Work.none(point.layers)
     work.tokens[: point.ceiling] = int(prompts.sum())

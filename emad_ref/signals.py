@@ -147,7 +147,7 @@ class Signal:
     ``noise``        how far it may be off, in multiples of how far a logit may be.
     ``slope``        where that has no bound: logits float64 [..., V] → [...] that multiple at these logits.
     ``prunable``     whether it is defined over a part of the vocabulary too.
-    ``estimated``    whether estimators of it exist (``point.Estimator``).
+    ``estimated``    whether estimators of it exist (``point.EntropyEstimator``).
     ``early_exit``   whether ``exit_rules.early_exit_point`` makes rules of it, as the early-exit papers do.
     ``sweeps``       comparisons of thresholds that it takes part in: ``criterion``, of criteria at equal probes
                      (``sweep.components``); ``front``, against EMAD by quantiles of its values (``sweep.grids``);
@@ -178,7 +178,7 @@ class Signal:
 
     @property
     def is_learned(self) -> bool:
-        """Whether no readout shows it, only a linear probe that was fitted to it (``point.Estimator``)."""
+        """Whether no readout shows it, only a linear probe that was fitted to it (``point.EntropyEstimator``)."""
         return self.needs is LEARNED
 
     @property

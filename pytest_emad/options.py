@@ -22,7 +22,7 @@ from emad_ref.models.bundled import BUNDLED_PAIR
 from emad_ref.models.families import BACKENDS, FAST
 from emad_ref.report.tiers import STATED_CLAIM, TIERS
 from emad_ref.statistics.gate import GATES, INCONCLUSIVE, METHOD_ROWS, REQUIREMENTS, GateOptions
-from emad_ref.statistics.verdicts import Claim, load_register, select_ids
+from emad_ref.statistics.verdicts import Claim, load_register, match_id_patterns
 from emad_ref.wire.address import ADDRESS_FORMS, Address, parse_address
 
 
@@ -395,7 +395,7 @@ def _read_settings(config: pytest.Config) -> RunSettings:
     report = given["report"]
     given["journal"] = None if report is None else report / "journal"
     patterns = frozenset(pattern for words in given["only"] for pattern in words)
-    given["only"] = select_ids(patterns, load_register(given["claims"]), "--emad-only") if patterns else patterns
+    given["only"] = match_id_patterns(patterns, load_register(given["claims"]), "--emad-only") if patterns else patterns
     study = Study(**{field.name: given.pop(field.name) for field in fields(Study)})
     gating = GateOptions(**{field.name: given.pop(field.name) for field in fields(GateOptions)})
     built = RunSettings(study=study, gating=gating, **given)

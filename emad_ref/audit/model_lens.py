@@ -26,7 +26,7 @@ from emad_ref.calibration.trace import layer_states, lens_states, open_cache, ta
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import Estimator, OperatingPoint
+from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.probes.probe import PrunedProbe, make_probe
 from emad_ref.probes.pruned_vocabulary import SharedHeads, adaptive_vocabulary_size
 from emad_ref.probes.signal_values import to_numpy_float64
@@ -170,7 +170,7 @@ def replay_document(
     Raises:
         BadArgument: a point that replay does not cover.
     """
-    estimators = {} if point.estimator == Estimator() else {point.estimator: point.probes}
+    estimators = {} if point.estimator == EntropyEstimator() else {point.estimator: point.probes}
     rules = [] if point.confidence is None else [point]
     read = point.readout_layers
     trace = take_trace(stepper, [sequence], estimators=estimators, rules=rules, lens=point.lens, layers=read)

@@ -38,7 +38,7 @@ from emad_ref.audit.threshold_comparisons import UNREACHED_THRESHOLD, DecoderOpe
 from emad_ref.audit.token_comparison import is_decoded_tie, same_tokens
 from emad_ref.audit.trajectory import Judge
 from emad_ref.errors import EmadError
-from emad_ref.point import BinSpec, ConfidenceParameters, Estimator, OperatingPoint
+from emad_ref.point import BinSpec, ConfidenceParameters, EntropyEstimator, OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import ENTROPY, SIGNALS, required_layers
@@ -107,7 +107,7 @@ def plain_point(sizes: ModelDimensions, probes: tuple[int, ...] | None = None, *
     probes = spread_probes(sizes.layers) if probes is None else probes
     bins, signal = change.get("bins", BinSpec()), change.get("signal", "entropy_nats")
     change.setdefault("ceiling", sizes.layers)
-    thresholds = ((SIGNALS[signal].unreachable_threshold,) * len(probes),) * bins.count
+    thresholds = ((SIGNALS[signal].unreachable_threshold,) * len(probes),) * bins.bin_count
     return OperatingPoint("fields", "quantile", sizes.layers, probes=probes, thresholds=thresholds, **change)
 
 
@@ -139,7 +139,7 @@ def estimator_point(signal: str = "entropy_nats", **change: Any) -> PointFactory
     def make(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
         probes = spread_probes(sizes.layers)
         values = {name: value(probes, sizes, rng) if callable(value) else value for name, value in change.items()}
-        return replace(plain_point(sizes, probes, estimator=Estimator(**values)), signal=signal)
+        return replace(plain_point(sizes, probes, estimator=EntropyEstimator(**values)), signal=signal)
 
     return make
 
@@ -227,7 +227,7 @@ def use_entropy(point: OperatingPoint) -> OperatingPoint:
     return replace(point, signal="entropy_nats", confidence=None, decay=None, thresholds=(row,))
 
 
-FULL_READOUT = change(estimator=Estimator())
+FULL_READOUT = change(estimator=EntropyEstimator())
 MONOTONE = change(schedule="monotone")
 
 VARIANTS: dict[str, PointVariant] = {
@@ -269,7 +269,7 @@ VARIANTS: dict[str, PointVariant] = {
          change_part("estimator", weights=lambda estimator: tuple(row[::-1] for row in estimator.weights)))),
     "a learnt gate": PointVariant(
         ("signal",), estimator_point("divergence", kind="linear", weights=draw_weights),
-        (change(signal="entropy_nats", estimator=Estimator()),)),
+        (change(signal="entropy_nats", estimator=EntropyEstimator()),)),
     **{name: PointVariant(("signal",), plain(signal=name), (use_entropy,), jumps=not SIGNALS[name].is_single_layer)
        for name in PLAIN_SIGNALS},
     **{name: PointVariant(("signal", "confidence"), confidence_point(name), (use_entropy,), 4,

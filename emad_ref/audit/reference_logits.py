@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import assign_bins, first_firing_probe
-from emad_ref.point import BinSpec, Estimator, OperatingPoint
+from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint
 from emad_ref.record import READOUTS, Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
 
@@ -296,7 +296,7 @@ def _rows_of(point: OperatingPoint, first: int, logits: LayerLogits, tolerance: 
 
 def is_read_from_logits(point: OperatingPoint) -> bool:
     """Whether full heads determine every comparison of the point: its probes run nothing else."""
-    plain = point.estimator == Estimator() and point.lens is None
+    plain = point.estimator == EntropyEstimator() and point.lens is None
     return SIGNALS[point.signal].from_lens is not None and point.confidence is None and plain
 
 

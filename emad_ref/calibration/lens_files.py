@@ -21,7 +21,7 @@ from torch import Tensor
 
 from emad_ref.calibration.tensor_files import load_tensors, save_tensors
 from emad_ref.errors import BadArgument, EmadError, is_number, is_whole
-from emad_ref.point import Estimator
+from emad_ref.point import EntropyEstimator
 from emad_ref.probes.tuned_lens import StateTranslators, Translator, TunedLens
 
 LENS_SCHEMA = 1
@@ -47,7 +47,7 @@ class FittedLens:
     raw_nats: Mapping[int, float]
     tuned_nats: Mapping[int, float]
     tokens: int
-    gate: Estimator | None = None
+    gate: EntropyEstimator | None = None
 
 
 def save_lens(path: Path, fitted: FittedLens) -> None:
@@ -139,7 +139,7 @@ def lens_from_tensors(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
     lens = TunedLens(about["fingerprint"], about["dtype"], about["layers"], translators)
     raw, tuned = (dict(zip(translated, values, strict=True)) for values in nats.values())
     weights = tuple(tuple(tensors[f"{layer}.{GATE}"].tolist()) for layer in translated) if gated else ()
-    gate = Estimator("linear", weights=weights) if gated else None
+    gate = EntropyEstimator("linear", weights=weights) if gated else None
     return FittedLens(lens, about["plan"], raw, tuned, about["tokens"], gate)
 
 

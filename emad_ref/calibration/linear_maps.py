@@ -25,7 +25,7 @@ from emad_ref.calibration.trace import EmptyCorpus, states_after
 from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import Estimator
+from emad_ref.point import EntropyEstimator
 from emad_ref.probes.signal_values import kl_divergence_nats, to_numpy_float64
 from emad_ref.probes.tuned_lens import (
     Pair,
@@ -50,7 +50,7 @@ def fit_gate(
     tokens: int = GATE_TOKENS,
     penalty: float = RIDGE_PENALTY,
     progress: str | None = None,
-) -> Estimator:
+) -> EntropyEstimator:
     """Fit an exit gate: a linear estimator of √KL(p_L ‖ q_ℓ) at each probe.
 
     Parameters
@@ -72,7 +72,7 @@ def fit_gate(
 
     Returns
     -------
-    Estimator
+    EntropyEstimator
         The linear estimator of the signal ``divergence``, in √nats.
 
     Raises
@@ -98,7 +98,7 @@ def fit_gate(
             bar.update(len(final))
     if read == 0:
         raise EmptyCorpus("windows=[], but expected at least one; give text that the lens did not see")
-    return Estimator("linear", weights=tuple(tuple(ridge(sums, penalty).tolist()) for sums in moments.values()))
+    return EntropyEstimator("linear", weights=tuple(tuple(ridge(sums, penalty).tolist()) for sums in moments.values()))
 
 
 TRANSLATOR_TOKENS = 20_000

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import Estimator
+from emad_ref.point import EntropyEstimator
 from emad_ref.probes.signal_values import to_numpy_float64
 from emad_ref.record import Floats, Ints
 
@@ -140,7 +140,7 @@ def linear_correction(raw: Floats, full: Floats) -> tuple[float, float]:
     return slope, intercept
 
 
-def correct_estimator(estimator: Estimator, raw: Floats, full: Floats) -> Estimator:
+def correct_estimator(estimator: EntropyEstimator, raw: Floats, full: Floats) -> EntropyEstimator:
     """``estimator`` with the line of each probe, from ``raw`` and ``full`` [tokens, probes] on held-out tokens.
 
     Raises:
@@ -167,11 +167,11 @@ class LinearProbeFit:
             x = self._stepper.normed(states)
             self.moments[layer] += Moments.of(*map(to_numpy_float64, (x, entropy)))
 
-    def estimator(self, penalty: float = RIDGE_PENALTY) -> Estimator:
+    def estimator(self, penalty: float = RIDGE_PENALTY) -> EntropyEstimator:
         """The linear estimator of these probes.
 
         Raises:
             BadArgument: as ``ridge``.
         """
         rows = (ridge(moments, penalty).tolist() for moments in self.moments.values())
-        return Estimator("linear", weights=tuple(tuple(row) for row in rows))
+        return EntropyEstimator("linear", weights=tuple(tuple(row) for row in rows))

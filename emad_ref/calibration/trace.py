@@ -29,7 +29,7 @@ from emad_ref.calibration.windows import TokenSequence, batched, pad_right, pad_
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import ConfidenceParameters, Estimator, OperatingPoint
+from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint
 from emad_ref.probes.estimators import EntropyReader, make_entropy_readers
 from emad_ref.probes.probe import Probe, make_confidence_probe
 from emad_ref.probes.pruned_vocabulary import SharedHeads
@@ -171,9 +171,9 @@ def _write_columns(
 
 COLUMNS = ("nll_nats", "top1", "top1_probability")  # per token and layer, besides the signals
 DIVERGENCE = "divergence_nats"  # from the last layer, where asked for
-NO_ESTIMATORS: Mapping[Estimator, Sequence[int]] = {}
+NO_ESTIMATORS: Mapping[EntropyEstimator, Sequence[int]] = {}
 NO_RULES: Mapping[ConfidenceRule, OperatingPoint] = {}
-NO_READERS: Mapping[Estimator, tuple[Sequence[int], EntropyReader]] = {}
+NO_READERS: Mapping[EntropyEstimator, tuple[Sequence[int], EntropyReader]] = {}
 
 Observer = Callable[[int, Tensor, Tensor], None]
 
@@ -207,8 +207,8 @@ class Trace:
     position: Ints
     starts: Ints
     prompts: Ints
-    estimates: dict[Estimator, NDArray[np.float32]] = field(default_factory=dict)
-    macs_per_row: dict[Estimator, int] = field(default_factory=dict)
+    estimates: dict[EntropyEstimator, NDArray[np.float32]] = field(default_factory=dict)
+    macs_per_row: dict[EntropyEstimator, int] = field(default_factory=dict)
     rules: dict[ConfidenceRule, ConfidenceColumns] = field(default_factory=dict)
     lens: str | None = None
     macs_ahead: Ints | None = None
@@ -310,7 +310,7 @@ class Trace:
             return self.rule(point).signal
         if SIGNALS[point.signal].needs is PREVIOUS_PROBE:
             return self._agreement(point.probes)
-        if point.estimator == Estimator():
+        if point.estimator == EntropyEstimator():
             return self.column(point.signal)
         if point.estimator not in self.estimates:
             names = ", ".join(estimator.name for estimator in self.estimates) or "none"
@@ -565,7 +565,7 @@ def targets_of(stepper: Stepper, batch: Sequence[TokenSequence]) -> Tensor:
 def trace_batch(
     stepper: Stepper,
     batch: Sequence[TokenSequence],
-    readers: Mapping[Estimator, tuple[Sequence[int], EntropyReader]] = NO_READERS,
+    readers: Mapping[EntropyEstimator, tuple[Sequence[int], EntropyReader]] = NO_READERS,
     observe: Observer | None = None,
     rules: Mapping[ConfidenceRule, OperatingPoint] = NO_RULES,
     lens: str | None = None,
@@ -674,7 +674,7 @@ def head_blocks(stepper: Stepper, rows: int) -> Iterator[slice]:
 def stream_traces(
     stepper: Stepper,
     sequences: Iterable[TokenSequence],
-    estimators: Mapping[Estimator, Sequence[int]] = NO_ESTIMATORS,
+    estimators: Mapping[EntropyEstimator, Sequence[int]] = NO_ESTIMATORS,
     observe: Observer | None = None,
     rules: Iterable[OperatingPoint] = (),
     lens: str | None = None,
@@ -693,7 +693,7 @@ def take_trace(
     stepper: Stepper,
     sequences: Iterable[TokenSequence],
     *,
-    estimators: Mapping[Estimator, Sequence[int]] = NO_ESTIMATORS,
+    estimators: Mapping[EntropyEstimator, Sequence[int]] = NO_ESTIMATORS,
     observe: Observer | None = None,
     rules: Iterable[OperatingPoint] = (),
     lens: str | None = None,
@@ -711,7 +711,7 @@ def take_trace(
         The model, layer by layer.
     sequences : iterable of TokenSequence
         The text; the whole trace is held in memory.
-    estimators : mapping of Estimator to layers
+    estimators : mapping of EntropyEstimator to layers
         Estimates to record besides the full entropy, and their layers.
     observe : callable or None
         Called as in ``trace_batch``.
@@ -798,7 +798,7 @@ def take_trace_pair(
     sequences: Iterable[TokenSequence],
     lens: str,
     *,
-    estimators: Mapping[Estimator, Sequence[int]] = NO_ESTIMATORS,
+    estimators: Mapping[EntropyEstimator, Sequence[int]] = NO_ESTIMATORS,
     layers: Sequence[int] | None = None,
     progress: str | None = None,
     file: TextIO | None = None,

@@ -34,9 +34,9 @@ from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Leg, Verdict
 from emad_ref.sweep.risk import (
     betting_pvalues,
+    documents_needed_to_certify,
     hoeffding_bentkus_pvalues,
-    needed_documents,
-    needed_sequences,
+    min_sequences_to_certify,
     select_threshold,
 )
 
@@ -279,10 +279,10 @@ def _fresh_risk(losses: ByDocument, found: GuaranteeEvidence, asked: ClaimContex
     def needed(error: float) -> int | None:
         if mean.value > risk:
             return needed_sample_size(mean, error)
-        number = needed_documents(shares, tolerance, error)
+        number = documents_needed_to_certify(shares, tolerance, error)
         return None if number is None else max(number, mean.n + 1)
 
-    return replace(tested, needed=needed, to_survive=needed_sequences(tolerance, LEVEL))
+    return replace(tested, needed=needed, to_survive=min_sequences_to_certify(tolerance, LEVEL))
 
 
 def _promises_kept(draws: CalibrationDraws, found: GuaranteeEvidence, asked: ClaimContext) -> LegTest | Leg:

@@ -22,7 +22,7 @@ from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.pareto import MarginGain, margin_gain
 from emad_ref.measurements.traces import PAPER_KS, PAPER_RANKS, READ
 from emad_ref.models.geometry import Geometry, geometry_named
-from emad_ref.point import Estimator
+from emad_ref.point import EntropyEstimator
 from emad_ref.probes.estimators import probe_flops
 from emad_ref.record import Bools, Floats
 from emad_ref.statistics.estimate import Estimate
@@ -188,15 +188,15 @@ def probe_shares(geometry: Geometry) -> dict[str, float]:
     }
 
 
-def paper_estimators(geometry: Geometry) -> tuple[Estimator, ...]:
+def paper_estimators(geometry: Geometry) -> tuple[EntropyEstimator, ...]:
     """Full, top-K by exact and by low-rank retrieval, low-rank logits, and the linear probe, at sizes that fit."""
     k, rank = min(K, geometry.vocabulary), min(RANK, geometry.embedding_width)
     return (
-        Estimator(),
-        Estimator("topk", k=k),
-        Estimator("topk", k=k, rank=rank, search="lowrank"),
-        Estimator("lowrank", k=k, rank=rank),
-        Estimator("linear"),
+        EntropyEstimator(),
+        EntropyEstimator("topk", k=k),
+        EntropyEstimator("topk", k=k, rank=rank, search="lowrank"),
+        EntropyEstimator("lowrank", k=k, rank=rank),
+        EntropyEstimator("linear"),
     )
 
 
@@ -257,7 +257,9 @@ def answer_estimator_ranking(evidence: ModelMeasurements, asked: ClaimContext) -
     return Answer(verdict, evidence.corpus, evidence.fingerprint, Attachments((table,)))
 
 
-def agreement_rows(evidence: ModelMeasurements, full: Floats, read: Mapping[Estimator, Floats]) -> list[dict[str, Any]]:
+def agreement_rows(
+    evidence: ModelMeasurements, full: Floats, read: Mapping[EntropyEstimator, Floats]
+) -> list[dict[str, Any]]:
     """RMSE after correction, and the share of exit decisions at τ = mean H that would change."""
     targets = [(float(target),) for target in evidence.traces.profile.targets_nats]
     vocabulary, width = evidence.subject.stepper.unembedding.shape

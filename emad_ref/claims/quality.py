@@ -34,7 +34,7 @@ from emad_ref.claims.base import Answer, ClaimContext, Question, decoder_refusal
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.operating_points import NllPair, PointMeasurements, point_attachments, task_attachments
-from emad_ref.statistics.accuracy import FEWEST, TaskAccuracy, estimate_accuracy_drop, needed_items
+from emad_ref.statistics.accuracy import FEWEST, TaskAccuracy, estimate_accuracy_drop, items_needed_to_decide
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
     LegTest,
@@ -214,7 +214,8 @@ def _partial_conjunction(
 
     def needed(error: float) -> int | None:
         items = [
-            needed_items(tasks[task].full, tasks[task].adaptive, threshold=threshold, error=error / 2) for task in drops
+            items_needed_to_decide(tasks[task].full, tasks[task].adaptive, threshold=threshold, error=error / 2)
+            for task in drops
         ]
         reachable = sorted(number for number in items if number is not None)
         return reachable[len(drops) - 2] if len(reachable) > len(drops) - 2 else None

@@ -15,7 +15,7 @@ from typing import Any
 from emad_ref.audit.finding import Finding
 from emad_ref.claims.base import Answer, ClaimContext, Question, decoder_refusal, exit_answer_absent, exit_premise
 from emad_ref.claims.quality import is_usable
-from emad_ref.decoding.teacher_forcing import teacher_forced_sums
+from emad_ref.decoding.teacher_forcing import teacher_forced_nll_sums
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.latency import (
     ADAPTIVE,
@@ -440,9 +440,9 @@ def copied_quality(evidence: ModelMeasurements, copying: OperatingPoint) -> NllP
     windows = evidence.subject.sequences("evaluate", DECODED)
     texts = [replace(window, tokens=window.tokens[:DECODED_TOKENS]) for window in windows]
     with evidence.subject.open_audited(copying) as decoder:
-        copied, tokens = teacher_forced_sums(decoder, texts)
+        copied, tokens = teacher_forced_nll_sums(decoder, texts)
     with evidence.subject.open_audited(replace(copying, schedule="free_eager")) as decoder:
-        exact, _ = teacher_forced_sums(decoder, texts)
+        exact, _ = teacher_forced_nll_sums(decoder, texts)
     document = documents_of(texts)
     return (
         ByDocument.from_windows(copied, document),

@@ -42,7 +42,7 @@ from emad_ref.statistics.goldens import (
     require_known_verdicts,
     verdict_key,
 )
-from emad_ref.statistics.verdicts import Claim, load_register, select_ids
+from emad_ref.statistics.verdicts import Claim, load_register, match_id_patterns
 from emad_ref.wire.address import ADDRESS_FORMS, is_address, parse_address
 
 if TYPE_CHECKING:  # these import torch, which is slow; bad arguments are rejected before
@@ -222,7 +222,7 @@ def _choose_claims(args: argparse.Namespace, plan: RunPlan, pair: tuple[str, str
     """
     from emad_ref.claims.base import questions_of
 
-    requested = select_ids(args.claims, plan.register, "--claims")
+    requested = match_id_patterns(args.claims, plan.register, "--claims")
     pair_named = bool(args.pair or args.small_model)
     questions = {
         name: question

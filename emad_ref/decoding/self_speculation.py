@@ -55,7 +55,7 @@ from emad_ref.decoding.token_log import TokenLog
 from emad_ref.errors import BadArgument, is_number, is_whole
 from emad_ref.models.forward_context import ForwardContext
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import Estimator, OperatingPoint, full_depth
+from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.probes.draft_reader import DraftReader
 from emad_ref.probes.signal_values import require_finite
 from emad_ref.protocol import Prompt, Unsupported
@@ -104,7 +104,7 @@ class Drafting:
         √nats: drafting continues while the gate's expected √KL is at most this; inf: always, without a gate.
     lens : str or None
         Digest of the attached lens of the drafts' readout; None: the model's own head.
-    gate : Estimator or None
+    gate : EntropyEstimator or None
         A linear estimator of the signal ``divergence`` with one probe, ``layer``; None without a threshold.
     vocabulary : int64 [k] or None
         Ascending ids whose rows of the head a draft reads; None: all.
@@ -125,7 +125,7 @@ class Drafting:
     longest: int
     threshold: float = math.inf
     lens: str | None = None
-    gate: Estimator | None = None
+    gate: EntropyEstimator | None = None
     vocabulary: Ints | None = None
     copied: int = 0
 
@@ -166,7 +166,7 @@ class Drafting:
         return self.threshold < math.inf
 
     @property
-    def active_gate(self) -> Estimator | None:
+    def active_gate(self) -> EntropyEstimator | None:
         """The gate, if it reads."""
         return self.gate if self.uses_gate else None
 

@@ -68,7 +68,7 @@ def _nll_nats(step: Step, target: int) -> float:
     return float(np.log(np.exp(z).sum()) - z[target])
 
 
-def teacher_forced_sums(decoder: Decoder, sequences: Sequence[TokenSequence]) -> tuple[Floats, Ints]:
+def teacher_forced_nll_sums(decoder: Decoder, sequences: Sequence[TokenSequence]) -> tuple[Floats, Ints]:
     """(NLL sums [sequences], decided tokens [sequences])."""
     forced = [teacher_force(decoder, sequence) for sequence in sequences]
     return np.array([each.nll_nats.sum() for each in forced]), np.array([len(each.depth) for each in forced])

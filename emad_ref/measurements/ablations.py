@@ -28,7 +28,7 @@ from emad_ref.measurements.pareto import LEAST_PROFILES, ProfileFlatness, flatne
 from emad_ref.measurements.traces import READ
 from emad_ref.models.bundled import bundled_names
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import FEATURES, Estimator, OperatingPoint, ScheduleName
+from emad_ref.point import FEATURES, EntropyEstimator, OperatingPoint, ScheduleName
 from emad_ref.probes.estimators import ExactIndex, LowRankIndex, low_rank_factors, recall_at_k
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Floats, Work
@@ -214,7 +214,10 @@ TIMED_ESTIMATORS = ("full", "topk-64", "lowrank-32 top-64", "linear")
 def ablate_estimator(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
     """EMAD, "Ablations": every entropy estimator at every margin, the full softmax first."""
     require_quality(evidence)
-    paper = [*(Estimator("topk", k=k) for k in KS), *(Estimator("lowrank", k=LOW_RANK_K, rank=r) for r in RANKS)]
+    paper = [
+        *(EntropyEstimator("topk", k=k) for k in KS),
+        *(EntropyEstimator("lowrank", k=LOW_RANK_K, rank=r) for r in RANKS),
+    ]
     estimated = FittedEstimators(
         evidence, [*usable_estimators(evidence.subject.stepper, paper), evidence.estimates.linear]
     )
@@ -223,7 +226,7 @@ def ablate_estimator(evidence: ModelMeasurements, rng: np.random.Generator) -> A
     require_bounds(fits)
     by_name = {
         (estimator.name, margin): replace(evidence.traces.profile.point(margin), estimator=estimator)
-        for estimator in (Estimator(), *estimated.fitted)
+        for estimator in (EntropyEstimator(), *estimated.fitted)
         for margin in margins
     }
     timed = {name: by_name[name, 0.0] for name in TIMED_ESTIMATORS if (name, 0.0) in by_name}
@@ -246,7 +249,7 @@ def require_bounds(fits: Mapping[str, EstimatorFit]) -> None:
     assert all(fits[name].recall == 1 for name in fits if name.startswith("topk")), "exact search missed a row"
 
 
-def usable_estimators(stepper: Stepper, estimators: Iterable[Estimator]) -> list[Estimator]:
+def usable_estimators(stepper: Stepper, estimators: Iterable[EntropyEstimator]) -> list[EntropyEstimator]:
     """The estimators whose k and rank fit this model's unembedding."""
     vocabulary, width = stepper.unembedding.shape
     return [e for e in estimators if e.k <= vocabulary and e.rank <= width]
@@ -281,7 +284,7 @@ def agreement_columns(fit: EstimatorFit | None, margin: float) -> TableRow:
 class FittedEstimators:
     """Estimators fitted on calibration and validation text, with a trace of the whole evaluation split by each."""
 
-    def __init__(self, evidence: ModelMeasurements, uncorrected: Sequence[Estimator]):
+    def __init__(self, evidence: ModelMeasurements, uncorrected: Sequence[EntropyEstimator]):
         self._estimates, self._profile = evidence.estimates, evidence.traces.profile
         self._subject = evidence.subject
         self.fitted = self._estimates.corrected(uncorrected)
@@ -294,7 +297,7 @@ class FittedEstimators:
         take_trace(stepper, self._subject.sequences("evaluate", READ), observe=counted)
         return counted.shares
 
-    def fit(self, estimator: Estimator, margins: Sequence[float]) -> EstimatorFit:
+    def fit(self, estimator: EntropyEstimator, margins: Sequence[float]) -> EstimatorFit:
         """Agreement of ``estimator``, one of ``fitted``, with the full softmax."""
         estimates = self._estimates
         raw = estimates.uncorrected(self.trace, estimator)
@@ -326,7 +329,7 @@ class RecallCounter:
     ``shares``: (estimator, probe) → recall@K. Estimators without retrieval have none.
     """
 
-    def __init__(self, stepper: Stepper, estimators: Iterable[Estimator], probes: Sequence[int]):
+    def __init__(self, stepper: Stepper, estimators: Iterable[EntropyEstimator], probes: Sequence[int]):
         rows = stepper.unembedding.detach()
         bias = None if stepper.unembedding_bias is None else stepper.unembedding_bias.detach()
         self._stepper, self._probes, self._exact = stepper, frozenset(probes), ExactIndex(rows, bias)

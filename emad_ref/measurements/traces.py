@@ -19,7 +19,7 @@ from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.exit_rules import assign_frequency_buckets, default_probes
 from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL, ModelUnderTest
-from emad_ref.point import BinSpec, Estimator, OperatingPoint
+from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint
 from emad_ref.protocol import Unsupported
 from emad_ref.replay import sum_by_sequence
 from emad_ref.statistics.units import ByDocument, DocumentMembership
@@ -188,7 +188,7 @@ class EntropyEstimates:
         return self._traces.profile.probes
 
     @cached_property
-    def paper(self) -> list[Estimator]:
+    def paper(self) -> list[EntropyEstimator]:
         """The paper's cheap estimators at sizes that this model can hold.
 
         Top-K: K = 32 and 128 ("K ≈ 32–128"), at most V/64 and V/16. Low-rank: r = d/16 and d/8 ("r ≪ d"), then top-K at
@@ -198,38 +198,38 @@ class EntropyEstimates:
         ks = [max(min(k, vocabulary // part), LEAST_K) for k, part in PAPER_KS]
         ranks = [max(width // part, 1) for part in PAPER_RANKS]
         estimators = [
-            *(Estimator("topk", k=k) for k in ks),
-            *(Estimator("lowrank", k=ks[-1], rank=rank) for rank in ranks),
+            *(EntropyEstimator("topk", k=k) for k in ks),
+            *(EntropyEstimator("lowrank", k=ks[-1], rank=rank) for rank in ranks),
         ]
         return list(dict.fromkeys(estimators))
 
     @cached_property
-    def linear(self) -> Estimator:
+    def linear(self) -> EntropyEstimator:
         """Ours: a ridge regression from the head's input to entropy, per probe."""
         probes = LinearProbeFit(self._subject.stepper, self.probes)
         sequences = self._beginnings("calibrate", FITTED)
         take_trace(self._subject.stepper, sequences, observe=probes, layers=self.probes)
         return probes.estimator()
 
-    def corrected(self, estimators: Sequence[Estimator]) -> list[Estimator]:
+    def corrected(self, estimators: Sequence[EntropyEstimator]) -> list[EntropyEstimator]:
         """Each with its linear map to full entropy."""
         trace, _ = self.read_by_document("validate", FITTED, estimators)
         full = self.columns(trace.entropy_nats)
         return [correct_estimator(e, self.columns(trace.estimates[e]), full) for e in estimators]
 
-    def read(self, split: Split, count: int, estimators: Sequence[Estimator]) -> Trace:
+    def read(self, split: Split, count: int, estimators: Sequence[EntropyEstimator]) -> Trace:
         """The trace of at most ``count`` windows with every estimator's columns at the probes."""
         return self._take(self._subject.sequences(split, count), split, estimators)
 
     def read_by_document(
-        self, split: Split, count: int, estimators: Sequence[Estimator]
+        self, split: Split, count: int, estimators: Sequence[EntropyEstimator]
     ) -> tuple[Trace, DocumentMembership]:
         """``read`` of beginnings, and the document of each token; a document may give several windows."""
         sequences = self._beginnings(split, count)
         trace = self._take(sequences, split, estimators)
         return trace, tokens_of(trace, sequences)
 
-    def _take(self, sequences: list[TokenSequence], split: Split, estimators: Sequence[Estimator]) -> Trace:
+    def _take(self, sequences: list[TokenSequence], split: Split, estimators: Sequence[EntropyEstimator]) -> Trace:
         return take_trace(
             self._subject.stepper,
             sequences,
@@ -250,7 +250,7 @@ class EntropyEstimates:
         """[tokens, probes] of per-layer ``values`` [tokens, L]."""
         return values[:, np.array(self.probes) - 1].astype(np.float64)
 
-    def uncorrected(self, trace: Trace, estimator: Estimator) -> NDArray[np.float64]:
+    def uncorrected(self, trace: Trace, estimator: EntropyEstimator) -> NDArray[np.float64]:
         """[tokens, probes] of a corrected ``estimator`` before its linear map, which ``trace`` has applied.
 
         The map would hide an estimator's own bias, and a negative slope its order.

@@ -24,7 +24,7 @@ from emad_ref.mutants.mutant import (
     make_decoder,
     mutate,
 )
-from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth
+from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.protocol import InadmissibleDepth, Prompt, Step
 from emad_ref.record import Floats, Ints, Work
 from emad_ref.schedule.schedules import DepthAdmission
@@ -227,7 +227,7 @@ def decode_at(change: Callable[[OperatingPoint], OperatingPoint]) -> MutantFacto
 
 
 def full_readouts(point: OperatingPoint) -> OperatingPoint:
-    return point if SIGNALS[point.signal].is_learned else replace(point, estimator=Estimator())
+    return point if SIGNALS[point.signal].is_learned else replace(point, estimator=EntropyEstimator())
 
 
 def by_entropy(point: OperatingPoint) -> OperatingPoint:

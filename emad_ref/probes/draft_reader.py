@@ -18,7 +18,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.fused_blocks import product
 from emad_ref.models.stepper import Stepper
 from emad_ref.models.weight_layout import lay_out_weight
-from emad_ref.point import Estimator
+from emad_ref.point import EntropyEstimator
 from emad_ref.probes.estimators import build_linear_probe
 from emad_ref.probes.tuned_lens import Translator, get_attached_lens
 from emad_ref.record import Ints, Work
@@ -35,7 +35,9 @@ class DraftReader:
         BadArgument: a lens that is not attached or does not translate ``layer``, a gate of another width.
     """
 
-    def __init__(self, stepper: Stepper, layer: int, lens: str | None, gate: Estimator | None, vocabulary: Ints | None):
+    def __init__(
+        self, stepper: Stepper, layer: int, lens: str | None, gate: EntropyEstimator | None, vocabulary: Ints | None
+    ):
         self._stepper, self._layer = stepper, layer
         tuned = get_attached_lens(stepper, lens)
         if tuned is not None and layer not in tuned.translators:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import Estimator
+from emad_ref.point import EntropyEstimator
 from emad_ref.probes.signal_values import entropy_nats
 from emad_ref.record import Ints
 
@@ -478,7 +478,7 @@ def apply_correction(entropy: Tensor, correction: Sequence[tuple[float, float]],
     return slope * entropy + intercept
 
 
-def make_entropy_reader(stepper: Stepper, estimator: Estimator, probes: Sequence[int]) -> EntropyReader:
+def make_entropy_reader(stepper: Stepper, estimator: EntropyEstimator, probes: Sequence[int]) -> EntropyReader:
     """The reader of ``estimator`` on this model; ``probes``: the layers its corrections and weights belong to.
 
     Raises:
@@ -492,17 +492,17 @@ def make_entropy_reader(stepper: Stepper, estimator: Estimator, probes: Sequence
 
 
 def make_entropy_readers(
-    stepper: Stepper, estimators: Mapping[Estimator, Sequence[int]]
-) -> dict[Estimator, tuple[Sequence[int], EntropyReader]]:
+    stepper: Stepper, estimators: Mapping[EntropyEstimator, Sequence[int]]
+) -> dict[EntropyEstimator, tuple[Sequence[int], EntropyReader]]:
     """Each estimator's layers and reader. Raises as ``make_entropy_reader``."""
     return {each: (tuple(layers), make_entropy_reader(stepper, each, layers)) for each, layers in estimators.items()}
 
 
-def _full_reader(stepper: Stepper, estimator: Estimator, probes: int) -> EntropyReader:
+def _full_reader(stepper: Stepper, estimator: EntropyEstimator, probes: int) -> EntropyReader:
     return FullSoftmaxReader(stepper)
 
 
-def _topk_reader(stepper: Stepper, estimator: Estimator, probes: int) -> EntropyReader:
+def _topk_reader(stepper: Stepper, estimator: EntropyEstimator, probes: int) -> EntropyReader:
     search = SEARCHES[estimator.search]
     key = ("index", estimator.search, estimator.rank)
     index = _cached(stepper, key, lambda rows: search(stepper, rows, estimator.rank))
@@ -512,19 +512,19 @@ def _topk_reader(stepper: Stepper, estimator: Estimator, probes: int) -> Entropy
     )
 
 
-def _lowrank_reader(stepper: Stepper, estimator: Estimator, probes: int) -> EntropyReader:
+def _lowrank_reader(stepper: Stepper, estimator: EntropyEstimator, probes: int) -> EntropyReader:
     estimate = LowRankEntropy(_factors(stepper, estimator.rank), estimator.k, _bias(stepper), stepper.softcap)
     return LogitEstimateReader(
         stepper, "lowrank", estimate, _with_projection(stepper, estimate.macs_per_row), estimator.correction
     )
 
 
-def _linear_reader(stepper: Stepper, estimator: Estimator, probes: int) -> EntropyReader:
+def _linear_reader(stepper: Stepper, estimator: EntropyEstimator, probes: int) -> EntropyReader:
     estimate = build_linear_probe(estimator.weights, probes, stepper.unembedding)
     return LinearProbeReader(stepper, estimate, _with_projection(stepper, estimate.macs_per_row), estimator.correction)
 
 
-READERS: dict[str, Callable[[Stepper, Estimator, int], EntropyReader]] = {
+READERS: dict[str, Callable[[Stepper, EntropyEstimator, int], EntropyReader]] = {
     "full": _full_reader,
     "topk": _topk_reader,
     "lowrank": _lowrank_reader,
@@ -560,7 +560,7 @@ def _with_projection(stepper: Stepper, macs: int) -> int:
     return macs + (hidden * width if hidden != width else 0)
 
 
-def probe_flops(geometry: Geometry, estimator: Estimator) -> int:
+def probe_flops(geometry: Geometry, estimator: EntropyEstimator) -> int:
     """FLOPs of reading one row by ``estimator``.
 
     Raises:

@@ -221,7 +221,7 @@ def single_pass_layer_totals(positions: TokenPositions, depth: Ints, histogram: 
     """``single_pass_layer_counts`` of all layers."""
     tokens = count_tokens_reaching(histogram)
     context = (tokens == len(depth)) * positions.cumulative_keys[-1]
-    for layers, deep in layer_groups(depth, histogram):
+    for layers, deep in group_layers_by_tokens(depth, histogram):
         context[layers] = int(positions.float_attended_keys @ deep)
     return LayerTotals(tokens, context)
 
@@ -277,7 +277,7 @@ def count_tokens_reaching(histogram: Ints) -> Ints:
     return sums
 
 
-def layer_groups(depth: Ints, histogram: Ints) -> Iterator[tuple[slice, Bools]]:
+def group_layers_by_tokens(depth: Ints, histogram: Ints) -> Iterator[tuple[slice, Bools]]:
     """Layers that the same tokens reach, neither all of them nor none; and bool [tokens] which those are."""
     small = depth.astype(np.int16)  # compared in a third of the time
     for below, top in itertools.pairwise(np.flatnonzero(histogram).tolist()):
@@ -483,7 +483,7 @@ def deferred_layer_totals(positions: TokenPositions, depth: Ints, histogram: Int
     """``deferred_layer_counts`` of all layers, by the gaps between the tokens that reach a layer."""
     all_go = count_tokens_reaching(histogram) == len(depth)
     tokens, context = all_go * len(depth), all_go * positions.cumulative_keys[-1]
-    for layers, deep in layer_groups(depth, histogram):
+    for layers, deep in group_layers_by_tokens(depth, histogram):
         tokens[layers], context[layers] = _deferred_sums(positions, np.flatnonzero(deep))
     return LayerTotals(tokens, context)
 

@@ -36,7 +36,7 @@ from emad_ref.models.generation import Generate
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.loading import LoadedModel, load, shared_vocabulary_size
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import Estimator, full_depth
+from emad_ref.point import EntropyEstimator, full_depth
 from emad_ref.probes.draft_reader import DraftReader
 from emad_ref.probes.signal_values import to_numpy_float64
 from emad_ref.probes.tuned_lens import weight_dtype_name
@@ -195,7 +195,7 @@ def draft_vocabularies(stepper: Stepper, texts: Sequence[TokenSequence]) -> list
     return [None, *by_size.values()]
 
 
-def gate_at_layer(gate: Estimator, layers: Sequence[int], layer: int) -> Estimator:
+def gate_at_layer(gate: EntropyEstimator, layers: Sequence[int], layer: int) -> EntropyEstimator:
     """The part of a gate with probes at ``layers`` that reads after ``layer``."""
     return replace(gate, weights=(gate.weights[list(layers).index(layer)],))
 
@@ -206,7 +206,7 @@ def draft_columns(
     texts: Sequence[TokenSequence],
     layers: Sequence[int],
     lens: str | None,
-    gates: Mapping[int, Estimator],
+    gates: Mapping[int, EntropyEstimator],
     among: Sequence[Ints | None] = (None,),
 ) -> tuple[DraftColumns, ...]:
     """Columns of every layer and vocabulary, in that order, for the decided positions of ``texts``.

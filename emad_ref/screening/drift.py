@@ -30,7 +30,7 @@ from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS, TeacherForcedText
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import Estimator, OperatingPoint
+from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.record import DECODE, Floats, Ints, Record
 from emad_ref.replay import replay
 from emad_ref.schedule.schedules import get_schedule
@@ -164,7 +164,7 @@ def read_features(
     """
     if get_schedule(point).settle is None or point.confidence is not None:
         return decoded_features(stepper, point, windows, text, progress=progress)
-    estimators = {} if point.estimator == Estimator() else {point.estimator: point.probes}
+    estimators = {} if point.estimator == EntropyEstimator() else {point.estimator: point.probes}
     read = {"layers": point.readout_layers, "lens": point.lens}
     trace = take_trace(stepper, windows, estimators=estimators, **read, progress=progress)  # type: ignore[arg-type]
     return replayed_features(trace, point, DocumentMembership(np.array([window.document for window in windows])), text)

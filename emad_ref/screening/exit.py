@@ -41,7 +41,7 @@ from emad_ref.decoding.custom_generate import adaptive
 from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.errors import BadArgument, EmadError, is_number, is_whole
 from emad_ref.models.loading import LoadedModel
-from emad_ref.point import Estimator, OperatingPoint, full_depth
+from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.probes.tuned_lens import StateTranslators, attach_lens, attach_translators
 from emad_ref.screening.drift import DocumentFeatures
 from emad_ref.screening.guarantee import Guarantee
@@ -242,7 +242,9 @@ def _parse_drafting(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
     whole = all(is_whole(about[name]) for name in ("layer", "longest", "copied"))
     if not whole or not (about["threshold"] is None or is_number(about["threshold"])):
         raise ValueError("its way of drafting holds values of other types")
-    gate = Estimator("linear", weights=(tuple(tensors[GATE_TENSOR].tolist()),)) if GATE_TENSOR in tensors else None
+    gate = (
+        EntropyEstimator("linear", weights=(tuple(tensors[GATE_TENSOR].tolist()),)) if GATE_TENSOR in tensors else None
+    )
     vocabulary = tensors[VOCABULARY_TENSOR].numpy() if VOCABULARY_TENSOR in tensors else None
     threshold = math.inf if about["threshold"] is None else float(about["threshold"])
     return Drafting(about["layer"], about["longest"], threshold, about["lens"], gate, vocabulary, about["copied"])

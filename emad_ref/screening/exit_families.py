@@ -18,7 +18,7 @@ from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import Profile
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import FULL_READOUT, threshold_point
-from emad_ref.point import Estimator, OperatingPoint
+from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.signals import DIVERGENCE, Signal, signals_in_sweep
 from emad_ref.sweep.grids import CHUNK_LENGTHS, ThresholdSweep, margin_sweep, positional_points, truncation_points
 from emad_ref.sweep.oracle_savings import FREE_DEPTH
@@ -148,7 +148,7 @@ def _plain_signals() -> list[Signal]:
 
 
 def _threshold_sweep(
-    signal: Signal, layers: int, probes: Sequence[int], vocabulary: int, estimator: Estimator = FULL_READOUT
+    signal: Signal, layers: int, probes: Sequence[int], vocabulary: int, estimator: EntropyEstimator = FULL_READOUT
 ) -> ThresholdSweep:
     """Thresholds on ``signal`` from strictest to loosest, by their distance from the strictest."""
     span = signal.thresholds

@@ -36,9 +36,9 @@ from emad_ref.statistics.units import ByDocument
 from emad_ref.sweep.risk import (
     betting_pvalues,
     certification_power,
+    documents_needed_to_certify,
     fixed_sequence_test,
-    needed_documents,
-    needed_sequences,
+    min_sequences_to_certify,
 )
 
 
@@ -152,7 +152,7 @@ class Guarantee:
 
     @property
     def _refused(self) -> str:
-        strictest, fewest = self.tested[0], needed_sequences(self.risk / self.cap, self.error)
+        strictest, fewest = self.tested[0], min_sequences_to_certify(self.risk / self.cap, self.error)
         if self.documents < fewest:
             return f"{self.documents} documents of {self.text} certify nothing, {fewest} are the fewest that could"
         unit = BOUNDED_LOSSES[self.loss].mean_text
@@ -283,7 +283,7 @@ def certify_losses(
         chosen=None if walk.index is None else names[walk.index],
         capped=float((values[:, last] >= kind.cap).mean()),
         power=certification_power(shares[:, :1], n, tolerance, error, seed=seed),
-        needed=needed_documents(shares[:, :1], tolerance, error, seed=seed),
+        needed=documents_needed_to_certify(shares[:, :1], tolerance, error, seed=seed),
         again=None
         if walk.index is None
         else certification_power(shares[:, : last + 1], n, tolerance, error, seed=seed),

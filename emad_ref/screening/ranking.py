@@ -17,7 +17,7 @@ import numpy as np
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.trace import Trace
 from emad_ref.models.geometry import Geometry
-from emad_ref.point import Estimator
+from emad_ref.point import EntropyEstimator
 from emad_ref.screening.exit_families import OWN_HEAD, TUNED_LENS, probe_sets
 from emad_ref.screening.traces import SplitTraces
 from emad_ref.signals import perplexity_rise_from_nats
@@ -84,7 +84,7 @@ def compare_criteria(
     judged: ReadoutSplit,
     geometry: Geometry,
     probes: Sequence[int],
-    gate: Estimator | None = None,
+    gate: EntropyEstimator | None = None,
     *,
     monotone: bool = False,
     called: str = "",

@@ -30,7 +30,7 @@ from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.tuned_lens import StateTranslators, attach_translators
 from emad_ref.record import Floats
-from emad_ref.replay import ReplayResult, TraceReplayer, decode_flops, sum_by_sequence
+from emad_ref.replay import ReplayResult, TraceReplayer, compute_decode_flops, sum_by_sequence
 from emad_ref.screening.drift import DocumentFeatures, features_of_texts
 from emad_ref.screening.exit_families import OWN_HEAD, TUNED_LENS, ExitFamily
 from emad_ref.screening.guarantee import ERROR, EXCESS, Guarantee, certify_losses, excess_loss, p_values, require_order
@@ -181,7 +181,7 @@ def charged_flops(traced: SplitTraces, replayed: ReplayResult, geometry: Geometr
     """[windows] FLOPs of decoding; free depth is charged for copying K and V above exits."""
     trace = traced.of(replayed.point)
     free = replayed.point.schedule.startswith("free")
-    return flops_with_fill_cost(trace, replayed, geometry) if free else decode_flops(trace, replayed, geometry)
+    return flops_with_fill_cost(trace, replayed, geometry) if free else compute_decode_flops(trace, replayed, geometry)
 
 
 def replayed_columns(traced: SplitTraces, points: Sequence[OperatingPoint], geometry: Geometry) -> PointColumns:

@@ -176,7 +176,7 @@ def _table_probabilities(n: int, lost: float, gained: float) -> tuple[NDArray[np
     return b, c, np.where(rest >= 0, np.exp(logs), 0.0)
 
 
-def needed_items(
+def items_needed_to_decide(
     reference_correct: ByItem, candidate_correct: ByItem, *, threshold: float, error: float, most: int = 10_000_000
 ) -> int | None:
     """About how many items would show the drop below or above ``threshold`` if the discordant shares stay as they are.

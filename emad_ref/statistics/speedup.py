@@ -436,7 +436,7 @@ class BatchSpeedup:
     ratio: Estimate
 
     @property
-    def is_shown(self) -> bool:
+    def is_significant(self) -> bool:
         """Whether the speedup is shown against every baseline."""
         return self.ratio.low > 1
 
@@ -457,13 +457,15 @@ class SpeedupLimit:
     @property
     def first_batch_without_gain(self) -> BatchSpeedup | None:
         """The smallest batch size at which the gain is not shown; None: it is shown at all of them."""
-        return next((each for each in self.sweep if not each.is_shown), None)
+        return next((each for each in self.sweep if not each.is_significant), None)
 
     @property
     def larger_batches_with_gain(self) -> tuple[int, ...]:
         """Batch sizes beyond the crossing whose interval lies above 1."""
         at = self.first_batch_without_gain
-        return () if at is None else tuple(each.rows for each in self.sweep if each.rows > at.rows and each.is_shown)
+        return (
+            () if at is None else tuple(each.rows for each in self.sweep if each.rows > at.rows and each.is_significant)
+        )
 
     @property
     def description(self) -> str:

@@ -298,7 +298,7 @@ EXIT_PREFIX = "EMAD-X"  # prefix of rows about an exit, which exist only for run
 DASH_VARIANTS = str.maketrans(dict.fromkeys("‐‑–−", "-"))  # hyphens of typeset text, en dash, minus sign U+2212
 
 
-def select_ids(patterns: Iterable[str], known: Iterable[str], where: str) -> frozenset[str]:
+def match_id_patterns(patterns: Iterable[str], known: Iterable[str], where: str) -> frozenset[str]:
     """The ids of ``known`` that match one of ``patterns``, whatever their case.
 
     Raises:

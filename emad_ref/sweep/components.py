@@ -37,7 +37,7 @@ from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import ConfidenceRule, Trace
 from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
-from emad_ref.point import ConfidenceParameters, Estimator, OperatingPoint, ScheduleName, full_depth
+from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.record import Floats
 from emad_ref.replay import replay_all
 from emad_ref.signals import DIVERGENCE, SATURATION, SIGNALS, required_layers, signals_in_sweep
@@ -74,8 +74,8 @@ def saturation_point(layers: int, lens: str | None = None, schedule: ScheduleNam
 
 
 def restrict_gate_to_probes(
-    trace: Trace, gate: Estimator, fitted: Sequence[int], probes: Sequence[int]
-) -> tuple[Trace, Estimator]:
+    trace: Trace, gate: EntropyEstimator, fitted: Sequence[int], probes: Sequence[int]
+) -> tuple[Trace, EntropyEstimator]:
     """The gate restricted to ``probes``, a subset of its ``fitted`` layers, and the trace with its readings.
 
     Raises:
@@ -97,7 +97,7 @@ def restrict_gate_to_probes(
 def criterion_points(
     trace: Trace,
     probes: Sequence[int],
-    gate: Estimator | None = None,
+    gate: EntropyEstimator | None = None,
     *,
     schedule: ScheduleName = FREE_DEPTH,
     count: int = CRITERION_THRESHOLDS,
@@ -123,7 +123,7 @@ def criterion_points(
         else:
             thresholds, estimator = (
                 ((signal.unreachable_threshold,) * len(probes),),
-                gate if signal.is_learned and gate else Estimator(),
+                gate if signal.is_learned and gate else EntropyEstimator(),
             )
             never = OperatingPoint(
                 signal.label, signal.label, layers, layers, tuple(probes), thresholds, schedule, estimator, signal.name,
@@ -178,7 +178,7 @@ class ReadoutTraces:
     chosen: Trace
     judged: Trace
     profile: Profile
-    gate: Estimator | None = None
+    gate: EntropyEstimator | None = None
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from scipy import stats
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
-from emad_ref.point import ConfidenceParameters, Estimator, OperatingPoint
+from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint
 from emad_ref.probes.pruned_vocabulary import adaptive_vocabulary_size
 from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
 from emad_ref.replay import replay_depths
@@ -36,7 +36,7 @@ from emad_ref.sweep.losses import tokens_before_depth
 
 
 @dataclass(frozen=True)
-class PositionDoubling:
+class PositionRangeMeans:
     """Means over the ``tokens`` decided at positions ``first`` to ``last``, counted from 1; depths in layers."""
 
     first: int
@@ -74,7 +74,7 @@ def final_layer_agreement_rate(trace: Trace) -> Floats:
     return rates
 
 
-def depth_by_position_doubling(trace: Trace, point: OperatingPoint) -> list[PositionDoubling]:
+def depth_by_position_doubling(trace: Trace, point: OperatingPoint) -> list[PositionRangeMeans]:
     """Rows for positions 1, 2, 3–4, 5–8, … with tokens: mean depths, and entropy of the last layer.
 
     Depths as in ``monotone_and_free_depths``.
@@ -85,7 +85,7 @@ def depth_by_position_doubling(trace: Trace, point: OperatingPoint) -> list[Posi
     for doubling in np.unique(number).tolist():
         inside = number == doubling
         means = (float(values[inside].mean()) for values in (bound, free, trace.entropy_nats[:, -1]))
-        rows.append(PositionDoubling(2**doubling // 2 + 1, 2**doubling, int(inside.sum()), *means))
+        rows.append(PositionRangeMeans(2**doubling // 2 + 1, 2**doubling, int(inside.sum()), *means))
     return rows
 
 
@@ -100,7 +100,7 @@ def tokens_until_depth_collapse(trace: Trace, point: OperatingPoint) -> float:
     return float(np.median(tokens_before_depth(trace, replay_depths(trace, point), point.probes[0])))
 
 
-NO_RECALL: Mapping[Estimator, Sequence[float]] = {}
+NO_RECALL: Mapping[EntropyEstimator, Sequence[float]] = {}
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class EstimatorAgreement:
     ``changed``    τ in nats → share of decisions that change.
     """
 
-    estimator: Estimator
+    estimator: EntropyEstimator
     probe: int
     tokens: int
     spearman: float
@@ -125,7 +125,7 @@ class EstimatorAgreement:
 
 
 def compare_estimator(
-    estimator: Estimator,
+    estimator: EntropyEstimator,
     probe: int,
     raw: Floats,
     full: Floats,
@@ -164,9 +164,9 @@ def compare_estimator(
 def compare_estimators(
     probes: Sequence[int],
     full: Floats,
-    raw: Mapping[Estimator, Floats],
+    raw: Mapping[EntropyEstimator, Floats],
     thresholds: Sequence[Sequence[float]] = (),
-    recall: Mapping[Estimator, Sequence[float]] = NO_RECALL,
+    recall: Mapping[EntropyEstimator, Sequence[float]] = NO_RECALL,
 ) -> list[EstimatorAgreement]:
     """One row per estimator and probe, in order.
 

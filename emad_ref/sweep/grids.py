@@ -20,7 +20,7 @@ from emad_ref.calibration.trace import Trace
 from emad_ref.exit_rules import early_exit_point, fixed_entropy_point, format_number, softmax_response_point
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth, truncated
-from emad_ref.replay import TraceReplayer, decode_work
+from emad_ref.replay import TraceReplayer, compute_decode_work
 from emad_ref.signals import Signal, signals_in_sweep
 
 CHUNK_LENGTHS = (4, 8, 16)  # tokens
@@ -67,7 +67,7 @@ class NetSavingFunction:
     def _spent(self, point: OperatingPoint) -> int:
         trace, depth = self._ladder.trace, self._ladder.compute_depths(point)
         macs_per_row = trace.macs_per_row.get(point.estimator, 0)
-        return flops(decode_work(trace, depth, point, macs_per_row), self._geometry).total
+        return flops(compute_decode_work(trace, depth, point, macs_per_row), self._geometry).total
 
 
 def evenly_spaced_points(dial: ThresholdSweep, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:

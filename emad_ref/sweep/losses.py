@@ -32,8 +32,8 @@ from emad_ref.probes.tuned_lens import get_point_lens, get_point_translators, le
 from emad_ref.record import Floats, Ints
 from emad_ref.replay import (
     ReplayResult,
-    decode_flops,
-    decode_work,
+    compute_decode_flops,
+    compute_decode_work,
     replay,
     replay_all,
     replay_decode_work,
@@ -113,7 +113,7 @@ def net_saving(trace: Trace, geometry: Geometry, replayed: ReplayResult, full: F
 def full_depth_flops(trace: Trace, geometry: Geometry) -> Flops:
     """FLOPs of a trace's decode steps at full depth."""
     reference = full_depth(trace.layers)
-    return flops(decode_work(trace, np.full(len(trace), trace.layers), reference), geometry)
+    return flops(compute_decode_work(trace, np.full(len(trace), trace.layers), reference), geometry)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +135,9 @@ def point_columns(trace: Trace, geometry: Geometry, points: Iterable[OperatingPo
     Raises:
         BadArgument: no point.
     """
-    return replay_columns(trace, replay_all(trace, points), lambda replayed: decode_flops(trace, replayed, geometry))
+    return replay_columns(
+        trace, replay_all(trace, points), lambda replayed: compute_decode_flops(trace, replayed, geometry)
+    )
 
 
 def replay_columns(

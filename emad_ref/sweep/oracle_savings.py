@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
-from emad_ref.point import Estimator, OperatingPoint, ScheduleName, full_depth
+from emad_ref.point import EntropyEstimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.record import Floats, Ints
-from emad_ref.replay import ReplayResult, TraceReplayer, decode_flops, replay, replay_all, sum_by_sequence
+from emad_ref.replay import ReplayResult, TraceReplayer, compute_decode_flops, replay, replay_all, sum_by_sequence
 from emad_ref.sweep.losses import PointColumns, perplexity_rises, replay_columns
 
 RISE_LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity at which savings are reported
@@ -40,7 +40,7 @@ JUDGED_RISE = 0.01  # the rise that decides whether a model has headroom
 WORTHLESS_SAVING = 0.05  # of full depth's cost: under a lower ceiling no rule is worth its probes
 ORACLE_SETTINGS = 128  # settings, full depth not counted
 FINEST_THRESHOLD = 1e-4  # √nats, and nats per block: smaller ones move no perplexity by a thousandth of a percent
-ORACLE_ESTIMATOR = Estimator("linear")  # without weights: it is exact, and no reader has it
+ORACLE_ESTIMATOR = EntropyEstimator("linear")  # without weights: it is exact, and no reader has it
 FREE_DEPTH: ScheduleName = "free_eager"
 
 OracleName = Literal["threshold", "price"]
@@ -188,12 +188,12 @@ def flops_with_fill_cost(trace: Trace, replayed: ReplayResult, geometry: Geometr
     """
     point = replayed.point
     if point.schedule == "monotone":
-        return decode_flops(trace, replayed, geometry)
+        return compute_decode_flops(trace, replayed, geometry)
     if not point.schedule.startswith("free"):
         raise BadArgument("point.schedule", point.schedule, "monotone, free_eager or free_deferred")
     walked = replace(replayed, point=replace(point, schedule="monotone"))  # blocks up to its own depth only
     fills = sum_by_sequence(trace, point.ceiling - replayed.depth)
-    return decode_flops(trace, walked, geometry) + fills * geometry.kv_fill_flops()
+    return compute_decode_flops(trace, walked, geometry) + fills * geometry.kv_fill_flops()
 
 
 # ---------------------------------------------------------------- at a price

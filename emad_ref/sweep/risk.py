@@ -83,10 +83,10 @@ def hoeffding_bentkus_pvalues(loss_sums: Floats, n: int, tolerance: float) -> Fl
     return np.asarray(np.minimum(np.minimum(np.exp(-n * divergence), bentkus), 1.0), dtype=np.float64)
 
 
-def needed_sequences(tolerance: float, level: float) -> int:
+def min_sequences_to_certify(tolerance: float, level: float) -> int:
     """The fewest sequences that can certify anything: (1 − δ)ⁿ ≤ ε, Hoeffding–Bentkus with zero loss.
 
-    >>> needed_sequences(tolerance=0.01, level=0.05)
+    >>> min_sequences_to_certify(tolerance=0.01, level=0.05)
     299
 
     Raises:
@@ -157,7 +157,7 @@ def _stopping_reason(passing: int, p: Floats, mean: Floats, n: int, tolerance: f
     )
     if passing:
         return stopped
-    needed = needed_sequences(tolerance, level)
+    needed = min_sequences_to_certify(tolerance, level)
     short = f"; {n} sequences certify nothing, {needed:,} without any loss would" if n < needed else ""
     return f"full depth: {stopped}{short}"
 
@@ -247,7 +247,9 @@ def certification_power(
     return float(indices.shape[1] / DRAWS)
 
 
-def needed_documents(losses: NDArray[np.floating], tolerance: float, level: float, *, seed: int = 0) -> int | None:
+def documents_needed_to_certify(
+    losses: NDArray[np.floating], tolerance: float, level: float, *, seed: int = 0
+) -> int | None:
     """About how many documents certify the last λ of ``losses`` [n, λ] in 80 % of draws; None: not 8,192, or never.
 
     By doubling, then bisection in steps of 2 %. No test could use fewer than (1 − m)ⁿ ≤ ε.
@@ -258,7 +260,7 @@ def needed_documents(losses: NDArray[np.floating], tolerance: float, level: floa
     def enough(documents: int) -> bool:
         return certification_power(losses, documents, tolerance, level, seed=seed) >= POWER
 
-    low = high = needed_sequences(tolerance, level)
+    low = high = min_sequences_to_certify(tolerance, level)
     while not enough(high):
         low, high = high, 2 * high
         if high > MAX_DOCUMENTS:

@@ -21,7 +21,7 @@ from emad_ref.calibration.trace import COLUMNS, Trace
 from emad_ref.calibration.windows import TOKENS_PER_BATCH
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import Estimator, OperatingPoint
+from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.probes.signal_values import require_finite
 from emad_ref.protocol import Decoder, Prompt, Session
 from emad_ref.record import Ints
@@ -60,7 +60,9 @@ class ForcedInput:
 
 def is_replayable(point: OperatingPoint) -> bool:
     """Whether a trace of full readouts suffices for ``point``; otherwise it must be decoded."""
-    recorded = SIGNALS[point.signal].is_single_layer and point.estimator == Estimator() and point.confidence is None
+    recorded = (
+        SIGNALS[point.signal].is_single_layer and point.estimator == EntropyEstimator() and point.confidence is None
+    )
     return recorded and point.lens is None and get_schedule(point).settle is not None
 
 

@@ -15,7 +15,7 @@ import transformers as hf
 
 from emad_ref.benchmark.clock import time_pairs
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import Estimator
+from emad_ref.point import EntropyEstimator
 from emad_ref.probes.estimators import (
     LowRankEntropy,
     LowRankIndex,
@@ -61,10 +61,10 @@ def samples(stepper):
     with torch.inference_mode():
         rows = stepper.unembedding
         weights = ((0.01,) * (WIDTH + 1),)
-        linear = make_entropy_reader(stepper, Estimator("linear", weights=weights), (1,))
+        linear = make_entropy_reader(stepper, EntropyEstimator("linear", weights=weights), (1,))
         readers = {
-            "full softmax": make_entropy_reader(stepper, Estimator(), (1,)).read_uncorrected,
-            "topk exact": make_entropy_reader(stepper, Estimator("topk", k=K), (1,)).read_uncorrected,
+            "full softmax": make_entropy_reader(stepper, EntropyEstimator(), (1,)).read_uncorrected,
+            "topk exact": make_entropy_reader(stepper, EntropyEstimator("topk", k=K), (1,)).read_uncorrected,
             "linear": lambda hidden: linear.read(hidden, 0),
         }
         parts = {rank: low_rank_factors(rows, rank) for rank in (64, 128)}

@@ -17,7 +17,7 @@ import torch
 import emad_ref
 from emad_ref.benchmark.clock import time_pairs
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.point import Estimator, OperatingPoint, full_depth
+from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByPair
@@ -25,11 +25,11 @@ from emad_ref.statistics.units import ByPair
 K, RANK = 64, 64
 TIMED, TURNS = (12, 12), (60, 4)  # pairs, new tokens: of all estimators side by side, of a cheap one and its rival
 ESTIMATORS = (
-    Estimator(),
-    Estimator("topk", k=K),
-    Estimator("topk", k=K, search="faiss"),
-    Estimator("topk", k=K, rank=RANK, search="lowrank"),
-    Estimator("lowrank", k=K, rank=RANK),
+    EntropyEstimator(),
+    EntropyEstimator("topk", k=K),
+    EntropyEstimator("topk", k=K, search="faiss"),
+    EntropyEstimator("topk", k=K, rank=RANK, search="lowrank"),
+    EntropyEstimator("lowrank", k=K, rank=RANK),
 )
 BOUNDS = {"lowrank": 1.2, "linear": 1.03}  # × the time of a step without probes
 
@@ -53,7 +53,7 @@ def points(stepper):
     never = ((-math.inf,) * len(probes),)
     return {"no probes": full_depth(layers)} | {
         estimator.name: OperatingPoint(estimator.name, "never", layers, layers, probes, never, estimator=estimator)
-        for estimator in (*ESTIMATORS, Estimator("linear", weights=weights))
+        for estimator in (*ESTIMATORS, EntropyEstimator("linear", weights=weights))
     }
 
 

@@ -15,7 +15,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from emad_ref.audit.reference_logits import Lens, LogitLens
 from emad_ref.audit.trajectory import DecoderUnderTest
-from emad_ref.point import Estimator, OperatingPoint
+from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import ENTROPY
@@ -85,7 +85,11 @@ def drawn(rows: tuple[int, ...], n: int, seed: int = 3) -> tuple[list[Prompt], I
 def require_entropy_thresholds(point: OperatingPoint) -> None:
     """Raise Unsupported for a point with fields that the decoders here do not know."""
     others = point.interpolate, point.confidence, point.decay, point.lens, point.translators, point.period, point.floor
-    if any(others) or point.bins.bin_count > 1 or (point.signal, point.estimator) != ("entropy_nats", Estimator()):
+    if (
+        any(others)
+        or point.bins.bin_count > 1
+        or (point.signal, point.estimator) != ("entropy_nats", EntropyEstimator())
+    ):
         raise Unsupported("thresholds on the entropy of full heads alone")
 
 

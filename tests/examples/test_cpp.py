@@ -19,7 +19,7 @@ from emad_ref.audit.reference_logits import Lens
 from emad_ref.audit.requests import batches, endings, interleaved, prefixes
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument
-from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
+from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Decoder, InadmissibleDepth, Prompt, Session, Unsupported
 from emad_ref.wire.client import DecoderClient, DecoderFailed
 from emad_ref.wire.frames import WireFrame, encode_frame, read_frame
@@ -266,7 +266,7 @@ def declined() -> list[Any]:
     return [
         pytest.param(replace(plain, schedule="free_eager"), "schedule", id="another schedule"),
         pytest.param(replace(plain, signal="softmax_response"), "signal", id="another signal"),
-        pytest.param(replace(plain, estimator=Estimator("topk", k=8)), "estimator", id="an estimator"),
+        pytest.param(replace(plain, estimator=EntropyEstimator("topk", k=8)), "estimator", id="an estimator"),
         pytest.param(replace(plain, bins=BinSpec(("position",)), thresholds=((0.5,),) * 3), "one threshold", id="bins"),
         pytest.param(replace(plain, interpolate=True), "at probes alone", id="exits between probes"),
         pytest.param(replace(plain, lens="0123abcd"), "a tuned lens", id="a tuned lens"),

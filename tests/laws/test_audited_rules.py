@@ -22,7 +22,7 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.exit_rules import assign_frequency_buckets
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import BinSpec, Estimator, OperatingPoint
+from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint
 from emad_ref.probes.signal_values import ProbeOutput
 from emad_ref.protocol import Prompt
 from emad_ref.record import Work
@@ -35,9 +35,9 @@ PROBES = (1, 3, 5)
 TOLERANCE = tolerance("gpt_neox", "float64", "cpu")
 NEW = 10
 SHARE = 0.08  # of tokens that stop at a probe: a row falls step by step
-TOPK = Estimator("topk", k=8, correction=((1.1, 0.05), (0.9, 0.1), (1.0, -0.1)))
-LOWRANK = Estimator("lowrank", k=8, rank=6)
-LINEAR = Estimator(
+TOPK = EntropyEstimator("topk", k=8, correction=((1.1, 0.05), (0.9, 0.1), (1.0, -0.1)))
+LOWRANK = EntropyEstimator("lowrank", k=8, rank=6)
+LINEAR = EntropyEstimator(
     "linear", weights=tuple(tuple(row) for row in np.random.default_rng(5).normal(0, 0.3, (3, 33)).tolist())
 )
 # name → (bins, the share of tokens that each row of thresholds lets go): hardly any at the first positions
@@ -223,17 +223,17 @@ class FullHead(Altered):
 class RawExit(Altered):
     """Pays for the lens at the exit, and emits from the model's own head all the same."""
 
-    def emit(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
-        self.watch.emit(hidden, layer, work)
+    def emit_logits(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
+        self.watch.emit_logits(hidden, layer, work)
         return self.watch.stepper.logits(hidden)
 
 
 class FreeLens(Altered):
     """Reads through the lens, and charges the head alone."""
 
-    def emit(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
+    def emit_logits(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
         free = Work.none(work.layers)
-        logits = self.watch.emit(hidden, layer, free)
+        logits = self.watch.emit_logits(hidden, layer, free)
         work.readout_rows[:] += free.readout_rows
         return logits
 
@@ -292,7 +292,7 @@ def with_free_lens_at_probes(point: OperatingPoint) -> WalkedDecoder:
     """A probe emits within the watch."""
     decoder = honest(point)
     watch: Any = decoder._forward.probe
-    watch.emit = FreeLens(honest(point)._forward.probe).emit
+    watch.emit_logits = FreeLens(honest(point)._forward.probe).emit_logits
     return decoder
 
 

@@ -105,10 +105,10 @@ def test_work_is_what_decoding_alone_executes(partners, walked, rule):
         assert walk.model.tolist() == own.model[0].tolist()
         assert [walk.count_catch_up_tokens(model) for model in (SMALL, LARGE)] == own.catch_up_tokens.tolist()
         read = np.bincount(own.record.tokens.model, minlength=2).tolist()
-        assert [walk.read(model) for model in (SMALL, LARGE)] == read
+        assert [walk.count_tokens_read(model) for model in (SMALL, LARGE)] == read
         for spent, opening in ((own.record.work, False), (own.opening_work, True)):
             for model, work in spent.items():
-                mine = walk.work(model, work.layers, opening)
+                mine = walk.compute_work(model, work.layers, opening)
                 for field in fields(Work):
                     assert np.array_equal(getattr(mine, field.name), getattr(work, field.name)), field.name
 

@@ -19,7 +19,7 @@ from emad_ref.exit_rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
+from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.sweep.losses import PointColumns, decoded_columns, point_columns
 from tests.lenses import attached
@@ -30,8 +30,8 @@ PROBES = (1, 3, 4)
 STORED = 1e-4  # nats a sequence: traces hold float32
 ROUNDING = 1e-9  # float64: the same arithmetic, rows beside other rows
 WEIGHTS = np.random.default_rng(3).normal(0, 0.3, (3, 33)).tolist()
-GATE = Estimator("linear", weights=tuple(tuple(row) for row in WEIGHTS))
-TOPK = Estimator("topk", k=12)
+GATE = EntropyEstimator("linear", weights=tuple(tuple(row) for row in WEIGHTS))
+TOPK = EntropyEstimator("topk", k=12)
 
 
 @cache

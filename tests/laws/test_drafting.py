@@ -24,7 +24,7 @@ from emad_ref.decoding.self_speculation import (
 )
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import Estimator, full_depth
+from emad_ref.point import EntropyEstimator, full_depth
 from emad_ref.probes.signal_values import NotFinite
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, DRAFT, PROMPT, READOUTS, VERIFY
@@ -55,7 +55,7 @@ def lens_of(family="gpt_neox", rank=None):
 def gate_of(family="gpt_neox", seed=0):
     width = stepper_of(family).unembedding.shape[1]
     drawn = np.random.default_rng(seed).normal(size=width + 1) / width**0.5
-    return Estimator("linear", weights=(tuple(drawn.tolist()),))
+    return EntropyEstimator("linear", weights=(tuple(drawn.tolist()),))
 
 
 @cache
@@ -243,7 +243,7 @@ def test_a_layer_without_a_translator_is_refused():
 
 
 def test_a_gate_that_says_no_number_is_refused():
-    gate = Estimator("linear", weights=((math.nan,) * (WIDTH + 1),))
+    gate = EntropyEstimator("linear", weights=((math.nan,) * (WIDTH + 1),))
     with pytest.raises(NotFinite, match="after layer 2"):
         timed(Drafting(2, 3, 0.1, None, gate), 1)
 

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import emad_ref
 from emad_ref.calibration.regression import LinearProbeFit, correct_estimator
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import Estimator
+from emad_ref.point import EntropyEstimator
 from emad_ref.probes.estimators import (
     ExactIndex,
     FaissIndex,
@@ -125,18 +125,18 @@ MACS = {
 @pytest.mark.parametrize(
     "estimator",
     [
-        Estimator("topk", k=8),
-        Estimator("topk", k=8, search="lowrank", rank=4),
-        Estimator("lowrank", k=8, rank=4),
-        Estimator("linear"),
+        EntropyEstimator("topk", k=8),
+        EntropyEstimator("topk", k=8, search="lowrank", rank=4),
+        EntropyEstimator("lowrank", k=8, rank=4),
+        EntropyEstimator("linear"),
     ],
-    ids=lambda e: e.name if isinstance(e, Estimator) else None,
+    ids=lambda e: e.name if isinstance(e, EntropyEstimator) else None,
 )
 def test_a_reader_charges_what_pytorch_counts(family, rows, estimator):
     stepper = CausalStepper(small_model(family))
     width = stepper.unembedding.shape[1]
     if estimator.kind == "linear":
-        estimator = Estimator("linear", weights=((0.0,) * (width + 1),))
+        estimator = EntropyEstimator("linear", weights=((0.0,) * (width + 1),))
     reader = make_entropy_reader(stepper, estimator, (2,))
     hidden = torch.ones(rows, stepper.geometry.hidden, dtype=torch.float64)
     with torch.inference_mode(), FlopCounterMode(display=False, custom_mapping=MACS) as counter:
@@ -169,7 +169,7 @@ def test_estimators_keep_the_ranking_of_tokens_on_emad_tiny():
     for layer, states in zip(PROBES, fit, strict=True):
         probes(layer, states, entropy_nats(stepper.logits(states)))
     raw = {}
-    for plain in (Estimator("topk", k=64), Estimator("lowrank", k=64, rank=64), probes.estimator()):
+    for plain in (EntropyEstimator("topk", k=64), EntropyEstimator("lowrank", k=64, rank=64), probes.estimator()):
         reader = make_entropy_reader(stepper, plain, PROBES)
         estimates = [
             np.stack([reader.read(h, i).entropy_nats for i, h in enumerate(part)], 1) for part in (held_out, test)

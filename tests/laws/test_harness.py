@@ -12,7 +12,7 @@ import torch
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.exit_rules import fixed_entropy_point
 from emad_ref.models.loading import load
-from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
+from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint, full_depth, truncated
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 from emad_ref.tasks.continuations import ForcedInput, layers_read, read_layers, score_by_decoding
@@ -136,7 +136,7 @@ def test_one_pass_and_a_replay_give_what_decoding_token_by_token_gives(loaded, p
 @pytest.mark.parametrize(
     "point",
     [
-        replace(EARLY, estimator=Estimator("topk", k=64)),
+        replace(EARLY, estimator=EntropyEstimator("topk", k=64)),
         replace(EARLY, schedule="copying"),
     ],
     ids=["estimated", "copying"],

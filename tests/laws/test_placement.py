@@ -27,7 +27,7 @@ from emad_ref.models.families import anatomy_of
 from emad_ref.models.placement import without_hooks
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import Estimator, OperatingPoint, full_depth
+from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.schedule.schedules import SCHEDULES
 from tests.devices import FIRST, SECOND, MixedDevices, two_devices
@@ -203,7 +203,7 @@ def test_every_schedule_decodes_as_on_one_device(schedule: str, machine: Machine
 def test_a_trace_and_its_estimates_are_those_of_one_device(machine: Machine) -> None:
     """What indexes states by host arrays and reads the unembedding finds all of it on one device."""
     sequences = [TokenSequence(p.tokens, adaptive_from=1) for p in prompts()]
-    estimators = {Estimator("topk", k=20): (2, 4), Estimator("lowrank", k=20, rank=8): (3,)}
+    estimators = {EntropyEstimator("topk", k=20): (2, 4), EntropyEstimator("lowrank", k=20, rank=8): (3,)}
     expected = take_trace(CausalStepper(small_model("gpt_neox")), sequences, estimators=estimators)
     with machine.open():
         found = take_trace(CausalStepper(spread(small_model("gpt_neox"), machine)), sequences, estimators=estimators)

@@ -15,16 +15,22 @@ from emad_ref.calibration.trace import lens_logits, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
+from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE
-from emad_ref.replay import decode_flops, decode_work, derive_sequence_work, replay, top1_tokens_at_depth
+from emad_ref.replay import (
+    compute_decode_flops,
+    compute_decode_work,
+    derive_sequence_work,
+    replay,
+    top1_tokens_at_depth,
+)
 from emad_ref.schedule import schedules
 from emad_ref.signals import LAYERWISE
 
 LAYERS, VOCABULARY, PROBES = 6, 97, (2, 4)
-TOPK = Estimator("topk", k=12, correction=((1.1, -0.1), (0.9, 0.2)))
-LOWRANK = Estimator("lowrank", k=12, rank=8)
+TOPK = EntropyEstimator("topk", k=12, correction=((1.1, -0.1), (0.9, 0.2)))
+LOWRANK = EntropyEstimator("lowrank", k=12, rank=8)
 ESTIMATED = {TOPK: PROBES, LOWRANK: PROBES}
 ROUNDING = 1e-5  # traces hold float32
 
@@ -154,12 +160,18 @@ def test_derived_work_is_counted_work(stepper, sequences, trace, point):
 
 def test_flops_by_sequence_are_those_of_the_work_of_each_sequence_alone(stepper, sequences, trace, point):
     expected, geometry = replay(trace, point), stepper.geometry
-    by_sequence = decode_flops(trace, expected, geometry)
-    assert by_sequence.sum() == flops(decode_work(trace, expected.depth, point, expected.macs_per_row), geometry).total
+    by_sequence = compute_decode_flops(trace, expected, geometry)
+    assert (
+        by_sequence.sum()
+        == flops(compute_decode_work(trace, expected.depth, point, expected.macs_per_row), geometry).total
+    )
     for number in range(len(sequences)):
         alone = trace.reordered(np.array([number]))
         depth = expected.depth[trace.starts[number] : trace.starts[number + 1]]
-        assert by_sequence[number] == flops(decode_work(alone, depth, point, expected.macs_per_row), geometry).total
+        assert (
+            by_sequence[number]
+            == flops(compute_decode_work(alone, depth, point, expected.macs_per_row), geometry).total
+        )
 
 
 def test_emitted_tokens_are_the_argmax_that_replay_sees(stepper, trace, point):

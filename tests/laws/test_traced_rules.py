@@ -24,7 +24,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, READOUTS, Floats, Ints, Work
-from emad_ref.replay import decode_flops, decode_work, derive_sequence_work, replay, replay_all
+from emad_ref.replay import compute_decode_flops, compute_decode_work, derive_sequence_work, replay, replay_all
 from tests.laws.test_confidence import RULES as EVERY_RULE
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
@@ -101,7 +101,7 @@ def require_equal(family: str, trace: Trace, point: OperatingPoint) -> Ints:
     if family != "t5":  # what a source costs is counted, not derived
         decode, prompt = derive_sequence_work(trace, point, found.depth, found.macs_per_row)
         geometry = stepper_of(family).geometry
-        assert decode_flops(trace, found, geometry).sum() == flops(decode, geometry).total
+        assert compute_decode_flops(trace, found, geometry).sum() == flops(decode, geometry).total
         whole = sum(counted, Work.none(LAYERS))
         assert whole == decode + prompt, whole.difference(decode + prompt)
     return found.depth
@@ -235,7 +235,7 @@ def test_a_rule_that_was_not_traced_is_refused(named: OperatingPoint) -> None:
     with pytest.raises(BadArgument, match=expected):
         replay(trace, point)
     with pytest.raises(BadArgument, match=expected):
-        decode_work(trace, np.full(len(trace), LAYERS), point)
+        compute_decode_work(trace, np.full(len(trace), LAYERS), point)
 
 
 def test_copied_states_are_refused_though_the_rule_is_traced(named: OperatingPoint) -> None:

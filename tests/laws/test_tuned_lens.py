@@ -22,12 +22,12 @@ from emad_ref.exit_rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
+from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint, full_depth, truncated
 from emad_ref.probes.probe import make_probe
 from emad_ref.probes.tuned_lens import Translator, TunedLens, attach_lens, get_attached_lens
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, DRAFT, READOUTS, Ints, Work
-from emad_ref.replay import decode_flops, decode_work, derive_sequence_work, replay
+from emad_ref.replay import compute_decode_flops, compute_decode_work, derive_sequence_work, replay
 from emad_ref.signals import SIGNALS
 from tests.lenses import FINGERPRINT, attached, drawn_lens
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -38,7 +38,7 @@ BELOW = tuple(range(1, LAYERS))
 FULL = READOUTS.index("full")
 STORED = 1e-5  # traces hold float32
 WEIGHTS = np.random.default_rng(3).normal(0, 0.3, (3, 33)).tolist()
-GATE = Estimator("linear", weights=tuple(tuple(row) for row in WEIGHTS))
+GATE = EntropyEstimator("linear", weights=tuple(tuple(row) for row in WEIGHTS))
 
 
 @cache
@@ -224,7 +224,7 @@ def test_derived_work_is_counted_work_and_its_flops(point: OperatingPoint) -> No
     for text in texts():
         counted = counted + decoded(point, text, stepper_of())[2]
     assert counted == decode + prompt, counted.difference(decode + prompt)
-    assert decode_flops(trace, expected, geometry).sum() == flops(decode, geometry).total
+    assert compute_decode_flops(trace, expected, geometry).sum() == flops(decode, geometry).total
 
 
 def test_generate_emits_through_the_lens(point: OperatingPoint) -> None:
@@ -287,7 +287,7 @@ def test_an_encoder_decoder_reads_through_a_lens_too() -> None:
         counted = counted + session.work
         assert depths == expected.depth[rows].tolist()
         assert np.abs(np.array(losses) - expected.nll_nats[rows]).max() < STORED
-    derived = decode_work(trace, expected.depth, point)
+    derived = compute_decode_work(trace, expected.depth, point)
     assert counted.readout_macs.tolist() == derived.readout_macs.tolist()
     assert counted.readout_macs.sum() > 0
 
@@ -314,7 +314,7 @@ def test_a_linear_probe_reads_the_state_and_pays_for_the_lens_at_its_exit_alone(
     point = POINTS["linear probe"]()
     trace = traced(point.lens)
     depth = replay(trace, point).depth
-    work = decode_work(trace, depth, point, 32)
+    work = compute_decode_work(trace, depth, point, 32)
     exits: Ints = np.array([int((depth == layer).sum()) for layer in range(1, LAYERS + 1)])
     assert work.readout_rows[FULL].tolist() == exits.tolist()
     assert work.readout_macs[FULL].tolist() == [*(exits[:-1] * 2 * 32 * 5).tolist(), 0]

@@ -14,7 +14,7 @@ from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.decoding.switching import SwitchingRule
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.exit_rules import early_exit_point
-from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
+from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint, full_depth, truncated
 
 POINT = OperatingPoint("p", "emad", 12, 12, (4, 8), ((0.5, 0.2),))
 
@@ -45,7 +45,7 @@ POINT = OperatingPoint("p", "emad", 12, 12, (4, 8), ((0.5, 0.2),))
         ({"bins": BinSpec(("position",))}, "thresholds", "3 for bins position"),
         ({"signal": "mood"}, "signal", "one of entropy_nats"),
         ({"lens": ""}, "lens", "the digest of a tuned lens"),
-        ({"lens": "ab", "estimator": Estimator("topk", k=8)}, "lens", "full heads, linear probes"),
+        ({"lens": "ab", "estimator": EntropyEstimator("topk", k=8)}, "lens", "full heads, linear probes"),
     ],
 )
 def test_a_point_that_cannot_decide_is_refused_by_name_value_and_expectation(change, named, message):
@@ -73,12 +73,12 @@ def test_adaptive_means_that_some_token_could_leave_early():
 
 def test_thresholds_are_compared_as_float32_and_nobody_writes_to_them():
     point = OperatingPoint("p", "quantile", 4, 4, (1, 3), ((0.1, 2.0),))
-    assert point.table.tolist() == [[float(np.float32(0.1)), 2.0]]
+    assert point.threshold_table.tolist() == [[float(np.float32(0.1)), 2.0]]
     with pytest.raises(ValueError, match="read-only"):
-        point.table[0, 0] = 1.0
-    assert replace(point, thresholds=((0.5, 2.0),)).table[0, 0] == 0.5
+        point.threshold_table[0, 0] = 1.0
+    assert replace(point, thresholds=((0.5, 2.0),)).threshold_table[0, 0] == 0.5
     assert point == OperatingPoint("p", "quantile", 4, 4, (1, 3), ((0.1, 2.0),))
-    assert full_depth(3).table.shape == (1, 0)
+    assert full_depth(3).threshold_table.shape == (1, 0)
 
 
 def test_full_depth_and_truncation_differ_in_their_ceiling_alone():
@@ -90,12 +90,12 @@ def test_full_depth_and_truncation_differ_in_their_ceiling_alone():
 @pytest.mark.parametrize(
     ("make", "named", "message"),
     [
-        (lambda: Estimator("guess"), "estimator.kind", "one of full, topk"),
-        (lambda: Estimator("topk"), "estimator.k", "a count ≥ 1"),
-        (lambda: Estimator("full", k=3), "estimator.k", "0 for the others"),
-        (lambda: Estimator("lowrank", k=3), "estimator.rank", "a rank ≥ 1"),
-        (lambda: Estimator("topk", k=3, rank=2), "estimator.rank", "0 for the others"),
-        (lambda: Estimator("topk", k=3, search="near"), "estimator.search", "one of exact, faiss"),
+        (lambda: EntropyEstimator("guess"), "estimator.kind", "one of full, topk"),
+        (lambda: EntropyEstimator("topk"), "estimator.k", "a count ≥ 1"),
+        (lambda: EntropyEstimator("full", k=3), "estimator.k", "0 for the others"),
+        (lambda: EntropyEstimator("lowrank", k=3), "estimator.rank", "a rank ≥ 1"),
+        (lambda: EntropyEstimator("topk", k=3, rank=2), "estimator.rank", "0 for the others"),
+        (lambda: EntropyEstimator("topk", k=3, search="near"), "estimator.search", "one of exact, faiss"),
         (lambda: BinSpec(("mood",)), "bins.features", "at most two of position"),
         (lambda: BinSpec(("position", "position")), "bins.features", "each once"),
         (lambda: BinSpec(("frequency",)), "bins.frequency", "one byte per token id"),
@@ -111,9 +111,9 @@ def test_an_estimator_or_binning_that_means_nothing_is_refused(make, named, mess
 def test_only_a_full_probe_knows_confidence_and_frequency():
     rows = ((0.5, 0.2),) * 3
     replace(POINT, bins=BinSpec(("confidence",)), thresholds=rows)
-    replace(POINT, bins=BinSpec(("position",)), thresholds=rows, estimator=Estimator("topk", k=8))
+    replace(POINT, bins=BinSpec(("position",)), thresholds=rows, estimator=EntropyEstimator("topk", k=8))
     with pytest.raises(BadArgument, match="a topk-8 probe knows no other"):
-        replace(POINT, bins=BinSpec(("confidence",)), thresholds=rows, estimator=Estimator("topk", k=8))
+        replace(POINT, bins=BinSpec(("confidence",)), thresholds=rows, estimator=EntropyEstimator("topk", k=8))
 
 
 def test_a_lens_serves_no_rule_that_contrasts_readouts():
@@ -131,7 +131,12 @@ def test_bins_multiply_and_are_named():
     assert (both.bucket_counts, both.bin_count, both.name) == ((3, 3), 9, "frequency×position")
     assert (BinSpec().bin_count, BinSpec().name) == (1, "none")
     assert [
-        e.name for e in (Estimator(), Estimator("topk", k=8, search="faiss"), Estimator("lowrank", k=8, rank=4))
+        e.name
+        for e in (
+            EntropyEstimator(),
+            EntropyEstimator("topk", k=8, search="faiss"),
+            EntropyEstimator("lowrank", k=8, rank=4),
+        )
     ] == [
         "full",
         "topk-8 faiss",
@@ -146,7 +151,7 @@ def test_a_signal_that_rises_never_fires_at_an_infinite_threshold():
 
 
 def test_a_point_can_be_written_as_json_and_used_as_a_key():
-    point = replace(POINT, thresholds=((0.5, -math.inf),), margin_nats=0.25, estimator=Estimator("linear"))
+    point = replace(POINT, thresholds=((0.5, -math.inf),), margin_nats=0.25, estimator=EntropyEstimator("linear"))
     data = json.loads(json.dumps(point.to_json()))
     assert (data["probes"], data["estimator"]["kind"], data["bins"]["features"]) == ([4, 8], "linear", [])
     assert {point: 1}[replace(point)] == 1
@@ -195,4 +200,4 @@ def test_a_field_of_another_type_is_refused_by_name(field, value):
 
 def test_numbers_of_numpy_are_numbers():
     point = OperatingPoint("p", "f", np.int64(12), np.int32(12), (np.int64(4),), ((np.float32(1.0),),))
-    assert (point.layers, point.table.tolist()) == (12, [[1.0]])
+    assert (point.layers, point.threshold_table.tolist()) == (12, [[1.0]])

@@ -19,7 +19,7 @@ from emad_ref.calibration.trace import COLUMNS
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import FULL_READOUT, early_exit_point, is_exit_rule_met, threshold_point
 from emad_ref.measurements.pareto import CONFIDENCES
-from emad_ref.point import Estimator, OperatingPoint
+from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.record import READOUTS
 from emad_ref.screening.exit_families import free_depth_families
 from emad_ref.signals import (
@@ -148,9 +148,9 @@ def test_a_point_of_one_layers_signal_needs_no_parameters_and_any_other_does(sig
     elif signal.is_learned:
         with pytest.raises(BadArgument, match=rf"^estimator='full', but expected linear.*{signal.name}"):
             OperatingPoint(**made, signal=signal.name)
-        assert OperatingPoint(**made, signal=signal.name, estimator=Estimator("linear")).adaptive
+        assert OperatingPoint(**made, signal=signal.name, estimator=EntropyEstimator("linear")).adaptive
         with pytest.raises(BadArgument, match=r"^estimator='topk-4', but expected linear"):
-            OperatingPoint(**made, signal=signal.name, estimator=Estimator("topk", k=4))
+            OperatingPoint(**made, signal=signal.name, estimator=EntropyEstimator("topk", k=4))
     else:
         with pytest.raises(BadArgument, match=f"the parameters of {signal.name}"):
             OperatingPoint(**made, signal=signal.name)
@@ -161,10 +161,10 @@ def test_an_estimator_of_what_has_none_is_refused() -> None:
     plain = {"name": "p", "family": "f", "layers": 8, "ceiling": 8, "probes": (4,), "thresholds": ((0.5,),)}
     for name, signal in LAYERWISE.items():
         if signal.estimated:
-            assert OperatingPoint(**plain, signal=name, estimator=Estimator("topk", k=4)).adaptive
+            assert OperatingPoint(**plain, signal=name, estimator=EntropyEstimator("topk", k=4)).adaptive
         else:
             with pytest.raises(BadArgument, match=f"the full readout for {name}; estimators read entropy_nats"):
-                OperatingPoint(**plain, signal=name, estimator=Estimator("topk", k=4))
+                OperatingPoint(**plain, signal=name, estimator=EntropyEstimator("topk", k=4))
 
 
 def test_a_row_says_whether_the_signal_makes_an_early_exit(signal: Signal) -> None:
@@ -195,7 +195,7 @@ def test_ranges_of_thresholds_run_from_strict_to_loose(signal: Signal) -> None:
         span, probes = signal.thresholds, (2, 4)
         values = np.array([span.strictest, span.loosest(500)], dtype=np.float32)
         assert (values[0] < values[1]) == (signal.sense == "falls")
-        estimator = Estimator("linear") if signal.is_learned else FULL_READOUT
+        estimator = EntropyEstimator("linear") if signal.is_learned else FULL_READOUT
         strict, loose = (threshold_point(signal, 6, probes, float(value), estimator) for value in values)
         between = np.full(9, values.mean(), dtype=np.float32)
         assert not is_exit_rule_met(strict, 0, between).any()

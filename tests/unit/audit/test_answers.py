@@ -23,7 +23,7 @@ from emad_ref.audit.trajectory import Judge
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import Estimator, OperatingPoint, full_depth
+from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt, Step
 from emad_ref.record import Ints, Record
 from tests.decoders.cached import CachedDecoder, CachedSession
@@ -243,7 +243,7 @@ def test_of_many_rows_some_are_held_against_the_lens_and_all_against_the_ledger(
 
 
 def test_rows_are_not_chosen_where_the_lens_has_to_count() -> None:
-    pruned = replace(POINT, estimator=Estimator("topk", k=4))
+    pruned = replace(POINT, estimator=EntropyEstimator("topk", k=4))
     record = CachedDecoder(tiny_neox(), POINT).generate(TIMED_PROMPTS, TIMED_NEW, frozenset())
     judge = Judge(Tally("t"), lens_of(tiny_neox()), pruned, TOLERANCE)
     with pytest.raises(BadArgument, match=r"rows=\[0\], but expected None"):

@@ -24,7 +24,7 @@ from emad_ref.point import (
     SEARCHES,
     BinSpec,
     ConfidenceParameters,
-    Estimator,
+    EntropyEstimator,
     OperatingPoint,
     ScheduleName,
 )
@@ -39,7 +39,7 @@ LABELS: dict[str, str] = {
     "margin_nats": "for reports: thresholds already contain it",
     "layers": "the layers of the model, whatever the point is",
 }
-PARTS = {"": OperatingPoint, "estimator.": Estimator, "confidence.": ConfidenceParameters, "bins.": BinSpec}
+PARTS = {"": OperatingPoint, "estimator.": EntropyEstimator, "confidence.": ConfidenceParameters, "bins.": BinSpec}
 WHOLE = {"estimator", "confidence", "bins"}  # by their parts
 OTHERWISE_RETRIEVED = {"faiss"}  # approximations of "exact" whose misses depend on the index that was built
 NEW = 8

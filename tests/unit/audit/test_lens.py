@@ -11,7 +11,7 @@ from scipy import special, stats
 from emad_ref.audit.reference_logits import LogitLens, candidate_bins, consult
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point
-from emad_ref.point import BinSpec, Estimator, OperatingPoint
+from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint
 from emad_ref.signals import LAYERWISE
 from tests.decoders.subject import entropy_nats
 
@@ -55,7 +55,7 @@ def test_an_unusable_answer_is_refused(answer: np.ndarray, what: str) -> None:
 
 @pytest.mark.parametrize(
     "point",
-    [replace(POINT, estimator=Estimator("topk", k=2)), early_exit_point("saturation", 4, 6, 2)],
+    [replace(POINT, estimator=EntropyEstimator("topk", k=2)), early_exit_point("saturation", 4, 6, 2)],
     ids=lambda point: point.signal,
 )
 def test_what_logits_do_not_decide_needs_a_lens_that_leads_the_rule(point: OperatingPoint) -> None:

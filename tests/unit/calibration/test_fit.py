@@ -21,7 +21,7 @@ from emad_ref.calibration.regression import (
 )
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import Estimator
+from emad_ref.point import EntropyEstimator
 from tests.small import small_model
 
 POOLED = 1e-9  # means of float64 sums in another order
@@ -166,11 +166,11 @@ def test_degenerate_corrections_are_refused(raw, full, message):
 
 def test_each_probe_gets_its_own_line(pairs):
     full = np.stack([pairs[1], pairs[1] ** 2], axis=1)
-    corrected = correct_estimator(Estimator("topk", k=8), (full - [1, 2]) / [0.5, 4], full)
+    corrected = correct_estimator(EntropyEstimator("topk", k=8), (full - [1, 2]) / [0.5, 4], full)
     assert corrected.correction == (pytest.approx((0.5, 1)), pytest.approx((4, 2)))
     assert (corrected.kind, corrected.k) == ("topk", 8)
     with pytest.raises(BadArgument, match=r"two arrays \[tokens, probes\]"):
-        correct_estimator(Estimator("topk", k=8), full[:, :1], full)
+        correct_estimator(EntropyEstimator("topk", k=8), full[:, :1], full)
 
 
 def test_linear_probes_take_in_the_normed_states_of_their_layers_only():

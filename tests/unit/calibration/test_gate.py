@@ -16,7 +16,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.tuned_lens import get_attached_lens
 from emad_ref.record import READOUTS
-from emad_ref.replay import decode_work, replay
+from emad_ref.replay import compute_decode_work, replay
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -76,7 +76,7 @@ def test_a_point_behind_a_gate_reads_no_head_at_its_probes(stepper: Stepper) -> 
     )
     depth = replay(trace, point).depth
     assert set(depth.tolist()) == {*PROBES, LAYERS}
-    work = decode_work(trace, depth, point, trace.macs_per_row[gate])
+    work = compute_decode_work(trace, depth, point, trace.macs_per_row[gate])
     assert work.readout_rows[READOUTS.index("full")].sum() == len(trace), "one head a token, where it leaves"
     assert work.readout_macs[READOUTS.index("linear"), PROBES[0] - 1] == len(trace) * 32
 

@@ -25,7 +25,7 @@ from emad_ref.calibration.windows import TokenSequence, batched, pad_right, shar
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point, fixed_entropy_point
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import Estimator, OperatingPoint, full_depth, truncated
+from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth, truncated
 from emad_ref.probes.signal_values import NotFinite
 from emad_ref.probes.tuned_lens import get_attached_lens
 from emad_ref.replay import replay, sum_by_sequence
@@ -82,7 +82,7 @@ def test_a_divergence_is_held_only_where_it_was_asked_for(stepper):
 @pytest.mark.parametrize("layers", [None, (2, 4)])
 def test_a_pair_of_traces_is_each_of_the_two_and_reads_the_last_head_once(stepper, monkeypatch, layers):
     lens = attached(stepper, range(1, LAYERS), 3)
-    texts, estimators, seen = [sequence(40), sequence(30, 3)], {Estimator("topk", k=4): (2, 4)}, []
+    texts, estimators, seen = [sequence(40), sequence(30, 3)], {EntropyEstimator("topk", k=4): (2, 4)}, []
     own = take_trace(stepper, texts, divergence=True, layers=layers)
     tuned = take_trace(stepper, texts, lens=lens, estimators=estimators, divergence=True, layers=layers)
     logits = CausalStepper.logits

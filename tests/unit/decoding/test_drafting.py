@@ -12,12 +12,12 @@ from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.self_speculation import Drafting, draft, drafting_point, self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, REFUSED
 from emad_ref.errors import BadArgument
-from emad_ref.point import Estimator
+from emad_ref.point import EntropyEstimator
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY
 from tests.decoders.markov import SUCCESSOR, MarkovDecoder, V, chance, prompt, wrong_after
 
-GATE = Estimator("linear", weights=((0.0, 0.0),))
+GATE = EntropyEstimator("linear", weights=((0.0, 0.0),))
 SURE_BUT_AFTER_3 = np.where(np.arange(V) == 3, 1.0, 0.1)
 
 
@@ -158,8 +158,8 @@ def test_sampled_output_has_the_models_distribution(ids, threshold, longest, cop
         ({"threshold": math.nan}, r"drafting\.threshold=nan"),
         ({"lens": ""}, r"drafting\.lens='', but expected the digest"),
         ({"gate": None}, r"drafting\.gate=None, but expected a gate for threshold 0\.5"),
-        ({"gate": Estimator()}, r"drafting\.gate='full with 0 probes', but expected linear with one probe"),
-        ({"gate": Estimator("linear", weights=((0.0,), (0.0,)))}, "linear with 2 probes"),
+        ({"gate": EntropyEstimator()}, r"drafting\.gate='full with 0 probes', but expected linear with one probe"),
+        ({"gate": EntropyEstimator("linear", weights=((0.0,), (0.0,)))}, "linear with 2 probes"),
         ({"vocabulary": np.array([], dtype=np.int64)}, r"drafting\.vocabulary="),
         ({"vocabulary": np.array([3, 1])}, r"drafting\.vocabulary=.*ascending ids"),
         ({"vocabulary": np.array([-1, 1])}, r"drafting\.vocabulary="),

@@ -10,11 +10,11 @@ import pytest
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.teacher_forcing import teacher_force, teacher_forced_sums
+from emad_ref.decoding.teacher_forcing import teacher_force, teacher_forced_nll_sums
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Step
-from emad_ref.replay import decode_work, replay
+from emad_ref.replay import compute_decode_work, replay
 from tests.small import LAYERS, VOCABULARY, small_model
 
 FLOAT32 = 1e-5  # nats: the trace keeps float32 of losses up to 10
@@ -74,20 +74,20 @@ def test_work_is_what_replay_derives_where_there_is_no_prompt(stepper, adaptive)
     text = TokenSequence(np.random.default_rng(5).integers(0, VOCABULARY, 16))
     trace = take_trace(stepper, [text])
     forced = teacher_force(WalkedDecoder(stepper, adaptive), text)
-    assert forced.work.difference(decode_work(trace, replay(trace, adaptive).depth, adaptive)) == ""
+    assert forced.work.difference(compute_decode_work(trace, replay(trace, adaptive).depth, adaptive)) == ""
 
 
 def test_copies_change_later_losses(stepper, texts, adaptive):
     """What no replay knows: the same rule with exact backfill gives other numbers."""
     sums = [
-        teacher_forced_sums(WalkedDecoder(stepper, replace(adaptive, schedule=schedule)), texts)[0]
+        teacher_forced_nll_sums(WalkedDecoder(stepper, replace(adaptive, schedule=schedule)), texts)[0]
         for schedule in ("copying", "free_eager")
     ]
     assert np.abs(sums[0] - sums[1]).max() > 1e-3
 
 
 def test_sums_and_counts_are_those_of_each_text(stepper, texts, trace):
-    sums, tokens = teacher_forced_sums(WalkedDecoder(stepper, full_depth(LAYERS)), texts)
+    sums, tokens = teacher_forced_nll_sums(WalkedDecoder(stepper, full_depth(LAYERS)), texts)
     assert tokens.tolist() == trace.lengths.tolist()
     assert sums == pytest.approx(np.add.reduceat(trace.nll_nats[:, -1].astype(float), trace.starts[:-1]), abs=1e-4)
 

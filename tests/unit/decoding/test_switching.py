@@ -325,7 +325,9 @@ def test_the_bundled_models_read_the_same_ids():
 @pytest.mark.parametrize("sizes", [(512, 500), (500, 512), (500, 500)])
 def test_rows_beyond_the_tokenizer_are_padding_of_one_model(sizes):
     """As of the Qwen2.5 models, whose tokenizer is one and whose embeddings are padded to 151,936 and 152,064."""
-    assert shared_vocabulary_size(*(loaded(name, vocabulary=size) for name, size in zip("ab", sizes, strict=True))) == 500
+    assert (
+        shared_vocabulary_size(*(loaded(name, vocabulary=size) for name, size in zip("ab", sizes, strict=True))) == 500
+    )
 
 
 @pytest.mark.parametrize(

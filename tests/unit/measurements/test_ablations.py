@@ -46,7 +46,7 @@ from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import Estimator, OperatingPoint
+from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.probes.estimators import low_rank_factors
 from emad_ref.protocol import Unsupported
 from emad_ref.statistics.accuracy import TaskAccuracy
@@ -55,7 +55,7 @@ from tests.small import LAYERS, VOCABULARY, small_model
 from tests.small_evidence import DOCUMENTS, PROBES, refuted, small_evidence
 
 NEVER = fixed_entropy_point(LAYERS, PROBES, -1.0)  # a threshold that no entropy passes
-LOW_RANK = Estimator("lowrank", k=8, rank=12)
+LOW_RANK = EntropyEstimator("lowrank", k=8, rank=12)
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +247,7 @@ def test_intervals_resample_documents_and_all_rows_on_the_same_draws(
 
 def test_rows_may_be_read_off_another_trace_of_the_same_windows(run: ModelMeasurements) -> None:
     """An estimator's point needs the trace that holds its estimates."""
-    estimator = Estimator("topk", k=VOCABULARY)
+    estimator = EntropyEstimator("topk", k=VOCABULARY)
     trace = run.estimates.read("evaluate", run.study.budget.evaluate, [estimator])
     point = replace(run.traces.profile.point(0.05), estimator=estimator)
     table = AblationRows(run, np.random.default_rng(0))
@@ -371,14 +371,14 @@ def test_a_point_that_the_decoder_declines_is_not_a_row(run: ModelMeasurements, 
 
 @pytest.fixture(scope="module")
 def estimated(run: ModelMeasurements) -> FittedEstimators:
-    return FittedEstimators(run, [Estimator("topk", k=4), LOW_RANK, run.estimates.linear])
+    return FittedEstimators(run, [EntropyEstimator("topk", k=4), LOW_RANK, run.estimates.linear])
 
 
-def named(estimated: FittedEstimators, name: str) -> Estimator:
+def named(estimated: FittedEstimators, name: str) -> EntropyEstimator:
     return next(estimator for estimator in estimated.fitted if estimator.name.startswith(name))
 
 
-def raw_columns(run: ModelMeasurements, estimator: Estimator) -> np.ndarray:
+def raw_columns(run: ModelMeasurements, estimator: EntropyEstimator) -> np.ndarray:
     """[tokens, probes] of an estimator that was never corrected."""
     trace = run.estimates.read("evaluate", run.study.budget.evaluate, [replace(estimator, correction=())])
     return run.estimates.columns(trace.estimates[replace(estimator, correction=())])
@@ -435,7 +435,9 @@ def test_recall_counts_the_true_largest_logits_among_those_retrieved(
 
 def test_recall_is_asked_at_probes_only(run: ModelMeasurements) -> None:
     counted = RecallCounter(
-        run.subject.stepper, [Estimator("topk", k=4), LOW_RANK, Estimator("topk", k=4, search="faiss")], PROBES
+        run.subject.stepper,
+        [EntropyEstimator("topk", k=4), LOW_RANK, EntropyEstimator("topk", k=4, search="faiss")],
+        PROBES,
     )
     take_trace(run.subject.stepper, run.subject.sequences("evaluate", 3), observe=counted)
     assert set(counted.shares) == {(name, probe) for name in ("topk-4", LOW_RANK.name) for probe in PROBES}
@@ -444,10 +446,10 @@ def test_recall_is_asked_at_probes_only(run: ModelMeasurements) -> None:
 @pytest.mark.parametrize("slope", [2.0, -0.5])
 def test_the_line_of_an_estimator_can_be_undone(run: ModelMeasurements, slope: float) -> None:
     """Also one that turns the order round."""
-    corrected = replace(Estimator("topk", k=4), correction=((slope, 0.3), (0.25, -1.0)))
+    corrected = replace(EntropyEstimator("topk", k=4), correction=((slope, 0.3), (0.25, -1.0)))
     trace = run.estimates.read("evaluate", 5, [corrected])
-    plain = run.estimates.read("evaluate", 5, [Estimator("topk", k=4)])
-    expected = run.estimates.columns(plain.estimates[Estimator("topk", k=4)])
+    plain = run.estimates.read("evaluate", 5, [EntropyEstimator("topk", k=4)])
+    expected = run.estimates.columns(plain.estimates[EntropyEstimator("topk", k=4)])
     found = run.estimates.uncorrected(trace, corrected)
     assert found.shape == (len(trace), len(PROBES))
     np.testing.assert_allclose(found, expected, atol=1e-5)  # float32 columns of a few nats, slopes of a quarter
@@ -465,7 +467,7 @@ def test_probes_cost_their_readings_beyond_the_head_that_emits(
     run: ModelMeasurements, estimated: FittedEstimators, name: str
 ) -> None:
     """At thresholds that never fire every token reads every probe, and the last layer's head emits."""
-    estimator = Estimator() if name == "full" else named(estimated, name)
+    estimator = EntropyEstimator() if name == "full" else named(estimated, name)
     found = estimated.probe_flops(replace(NEVER, estimator=estimator))
     assert found == pytest.approx(PROBE_COSTS[name](run))
 
@@ -476,8 +478,8 @@ def test_full_depth_has_no_probe_to_pay_for(run: ModelMeasurements, estimated: F
 
 def test_estimators_larger_than_the_unembedding_are_left_out(run: ModelMeasurements) -> None:
     width = run.subject.stepper.unembedding.shape[1]
-    fit = [Estimator("topk", k=VOCABULARY), Estimator("lowrank", k=8, rank=width), Estimator()]
-    large = [Estimator("topk", k=VOCABULARY + 1), Estimator("lowrank", k=8, rank=width + 1)]
+    fit = [EntropyEstimator("topk", k=VOCABULARY), EntropyEstimator("lowrank", k=8, rank=width), EntropyEstimator()]
+    large = [EntropyEstimator("topk", k=VOCABULARY + 1), EntropyEstimator("lowrank", k=8, rank=width + 1)]
     assert usable_estimators(run.subject.stepper, [*large, *fit]) == fit
 
 

@@ -21,7 +21,7 @@ from emad_ref.measurements.run_resources import ModelIsolation, RunResources, ma
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.generation import LOOKUP
-from emad_ref.point import Estimator, OperatingPoint, ScheduleName, full_depth
+from emad_ref.point import EntropyEstimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.probes.tuned_lens import get_attached_lens
 from emad_ref.protocol import Request, Unsupported
 from emad_ref.report.figures import render_figure_svg
@@ -48,7 +48,7 @@ def found_exit(schedule: ScheduleName = "copying", fingerprint: str = "f", copie
     rng = np.random.default_rng(0)
     weights = tuple(tuple(rng.normal(0, 0.1, stepper.geometry.hidden + 1)) for _ in lens.translators)
     nats = dict.fromkeys(lens.translators, 0.1)
-    gate = Estimator("linear", weights=weights)
+    gate = EntropyEstimator("linear", weights=weights)
     asked = replace(gate, weights=tuple(weights[probe - 1] for probe in PROBES))
     point = OperatingPoint(
         "gate ≤ 0", "gate", LAYERS, LAYERS, PROBES, ((0.0, 0.0),), schedule, asked, "divergence", lens=lens.digest

@@ -460,7 +460,7 @@ def test_timed_results_are_those_of_the_timed_prompts(bundled) -> None:
         assert one.emitted[0].tolist() == other.record.emitted[0].tolist()
     assert len(bundled.models.spent(timed.outputs["speculative"])) == 2
     assert accepted_shares(timed, "large") == []
-    assert accepted_shares(timed, "speculative") == [done.acceptance for done in timed.outputs["speculative"]]
+    assert accepted_shares(timed, "speculative") == [done.acceptance_rate for done in timed.outputs["speculative"]]
 
 
 class OneTokenOff:

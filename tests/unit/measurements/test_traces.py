@@ -16,7 +16,7 @@ from emad_ref.measurements import traces, verification
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.traces import LensTraces
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import Estimator
+from emad_ref.point import EntropyEstimator
 from tests.small import LAYERS, VOCABULARY, small_config, small_model
 from tests.small_evidence import PROBES, small_evidence
 
@@ -80,7 +80,7 @@ def deep_evidence() -> ModelMeasurements:
     ("read", "layers"),
     [
         (lambda made: made.estimates.linear, (*PROBES, 2 * LAYERS)),
-        (lambda made: made.estimates.read("validate", 5, [Estimator("topk", k=4)]), (*PROBES, 2 * LAYERS)),
+        (lambda made: made.estimates.read("validate", 5, [EntropyEstimator("topk", k=4)]), (*PROBES, 2 * LAYERS)),
         (lambda made: made.replay_validity.probing_point, (1, 3, 5, 7, 9, 11, 2 * LAYERS)),
     ],
     ids=["linear probes", "estimators", "probing point"],
@@ -106,7 +106,7 @@ def test_estimators_read_beginnings_of_all_documents_where_a_head_is_costly(
 ) -> None:
     monkeypatch.setattr(traces, "COSTLY_TOKENS", 6)
     made, _ = fresh_evidence(monkeypatch, costly=costly)
-    trace, document = made.estimates.read_by_document("evaluate", 20, [Estimator("topk", k=4)])
+    trace, document = made.estimates.read_by_document("evaluate", 20, [EntropyEstimator("topk", k=4)])
     whole = made.subject.sequences("evaluate", 20)
     lengths = np.array([len(each.tokens) - 1 for each in whole])
     assert trace.lengths.tolist() == (np.minimum(lengths, 6) if costly else lengths).tolist()

@@ -11,7 +11,7 @@ import torch
 
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import Estimator
+from emad_ref.point import EntropyEstimator
 from emad_ref.probes import estimators
 from emad_ref.probes.estimators import READERS, make_entropy_reader
 from emad_ref.probes.signal_values import entropy_nats
@@ -22,11 +22,11 @@ PROBES, HIDDEN = (2, 4), 32
 LINES = ((2.0, -1.0), (0.5, 3.0))
 WEIGHTS = tuple(tuple(0.01 * (i + j) for j in range(HIDDEN + 1)) for i in range(2))
 EVERY = (
-    Estimator(),
-    Estimator("topk", k=8),
-    Estimator("topk", k=8, search="faiss"),
-    Estimator("lowrank", k=8, rank=4),
-    Estimator("linear", weights=WEIGHTS),
+    EntropyEstimator(),
+    EntropyEstimator("topk", k=8),
+    EntropyEstimator("topk", k=8, search="faiss"),
+    EntropyEstimator("lowrank", k=8, rank=4),
+    EntropyEstimator("linear", weights=WEIGHTS),
 )
 
 
@@ -56,7 +56,7 @@ def test_a_reading_has_one_value_per_row_and_names_its_kind(stepper, hidden, est
 
 @torch.inference_mode()
 def test_the_full_readers_logits_are_the_output_distribution(stepper, hidden):
-    reading = make_entropy_reader(stepper, Estimator(), PROBES).read(hidden, 0)
+    reading = make_entropy_reader(stepper, EntropyEstimator(), PROBES).read(hidden, 0)
     assert torch.equal(reading.logits, stepper.logits(hidden))
     assert torch.equal(reading.entropy_nats, entropy_nats(reading.logits))
     assert torch.equal(reading.top1, reading.logits.argmax(dim=1))
@@ -66,7 +66,7 @@ def test_the_full_readers_logits_are_the_output_distribution(stepper, hidden):
 @torch.inference_mode()
 def test_a_correction_moves_the_entropy_of_its_probe_and_nothing_else(stepper, hidden, estimator):
     parameters = {name: getattr(estimator, name) for name in ("kind", "k", "rank", "search")}
-    reader = make_entropy_reader(stepper, Estimator(**parameters, correction=LINES), PROBES)
+    reader = make_entropy_reader(stepper, EntropyEstimator(**parameters, correction=LINES), PROBES)
     raw = reader.read_uncorrected(hidden)
     for probe, (slope, intercept) in enumerate(LINES):
         reading = reader.read(hidden, probe)
@@ -121,12 +121,12 @@ def test_a_softcap_and_a_bias_of_the_head_are_seen(family):
     stepper = CausalStepper(model)
     assert (stepper.softcap if family == "gemma2" else stepper.unembedding_bias) is not None
     states = 3 * torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    whole = make_entropy_reader(stepper, Estimator(), PROBES).read_uncorrected(states)
+    whole = make_entropy_reader(stepper, EntropyEstimator(), PROBES).read_uncorrected(states)
     for estimator, logits in (
-        (Estimator("topk", k=VOCABULARY), None),
-        (Estimator("topk", k=VOCABULARY), whole.logits),
-        (Estimator("topk", k=VOCABULARY, search="lowrank", rank=HIDDEN), None),
-        (Estimator("lowrank", k=VOCABULARY, rank=HIDDEN), None),
+        (EntropyEstimator("topk", k=VOCABULARY), None),
+        (EntropyEstimator("topk", k=VOCABULARY), whole.logits),
+        (EntropyEstimator("topk", k=VOCABULARY, search="lowrank", rank=HIDDEN), None),
+        (EntropyEstimator("lowrank", k=VOCABULARY, rank=HIDDEN), None),
     ):
         reading = make_entropy_reader(stepper, estimator, PROBES).read(states, 0, logits)
         # Gemma's norm computes in float32 also for float64 models, and batches differ
@@ -140,9 +140,10 @@ def test_the_projection_in_front_of_the_head_is_charged(stepper):
     width = narrow.unembedding.shape[1]
     assert width < HIDDEN
     assert (
-        make_entropy_reader(narrow, Estimator("topk", k=8), PROBES).macs_per_row == VOCABULARY * width + HIDDEN * width
+        make_entropy_reader(narrow, EntropyEstimator("topk", k=8), PROBES).macs_per_row
+        == VOCABULARY * width + HIDDEN * width
     )
-    assert make_entropy_reader(stepper, Estimator("topk", k=8), PROBES).macs_per_row == VOCABULARY * HIDDEN
+    assert make_entropy_reader(stepper, EntropyEstimator("topk", k=8), PROBES).macs_per_row == VOCABULARY * HIDDEN
 
 
 def test_factors_are_built_once_per_stepper_and_freed_with_it(monkeypatch):
@@ -152,8 +153,8 @@ def test_factors_are_built_once_per_stepper_and_freed_with_it(monkeypatch):
         monkeypatch.setattr(estimators, name, lambda *given, of=compute: built.append(given[1:2]) or of(*given))
     stepper = CausalStepper(small_model("gpt_neox"))
     for rank, k in ((4, 8), (4, 16), (6, 8), (4, 8)):
-        make_entropy_reader(stepper, Estimator("lowrank", k=k, rank=rank), PROBES)
-        make_entropy_reader(stepper, Estimator("topk", k=k, rank=rank, search="lowrank"), PROBES)
+        make_entropy_reader(stepper, EntropyEstimator("lowrank", k=k, rank=rank), PROBES)
+        make_entropy_reader(stepper, EntropyEstimator("topk", k=k, rank=rank, search="lowrank"), PROBES)
     assert built == [(), (4,), (6,)], "the axes once, and the factors of each rank once"
     alive = weakref.ref(stepper)
     del stepper
@@ -164,21 +165,21 @@ def test_factors_are_built_once_per_stepper_and_freed_with_it(monkeypatch):
 def test_factors_built_in_inference_mode_serve_outside_it(hidden):
     stepper = CausalStepper(small_model("gpt_neox"))
     with torch.inference_mode():
-        reader = make_entropy_reader(stepper, Estimator("lowrank", k=8, rank=4), PROBES)
+        reader = make_entropy_reader(stepper, EntropyEstimator("lowrank", k=8, rank=4), PROBES)
     assert torch.isfinite(reader.read_uncorrected(hidden).entropy_nats).all()
 
 
 @pytest.mark.parametrize(
     ("estimator", "message"),
     [
-        (Estimator("topk", k=VOCABULARY + 1), "estimator.k=102, but expected 1–101"),
-        (Estimator("lowrank", k=8, rank=HIDDEN + 1), "estimator.rank=33, but expected 1–32"),
-        (Estimator("topk", k=8, correction=LINES[:1]), r"one per probe \(2\)"),
-        (Estimator(correction=LINES), "none for the full softmax"),
-        (Estimator("linear", weights=WEIGHTS[:1]), "for each of 2 probes 32 weights"),
-        (Estimator("linear"), "for each of 2 probes 32 weights"),
+        (EntropyEstimator("topk", k=VOCABULARY + 1), "estimator.k=102, but expected 1–101"),
+        (EntropyEstimator("lowrank", k=8, rank=HIDDEN + 1), "estimator.rank=33, but expected 1–32"),
+        (EntropyEstimator("topk", k=8, correction=LINES[:1]), r"one per probe \(2\)"),
+        (EntropyEstimator(correction=LINES), "none for the full softmax"),
+        (EntropyEstimator("linear", weights=WEIGHTS[:1]), "for each of 2 probes 32 weights"),
+        (EntropyEstimator("linear"), "for each of 2 probes 32 weights"),
     ],
-    ids=lambda value: value.name if isinstance(value, Estimator) else "",
+    ids=lambda value: value.name if isinstance(value, EntropyEstimator) else "",
 )
 def test_what_does_not_fit_the_model_or_the_probes_is_refused(stepper, estimator, message):
     with pytest.raises(BadArgument, match=message):

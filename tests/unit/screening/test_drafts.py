@@ -21,7 +21,7 @@ from emad_ref.models.generation import (
     make_transformers_generate,
 )
 from emad_ref.models.loading import load
-from emad_ref.point import Estimator, full_depth
+from emad_ref.point import EntropyEstimator, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import VERIFY
 from emad_ref.screening.drafts import (
@@ -62,7 +62,7 @@ def texts():
 
 def drawn_gate(probes=1, seed=0):
     drawn = np.random.default_rng(seed).normal(size=(probes, WIDTH + 1)) / WIDTH**0.5
-    return Estimator("linear", weights=tuple(map(tuple, drawn.tolist())))
+    return EntropyEstimator("linear", weights=tuple(map(tuple, drawn.tolist())))
 
 
 def columns_of(right, expected=None, starts=None, gate=None, stands=None):

@@ -19,7 +19,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.files import BadFile
 from emad_ref.models import loading
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import Estimator, OperatingPoint, full_depth
+from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.probes.tuned_lens import StateTranslators, Translator
 from emad_ref.protocol import Prompt
 from emad_ref.screening.exit import BadExit, Exit, load_exit, save_exit
@@ -29,7 +29,7 @@ from tests.letters import Letters
 from tests.small import LAYERS, small_model
 
 NATS = {2: 0.5, 4: 0.25}
-DRAFTING = Drafting(2, 3, 0.25, None, Estimator("linear", weights=((0.1 + 0.2,) * 33,)), np.array([1, 5, 7]))
+DRAFTING = Drafting(2, 3, 0.25, None, EntropyEstimator("linear", weights=((0.1 + 0.2,) * 33,)), np.array([1, 5, 7]))
 PROMISE = Guarantee(
     "excess", 0.2, 0.01, 0.05, 300, "numbers", (ThresholdTest("gate", 0.004, 0.01),), "gate", 0.0, 0.9, 210
 )
@@ -44,7 +44,7 @@ def model():
 @pytest.fixture
 def found(model):
     lens = drawn_lens(model.stepper, [2, 4])
-    gate = Estimator("linear", weights=((0.25,) * 33, (0.1 + 0.2,) * 33))
+    gate = EntropyEstimator("linear", weights=((0.25,) * 33, (0.1 + 0.2,) * 33))
     point = OperatingPoint(
         "gate", "gate", LAYERS, LAYERS, (2, 4), ((0.3, float("-inf")),), "copying", gate, "divergence", lens=lens.digest
     )

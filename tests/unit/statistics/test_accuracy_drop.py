@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.accuracy import _discordant_shares, _DiscordantShares, estimate_accuracy_drop, needed_items
+from emad_ref.statistics.accuracy import (
+    _discordant_shares,
+    _DiscordantShares,
+    estimate_accuracy_drop,
+    items_needed_to_decide,
+)
 from emad_ref.statistics.units import ByItem
 
 
@@ -198,13 +203,13 @@ def test_one_or_two_paragraphs_bound_nothing(lost):
 
 def test_needed_items_are_enough_and_hardly_more():
     """Without discordance 0.99ⁿ reaches 5 % at n = 299 (found to half a per cent)."""
-    number = needed_items(*answers(0, 0, 100), threshold=0.01, error=0.05)
+    number = items_needed_to_decide(*answers(0, 0, 100), threshold=0.01, error=0.05)
     assert 299 <= number <= 301
     assert estimate_accuracy_drop(*answers(0, 0, number), threshold=0.01).p_below <= 0.05
     assert estimate_accuracy_drop(*answers(0, 0, 298), threshold=0.01).p_below > 0.05
     alike = [ByItem(np.ones(400, dtype=bool), np.repeat(np.arange(100), 4))] * 2
-    assert needed_items(*alike, threshold=0.01, error=0.05) == number
+    assert items_needed_to_decide(*alike, threshold=0.01, error=0.05) == number
 
 
 def test_no_number_of_items_decides_a_share_on_the_threshold():
-    assert needed_items(*answers(1, 0, 100), threshold=0.01, error=0.05) is None
+    assert items_needed_to_decide(*answers(1, 0, 100), threshold=0.01, error=0.05) is None

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from emad_ref.sweep import risk
-from emad_ref.sweep.risk import betting_pvalues, certification_power, hoeffding_bentkus_pvalues, needed_documents
+from emad_ref.sweep.risk import (
+    betting_pvalues,
+    certification_power,
+    documents_needed_to_certify,
+    hoeffding_bentkus_pvalues,
+)
 
 M, LEVEL, SETS = 0.05, 0.05, 2000  # δ/B, ε, simulated calibration sets
 
@@ -110,7 +115,7 @@ def hoeffding_bentkus_passes(losses) -> np.ndarray:
 def test_documents_needed_are_those_that_the_test_needs() -> None:
     rng = np.random.default_rng(4)
     seen = rng.beta(1.0, 39.0, (400, 1))  # mean 0.025
-    needed = needed_documents(seen, M, LEVEL)
+    needed = documents_needed_to_certify(seen, M, LEVEL)
     assert needed is not None
     fresh = rng.choice(seen[:, 0], (needed, SETS))  # the population that an estimate takes for granted
     assert (betting_pvalues(fresh, M, LEVEL) <= LEVEL).mean() == pytest.approx(0.8, abs=0.06)  # 400 draws beside 2,000
@@ -121,7 +126,7 @@ def test_documents_needed_are_those_that_the_test_needs() -> None:
 
 def test_without_loss_79_documents_do_where_59_are_the_fewest_of_any_test() -> None:
     tolerance = math.log(1.01) / 0.2
-    assert needed_documents(np.zeros((5, 1)), tolerance, LEVEL) in (79, 80)  # to within 2 %
+    assert documents_needed_to_certify(np.zeros((5, 1)), tolerance, LEVEL) in (79, 80)  # to within 2 %
     assert (
         betting_pvalues(np.zeros((78, 1)), tolerance, LEVEL)
         > LEVEL
@@ -139,14 +144,14 @@ def test_any_number_of_documents_is_found_to_within_2_per_cent(monkeypatch: pyte
         return float(documents >= least)
 
     monkeypatch.setattr(risk, "certification_power", power)
-    found = needed_documents(np.zeros((5, 1)), 0.4, LEVEL)
+    found = documents_needed_to_certify(np.zeros((5, 1)), 0.4, LEVEL)
     assert found is not None
     assert least <= found <= 1.02 * least + 1
 
 
 def test_a_loss_at_the_tolerance_is_never_certified() -> None:
-    assert needed_documents(np.full((50, 1), M), M, LEVEL) is None
-    assert needed_documents(np.full((50, 1), M * 0.999), M, LEVEL) is None  # nor within reach
+    assert documents_needed_to_certify(np.full((50, 1), M), M, LEVEL) is None
+    assert documents_needed_to_certify(np.full((50, 1), M * 0.999), M, LEVEL) is None  # nor within reach
 
 
 def test_what_comes_before_has_to_pass_too() -> None:

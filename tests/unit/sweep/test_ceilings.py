@@ -18,7 +18,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
-from emad_ref.replay import ReplayResult, prompt_work, replay
+from emad_ref.replay import ReplayResult, compute_prompt_work, replay
 from emad_ref.sweep.oracle_savings import flops_with_fill_cost, oracle_curve, oracle_point, with_oracle_signal
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -115,7 +115,8 @@ def test_free_depth_costs_what_a_copying_decoder_is_charged() -> None:
         )
         assert len(set(depth)) > 1
         assert (
-            flops(session.work, geometry).total == spent.sum() + flops(prompt_work(one.prompts, point), geometry).total
+            flops(session.work, geometry).total
+            == spent.sum() + flops(compute_prompt_work(one.prompts, point), geometry).total
         )
 
 

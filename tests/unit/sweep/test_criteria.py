@@ -14,7 +14,7 @@ from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import Estimator
+from emad_ref.point import EntropyEstimator
 from emad_ref.protocol import Prompt
 from emad_ref.replay import replay
 from emad_ref.signals import signals_in_sweep
@@ -24,7 +24,7 @@ from tests.small import LAYERS, VOCABULARY, small_model
 
 PROBES = (1, 3, 4)
 BELOW = tuple(range(1, LAYERS))
-GATE = Estimator("linear", weights=tuple(map(tuple, np.random.default_rng(3).normal(0, 0.3, (5, 33)).tolist())))
+GATE = EntropyEstimator("linear", weights=tuple(map(tuple, np.random.default_rng(3).normal(0, 0.3, (5, 33)).tolist())))
 
 
 @cache

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import Estimator
+from emad_ref.point import EntropyEstimator
 from emad_ref.sweep.diagnostics import compare_estimator, compare_estimators
 
-TOP = Estimator("topk", k=8)
+TOP = EntropyEstimator("topk", k=8)
 FULL = np.array([0.0, 1.0, 2.0, 3.0])
 
 
@@ -48,8 +48,8 @@ def test_what_never_varies_has_no_ranking(raw, full):
 
 def test_a_table_has_one_row_per_estimator_and_probe():
     full = np.stack([FULL, 2 * FULL], axis=1)
-    corrected = Estimator("topk", k=8, correction=((1.0, -0.5), (1.0, -0.5)))
-    linear = Estimator("linear", weights=((1.0,),) * 2)
+    corrected = EntropyEstimator("topk", k=8, correction=((1.0, -0.5), (1.0, -0.5)))
+    linear = EntropyEstimator("linear", weights=((1.0,),) * 2)
     rows = compare_estimators(
         (4, 8),
         full,
@@ -86,7 +86,7 @@ def test_what_cannot_be_compared_is_refused(raw, full, message):
     [
         ({TOP: np.zeros((4, 1))}, {}, r"topk-8=\(4, 1\), but expected \[tokens, 2\]"),
         ({TOP: np.zeros((4, 2))}, {"thresholds": ((1.0,),)}, r"one list per probe \(2\)"),
-        ({Estimator("topk", k=8, correction=((1.0, 0.0),)): np.zeros((4, 2))}, {}, r"one line per probe \(2\)"),
+        ({EntropyEstimator("topk", k=8, correction=((1.0, 0.0),)): np.zeros((4, 2))}, {}, r"one line per probe \(2\)"),
     ],
 )
 def test_columns_that_belong_to_no_probe_are_refused(raw, arguments, message):

@@ -14,7 +14,7 @@ from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import Estimator, OperatingPoint, full_depth
+from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.replay import replay
 from emad_ref.sweep.components import (
     BEST,
@@ -31,7 +31,7 @@ from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 
 PROBES = (2, 4)
-GATE = Estimator("linear", weights=tuple(map(tuple, np.random.default_rng(3).normal(0, 0.3, (2, 33)).tolist())))
+GATE = EntropyEstimator("linear", weights=tuple(map(tuple, np.random.default_rng(3).normal(0, 0.3, (2, 33)).tolist())))
 LEVEL = 0.03
 
 

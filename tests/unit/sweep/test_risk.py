@@ -12,7 +12,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.sweep.risk import (
     certify_threshold,
     hoeffding_bentkus_pvalues,
-    needed_sequences,
+    min_sequences_to_certify,
     select_threshold,
     textual_consistency_loss,
 )
@@ -31,7 +31,7 @@ def fewest(p_value, tolerance, level):
 
 def test_without_loss_one_percent_at_95_percent_takes_299_sequences():
     """The published numbers decide which letter is which: δ = 1 % is the tolerated risk, ε = 0.05 the test's level."""
-    assert fewest(hoeffding_bentkus_pvalues, tolerance=0.01, level=0.05) == 299 == needed_sequences(0.01, 0.05)
+    assert fewest(hoeffding_bentkus_pvalues, tolerance=0.01, level=0.05) == 299 == min_sequences_to_certify(0.01, 0.05)
     assert fewest(hoeffding_bentkus_pvalues, tolerance=0.05, level=0.01) == 90  # the letters swapped
 
 

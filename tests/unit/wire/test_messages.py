@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import BinSpec, ConfidenceParameters, Estimator, OperatingPoint, full_depth, truncated
+from emad_ref.point import BinSpec, ConfidenceParameters, EntropyEstimator, OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Capabilities, Prompt, Step
 from emad_ref.record import Work
 from emad_ref.wire import json_fields
@@ -223,16 +223,16 @@ POINT = OperatingPoint("p", "emad", 12, 12, (4, 8), ((0.5, 0.2),))
 VALUES = st.floats(allow_nan=False)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 ESTIMATORS = st.one_of(
-    st.just(Estimator()),
-    st.builds(Estimator, st.just("topk"), k=st.integers(1, 99), search=st.sampled_from(["exact", "faiss"])),
+    st.just(EntropyEstimator()),
+    st.builds(EntropyEstimator, st.just("topk"), k=st.integers(1, 99), search=st.sampled_from(["exact", "faiss"])),
     st.builds(
-        Estimator,
+        EntropyEstimator,
         st.just("lowrank"),
         k=st.integers(1, 9),
         rank=st.integers(1, 9),
         correction=st.lists(st.tuples(FINITE, FINITE), max_size=3).map(tuple),
     ),
-    st.builds(Estimator, st.just("linear"), weights=st.lists(st.tuples(FINITE, FINITE), max_size=3).map(tuple)),
+    st.builds(EntropyEstimator, st.just("linear"), weights=st.lists(st.tuples(FINITE, FINITE), max_size=3).map(tuple)),
 )
 
 
