@@ -159,7 +159,7 @@ def is_exit_rule_met(
     """
     column = point.threshold_table[:, probe]
     if bins is None and len(column) > 1:
-        raise BadArgument("bins", None, f"a bin in 0–{len(column) - 1} for every signal", "see exit_rules.bin_index")
+        raise BadArgument("bins", None, f"a bin in 0–{len(column) - 1} for every signal", "see exit_rules.assign_bins")
     threshold = column[0] if bins is None else column[bins]
     if point.decay is not None:
         if decided is None:

@@ -29,7 +29,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.probes.probe import PrunedProbe, make_probe
 from emad_ref.probes.pruned_vocabulary import SharedHeads, adaptive_vocabulary_size
-from emad_ref.probes.signal_values import to_numpy_float64
+from emad_ref.probes.signal_values import to_numpy
 from emad_ref.probes.tuned_lens import get_point_lens, lens_macs_by_layer
 from emad_ref.record import READOUTS, Floats, Ints, Work
 from emad_ref.replay import replay
@@ -61,12 +61,10 @@ class ModelLens:
         def read(layer: int, row: int) -> Floats:
             states = layers[layer - 1]
             if layer not in shared:
-                return _finite(to_numpy_float64(self.stepper.logits(states[row, parts[row]][None])[0]), layer)
+                return _finite(to_numpy(self.stepper.logits(states[row, parts[row]][None])[0]), layer)
             if layer not in known:
                 joined = torch.cat([states[each, part] for each, part in enumerate(parts)])
-                known[layer] = np.split(
-                    _finite(to_numpy_float64(self.stepper.logits(joined[None])[0]), layer), ends[:-1]
-                )
+                known[layer] = np.split(_finite(to_numpy(self.stepper.logits(joined[None])[0]), layer), ends[:-1])
             return known[layer][row]
 
         return [
@@ -93,9 +91,9 @@ class ModelLens:
         for probe, layer in enumerate(point.probes):
             work = Work.none(point.layers)
             if isinstance(watch, PrunedProbe) and shrink is not None and watch.confidence is not None:
-                sizing[layer] = to_numpy_float64(watch.confidence)
+                sizing[layer] = to_numpy(watch.confidence)
             reading = watch.read(states[layer - 1], probe, work)
-            signal[:, probe] = to_numpy_float64(reading.signal)
+            signal[:, probe] = to_numpy(reading.signal)
             heads[:, layer - 1] = work.readout_rows[:, layer - 1] > 0
             macs[:, layer - 1] = work.readout_macs[:, layer - 1].sum() // n if reading.macs is None else reading.macs
             if reading.logits is not None:
@@ -104,8 +102,8 @@ class ModelLens:
         @torch.inference_mode()
         def emitted(layer: int) -> Floats:
             if layer in shown:
-                return to_numpy_float64(shown[layer])
-            return to_numpy_float64(watch.emit_logits(states[layer - 1], layer, Work.none(point.layers)))
+                return to_numpy(shown[layer])
+            return to_numpy(watch.emit_logits(states[layer - 1], layer, Work.none(point.layers)))
 
         def sizes(error: float) -> Ints:
             """int64 [n, L] tokens of adaptive readouts if every confidence were higher by ``error``; 0 elsewhere."""
@@ -142,7 +140,7 @@ class ModelLens:
         for layer in range(1, max(layers) + 1):
             hidden = _round_at_random(stepper.run(hidden, layer - 1, layer, frame, cache), rng)
             if layer in layers:
-                plain, *moved = to_numpy_float64(stepper.logits(hidden[:, -1:]))[:, 0]
+                plain, *moved = to_numpy(stepper.logits(hidden[:, -1:]))[:, 0]
                 largest = max(largest, float(np.abs(np.stack(moved) - plain).max()))
         return ROUNDING_FACTORS[str(hidden.dtype).removeprefix("torch.")] * largest
 

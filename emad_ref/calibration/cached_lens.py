@@ -41,7 +41,7 @@ from emad_ref.calibration.trace import head_blocks, states_after
 from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.models.stepper import Stepper
 from emad_ref.probes.estimators import apply_softcap
-from emad_ref.probes.signal_values import to_numpy_float64
+from emad_ref.probes.signal_values import to_numpy
 from emad_ref.probes.tuned_lens import Translator, at_least_float32_dtype
 from emad_ref.signals import exp_log_probabilities, upcast_to_float32
 
@@ -149,7 +149,7 @@ def _until_full(windows: Iterator[TokenSequence], room: int) -> Iterator[TokenSe
 
 def _closed_form(cache: CachedStates, layer: int, plan: LensPlan, stepper: Stepper) -> list[Tensor]:
     """Factors and bias of the ridge regression of h_L − h_ℓ on h_ℓ, of the plan's rank."""
-    here, end = to_numpy_float64(cache.states[layer]), to_numpy_float64(cache.final)
+    here, end = to_numpy(cache.states[layer]), to_numpy(cache.final)
     moments = Moments.of(here, end - here)
     fitted = ridge(moments, RIDGE_PENALTY)
     slopes, bias = fitted[:-1], fitted[-1]

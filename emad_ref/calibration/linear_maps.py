@@ -26,7 +26,7 @@ from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator
-from emad_ref.probes.signal_values import kl_divergence_nats, to_numpy_float64
+from emad_ref.probes.signal_values import kl_divergence_nats, to_numpy
 from emad_ref.probes.tuned_lens import (
     Pair,
     StateTranslators,
@@ -93,7 +93,7 @@ def fit_gate(
                 for probe, hidden in states.items():
                     logits = stepper.logits(hidden if tuned is None else tuned(hidden, probe))
                     pair = stepper.normed(hidden), kl_divergence_nats(final, logits).sqrt()
-                    moments[probe] += Moments.of(*map(to_numpy_float64, pair))
+                    moments[probe] += Moments.of(*map(to_numpy, pair))
             read += len(final)
             bar.update(len(final))
     if read == 0:
@@ -165,7 +165,7 @@ def fit_translators(
     with tqdm(desc=progress, disable=progress is None, total=tokens, unit="tok", unit_scale=True) as bar:
         for batch in batched(limit_tokens(windows, tokens)):
             with torch.inference_mode():
-                states = np.stack([to_numpy_float64(state) for state in states_after(stepper, batch)])
+                states = np.stack([to_numpy(state) for state in states_after(stepper, batch)])
             for exit_ in exits:
                 left, above = states[exit_ - 1], states[exit_ : layers - 1]
                 moments[exit_] += Moments.of(left, np.concatenate(list(above - left), axis=1))

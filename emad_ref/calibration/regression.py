@@ -20,7 +20,7 @@ from torch import Tensor
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator
-from emad_ref.probes.signal_values import to_numpy_float64
+from emad_ref.probes.signal_values import to_numpy
 from emad_ref.record import Floats, Ints
 
 RIDGE_PENALTY = 1e-3  # relative to the mean variance of an entry of x: keeps the fit finite if entries are collinear
@@ -165,7 +165,7 @@ class LinearProbeFit:
         """Add states [tokens, D] after ``layer`` and their full entropies [tokens] in nats."""
         if layer in self.moments:
             x = self._stepper.normed(states)
-            self.moments[layer] += Moments.of(*map(to_numpy_float64, (x, entropy)))
+            self.moments[layer] += Moments.of(*map(to_numpy, (x, entropy)))
 
     def estimator(self, penalty: float = RIDGE_PENALTY) -> EntropyEstimator:
         """The linear estimator of these probes.

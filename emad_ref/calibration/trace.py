@@ -33,12 +33,7 @@ from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoin
 from emad_ref.probes.estimators import EntropyReader, make_entropy_readers
 from emad_ref.probes.probe import Probe, make_confidence_probe
 from emad_ref.probes.pruned_vocabulary import SharedHeads
-from emad_ref.probes.signal_values import (
-    iterate_row_blocks,
-    kl_divergence_of_log_probs,
-    require_finite,
-    to_numpy_float64,
-)
+from emad_ref.probes.signal_values import iterate_row_blocks, kl_from_log_probs, require_finite, to_numpy
 from emad_ref.probes.tuned_lens import get_attached_lens, lens_macs_by_layer
 from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
 from emad_ref.schedule.schedules import TokenPositions
@@ -448,7 +443,7 @@ def _block_columns(logits: Tensor, target: Tensor, final_log_p: Tensor | None) -
     read = dict(zip(COLUMNS, (nll, best[:, 0].int(), log_p[:, 0].exp()), strict=True)) | signals
     if final_log_p is not None:
         log_q = log_probabilities(logits) if logits.dtype == torch.float64 else readout.log_probs
-        read[DIVERGENCE] = kl_divergence_of_log_probs(final_log_p, log_q).float()
+        read[DIVERGENCE] = kl_from_log_probs(final_log_p, log_q).float()
     return read
 
 
@@ -477,7 +472,7 @@ def _step_by_step(stepper: Stepper, tokens: Ints, start: int) -> Iterator[Tensor
 @torch.inference_mode()
 def stepwise_logits(stepper: Stepper, tokens: Ints, first: int) -> Floats:
     """Reference logits float64 [n − first, L, V] as ``lens_logits``, but token by token; see ``trace_stepwise``."""
-    return np.stack([to_numpy_float64(logits) for logits in _step_by_step(stepper, tokens, first)])
+    return np.stack([to_numpy(logits) for logits in _step_by_step(stepper, tokens, first)])
 
 
 @torch.inference_mode()
@@ -851,4 +846,4 @@ def lens_states(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | N
 def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> Floats:
     """Reference logits float64 [n − first, L, V] of ``lens_states``."""
     states = lens_states(stepper, tokens, first, source)
-    return np.stack([to_numpy_float64(stepper.logits(hidden[None])[0]) for hidden in states], axis=1)
+    return np.stack([to_numpy(stepper.logits(hidden[None])[0]) for hidden in states], axis=1)

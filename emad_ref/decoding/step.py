@@ -30,7 +30,7 @@ from emad_ref.models.forward_context import ForwardContext
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.probe import make_probe
-from emad_ref.probes.signal_values import to_numpy_float64
+from emad_ref.probes.signal_values import to_numpy
 from emad_ref.probes.tuned_lens import get_point_translators
 from emad_ref.protocol import Step
 from emad_ref.record import Bools, Floats, Ints
@@ -72,7 +72,7 @@ class StepOutput:
 
     def to_numpy_step(self) -> Step:
         """The protocol's form, in NumPy."""
-        return Step(to_numpy_float64(self.logits), self.depth, self.signal)
+        return Step(to_numpy(self.logits), self.depth, self.signal)
 
 
 def concatenate_steps(steps: Sequence[StepOutput]) -> StepOutput:
@@ -147,7 +147,7 @@ class AdaptiveForward:
             column = self.column.get(layer) if running.any_asked else None
             if column is not None:
                 reading = self.probe.read(hidden[:, -1], column, work)
-                values = to_numpy_float64(reading.signal)
+                values = to_numpy(reading.signal)
                 signal[running.rows, -1, column] = values
                 if column == 0:
                     bins = self._bins(step.context, running.rows, reading.logits)
@@ -206,7 +206,7 @@ class AdaptiveForward:
             if column is not None:
                 reading = self.probe.read(hidden[torch.from_numpy(inside).to(hidden.device)], column, work)
                 values = np.full(inside.shape, np.nan)
-                values[inside] = to_numpy_float64(reading.signal)
+                values[inside] = to_numpy(reading.signal)
                 signal[running[:, None], place, column] = values
                 fired = is_exit_rule_met(self.point, column, values.astype(np.float32)) & inside
                 keep = np.where(fired.any(axis=1), fired.argmax(axis=1), keep)

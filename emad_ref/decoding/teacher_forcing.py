@@ -24,7 +24,7 @@ from emad_ref.decoding.step import StepOutput
 from emad_ref.exit_rules import is_exit_rule_met
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.probe import make_probe
-from emad_ref.probes.signal_values import require_finite, to_numpy_float64
+from emad_ref.probes.signal_values import require_finite, to_numpy
 from emad_ref.probes.tuned_lens import get_point_translators
 from emad_ref.protocol import Decoder, Prompt, Step
 from emad_ref.record import Bools, Floats, Ints, Work
@@ -149,7 +149,7 @@ class _DecidedColumns:
     def predict(self, where: Any, logits: Tensor, target: Tensor) -> None:
         """Write the losses of the positions ``where``; ``logits`` [n, V], ``target`` int64 [n]."""
         log_p = log_probabilities(logits)
-        self.nll_nats[where] = -to_numpy_float64(log_p.gather(-1, target[:, None])[:, 0])
+        self.nll_nats[where] = -to_numpy(log_p.gather(-1, target[:, None])[:, 0])
         self.wrong[where] = (log_p.argmax(dim=-1) != target).cpu().numpy()
 
     def text(self, where: Any, work: Work | None) -> TeacherForcedText:
@@ -197,7 +197,7 @@ def _force_layerwise(
         if layer in point.probes and len(running):
             number = point.probes.index(layer)
             reading = probe.read(states[index(running)], number, work)
-            shown, values = reading.logits, to_numpy_float64(reading.signal)
+            shown, values = reading.logits, to_numpy(reading.signal)
             columns.signal[running, number] = values
             stops |= is_exit_rule_met(point, number, values.astype(np.float32), None, decided[running])
         stopped, among = running[stops], np.flatnonzero(stops)

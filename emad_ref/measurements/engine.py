@@ -25,7 +25,7 @@ from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, UNREACHED, SpeculationResult
 from emad_ref.measurements.model_under_test import ModelUnderTest
-from emad_ref.probes.signal_values import to_numpy_float64
+from emad_ref.probes.signal_values import to_numpy
 from emad_ref.protocol import Decoder, DraftCounts, Prompt, TokenLogProbs, Unsupported
 from emad_ref.record import Floats, Ints
 from emad_ref.statistics.units import ByDocument
@@ -162,9 +162,7 @@ class EngineAnswers:
         found = []
         for prompt, row, own in zip(self._varied[:TWIN_DOCUMENTS], shown, expected, strict=False):
             history = torch.from_numpy(np.concatenate([prompt.tokens, row.tokens[:-1]]))[None]
-            logits = to_numpy_float64(
-                model(history.to(self._subject.stepper.device)).logits[0, -len(row.tokens) :].double()
-            )
+            logits = to_numpy(model(history.to(self._subject.stepper.device)).logits[0, -len(row.tokens) :].double())
             log_p = np.take_along_axis(log_softmax(logits, axis=-1), row.ids, axis=-1)
             found.append(_compare(TokenLogProbs(row.tokens, row.ids, log_p), own)[:2])
         divergence, error = np.mean(found, axis=0) / NEW

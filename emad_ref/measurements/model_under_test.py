@@ -33,7 +33,7 @@ from emad_ref.models.model_spec import ModelSpec
 from emad_ref.models.snapshots import ProcessSnapshot
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.probes.signal_values import to_numpy_float64
+from emad_ref.probes.signal_values import to_numpy
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Request, Session, Step
 from emad_ref.record import Floats, Ints, Record
 from emad_ref.screening.settings import traced_token_flops, work_share
@@ -483,7 +483,7 @@ class ModelUnderTest:
         """Logits [n, V] of the model's own forward after each of ``tokens``."""
         ids = torch.from_numpy(tokens)[None].to(self.stepper.device)
         inputs = {"input_ids": self._sources(1), "decoder_input_ids": ids} if self.seq2seq else {"input_ids": ids}
-        return to_numpy_float64(self.loaded.model(**inputs).logits[0])
+        return to_numpy(self.loaded.model(**inputs).logits[0])
 
     def _sources(self, rows: int) -> torch.Tensor:
         assert self.source is not None, "only an encoder-decoder is given sources"

@@ -56,10 +56,10 @@ def hidden_state_cosine(hidden: Tensor, below: Tensor) -> Tensor:
 
 def kl_divergence_nats(final_log_p: Tensor, logits: Tensor) -> Tensor:
     """KL(final ‖ softmax(logits)) in nats [tokens], never below 0, of ``final_log_p`` and ``logits`` [tokens, V]."""
-    return kl_divergence_of_log_probs(final_log_p, log_probabilities(logits))
+    return kl_from_log_probs(final_log_p, log_probabilities(logits))
 
 
-def kl_divergence_of_log_probs(final_log_p: Tensor, log_q: Tensor) -> Tensor:
+def kl_from_log_probs(final_log_p: Tensor, log_q: Tensor) -> Tensor:
     """``kl_divergence_nats`` of log-probabilities ``log_q`` [tokens, V]."""
     terms = (final_log_p - log_q).mul_(exp_log_probabilities(final_log_p))
     if final_log_p.amin() == -math.inf:  # a mask costs as much as the terms, and hardly any head needs one
@@ -82,14 +82,12 @@ def require_finite(entropy: Tensor, where: str) -> None:
 
 def to_finite_cpu_float64(signal: Tensor, where: str) -> Tensor:
     """``signal`` [rows] on the host, float64, in one transfer. Raises NotFinite."""
-    values = torch.from_numpy(
-        to_numpy_float64(signal)
-    )  # before the check, which on the device would be a second transfer
+    values = torch.from_numpy(to_numpy(signal))  # before the check, which on the device would be a second transfer
     require_finite(values, where)
     return values
 
 
-def to_numpy_float64(signal: Tensor) -> Floats:
+def to_numpy(signal: Tensor) -> Floats:
     """``signal``, or logits, as NumPy float64."""
     if signal.dtype != torch.float64:
         signal = signal.double()

@@ -38,7 +38,7 @@ from emad_ref.models.loading import LoadedModel, load, shared_vocabulary_size
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator, full_depth
 from emad_ref.probes.draft_reader import DraftReader
-from emad_ref.probes.signal_values import to_numpy_float64
+from emad_ref.probes.signal_values import to_numpy
 from emad_ref.probes.tuned_lens import weight_dtype_name
 from emad_ref.protocol import Prompt
 from emad_ref.record import Bools, Floats, Ints, Work
@@ -228,7 +228,7 @@ def draft_columns(
             hidden = states[kind.layer]
             right.append((reader.draft_tokens(hidden, uncounted) == own).cpu().numpy())
             if kind.gate is not None:
-                expected.append(to_numpy_float64(reader.predict_divergence(hidden, uncounted)))
+                expected.append(to_numpy(reader.predict_divergence(hidden, uncounted)))
     starts = np.cumsum([0, *(text.decided for text in texts)])
     stands = np.concatenate([_standing_copies(text) for text in texts])
     return tuple(
