@@ -133,14 +133,14 @@ def emad_evidence(
 
     with stop_run_on_error():
         evidence = ModelMeasurements(emad_model, emad_settings.study, emad_host)
-        evidence.check()
+        evidence.check_prerequisites()
     return evidence
 
 
 @pytest.fixture
 def emad_exit(emad_evidence: ModelMeasurements) -> ExitEvaluation:
     """The exit of ``--emad-exit``, attached to the model under test, and its points; tests of it need one."""
-    return emad_evidence.learned_exit
+    return emad_evidence.exit_evaluation
 
 
 @pytest.fixture(scope="session")
@@ -156,7 +156,7 @@ def emad_pair(
     emad_settings: RunSettings, emad_host: RunResources, emad_register: dict[str, Claim]
 ) -> Iterator[PairMeasurements]:
     """Everything this run knows of its small and its large model: one pair for all models under test."""
-    from emad_ref.claims.switching import savings
+    from emad_ref.claims.switching import get_reported_savings
     from emad_ref.measurements.model_under_test import open_model
     from emad_ref.measurements.pair_measurements import PairMeasurements
 
@@ -164,7 +164,7 @@ def emad_pair(
         with stop_run_on_error():
             names, study = _pair_names(emad_settings), emad_settings.study
             small, large = (stack.enter_context(open_model(name, study)) for name in names)
-            wanted = savings(emad_register["EAD-F1"])
+            wanted = get_reported_savings(emad_register["EAD-F1"])
             pair = PairMeasurements(small, large, study, emad_host, names=names, savings=wanted)
         yield pair
 
@@ -223,4 +223,4 @@ def emad_audit(emad_evidence: ModelMeasurements, emad_settings: RunSettings, ema
     """Fails the test on an audit's complaint, warns where it had no power; compares tokens up to ties."""
     from pytest_emad.suite_support import Auditor
 
-    return Auditor(emad_evidence.subject.lens, emad_evidence.subject.tolerance, emad_settings, emad_record)
+    return Auditor(emad_evidence.subject.reference_lens, emad_evidence.subject.tolerance, emad_settings, emad_record)

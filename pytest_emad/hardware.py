@@ -81,9 +81,17 @@ def build_argument_parser() -> argparse.ArgumentParser:
 def plan_steps(chosen: argparse.Namespace) -> Iterator[HardwareStep]:
     """The chosen steps, in the chosen order."""
     of = [(model, dtype) for model in chosen.models for dtype in chosen.dtypes]
-    from emad_ref.measurements.hardware import captured_steps, logit_tolerances, weight_bandwidth
+    from emad_ref.measurements.hardware import (
+        compare_captured_steps,
+        measure_logit_tolerances,
+        measure_weight_bandwidth,
+    )
 
-    measured = {"tolerances": logit_tolerances, "bandwidth": weight_bandwidth, "graphs": captured_steps}
+    measured = {
+        "tolerances": measure_logit_tolerances,
+        "bandwidth": measure_weight_bandwidth,
+        "graphs": compare_captured_steps,
+    }
     for what in chosen.steps:
         for model, dtype in of:
             if what in SHARES:

@@ -112,7 +112,7 @@ class PluginOption:
 OPTIONS: tuple[PluginOption, ...] = (
     PluginOption(
         "model",
-        option_values.model,
+        option_values.parse_model_name,
         (DEFAULT_MODEL,),
         "model to judge: bundled name, folder or hub name; NAME@REVISION for a branch, tag or commit of a hub model; "
         "repeatable",
@@ -121,7 +121,7 @@ OPTIONS: tuple[PluginOption, ...] = (
     ),
     PluginOption(
         "only",
-        option_values.patterns,
+        option_values.parse_claim_patterns,
         (),
         "judge only these claims, by id or pattern, e.g. EMAD-F1,EMAD-R*; no other test of the suites runs; repeatable",
         "IDS",
@@ -129,7 +129,7 @@ OPTIONS: tuple[PluginOption, ...] = (
     ),
     PluginOption(
         "pair",
-        option_values.two_models,
+        option_values.parse_model_pair,
         None,
         "small and large model for the claims about a pair; they share a tokenizer (default: "
         f"{','.join(BUNDLED_PAIR)} if both are installed and every --emad-model is bundled; else none, and no claim "
@@ -137,27 +137,33 @@ OPTIONS: tuple[PluginOption, ...] = (
         "SMALL,LARGE",
     ),
     PluginOption(
-        "small-model", option_values.model, None, "the small model of --emad-pair, where a name contains a comma"
+        "small-model",
+        option_values.parse_model_name,
+        None,
+        "the small model of --emad-pair, where a name contains a comma",
     ),
     PluginOption(
-        "large-model", option_values.model, None, "the large model of --emad-pair, where a name contains a comma"
+        "large-model",
+        option_values.parse_model_name,
+        None,
+        "the large model of --emad-pair, where a name contains a comma",
     ),
     PluginOption(
         "corpus",
-        option_values.corpus,
+        option_values.parse_corpus,
         None,
         f"text to read: {', '.join(option_values.CORPORA)}, or a path (default: by model)",
     ),
-    PluginOption("device", option_values.device, "cpu", "torch device (default: cpu)"),
+    PluginOption("device", option_values.parse_device, "cpu", "torch device (default: cpu)"),
     PluginOption(
         "dtype",
-        option_values.one_of(option_values.DTYPES),
+        option_values.make_choice_parser(option_values.DTYPES),
         "float32",
         f"one of {', '.join(option_values.DTYPES)} (default: float32)",
     ),
     PluginOption(
         "backend",
-        option_values.name,
+        option_values.parse_name,
         None,
         "plugin that makes the decoder under test (default: the installed one, else the reference decoder). The "
         "reference decoder has three variants: fast uses fused blocks, and CUDA graphs on a GPU (its default); eager "
@@ -172,7 +178,7 @@ OPTIONS: tuple[PluginOption, ...] = (
     ),
     PluginOption(
         "decoder-timeout",
-        option_values.seconds,
+        option_values.parse_seconds,
         None,
         "time limit of each call to a decoder under test that is not ours (default: "
         f"{REMOTE_TIMEOUT_S:.0f} for --emad-decoder, {HOOK_TIMEOUT_S:.0f} for a plugin's)",
@@ -180,7 +186,7 @@ OPTIONS: tuple[PluginOption, ...] = (
     ),
     PluginOption(
         "decoder-dtype",
-        option_values.one_of(option_values.DTYPES),
+        option_values.make_choice_parser(option_values.DTYPES),
         None,
         "precision that the server of --emad-decoder http(s)://… states, whose noise is allowed (default: that of "
         "--emad-dtype)",
@@ -188,7 +194,7 @@ OPTIONS: tuple[PluginOption, ...] = (
     ),
     PluginOption(
         "tier",
-        option_values.one_of(tuple(TIERS)),
+        option_values.make_choice_parser(tuple(TIERS)),
         None,
         f"judge the decoder at this tier, one of {', '.join(TIERS)}: run its tests alone, under --emad-gate decoder "
         "unless given, and fail on less than the tier promises (docs/engines.md)",
@@ -196,7 +202,7 @@ OPTIONS: tuple[PluginOption, ...] = (
     ),
     PluginOption(
         "process-timeout",
-        option_values.seconds,
+        option_values.parse_seconds,
         START_S,
         "time limit for a fresh process to start and load the model; its timed requests get ten times their own time "
         f"on top (default: {START_S:.0f})",
@@ -204,14 +210,14 @@ OPTIONS: tuple[PluginOption, ...] = (
     ),
     PluginOption(
         "expect-decoder",
-        option_values.name,
+        option_values.parse_name,
         None,
         "fail the run unless it judged this decoder: foreign, ours or the name of a plugin",
         "WHOSE",
     ),
     PluginOption(
         "waive",
-        option_values.reasoned,
+        option_values.parse_name_and_reason,
         (),
         "allow NAME to stay undecided, with a reason that the report shows. NAME: EMAD-E2, E5, F1 or F2, a shipped "
         "test or its file, or the word decoder; repeatable",
@@ -219,29 +225,37 @@ OPTIONS: tuple[PluginOption, ...] = (
         many=True,
     ),
     PluginOption(
-        "profile", option_values.file, None, "calibration profile (JSON) to use instead of calibrating", "FILE"
+        "profile",
+        option_values.parse_existing_file,
+        None,
+        "calibration profile (JSON) to use instead of calibrating",
+        "FILE",
     ),
     PluginOption(
         "margin",
-        option_values.pasted(option_values.nats),
+        option_values.accept_typeset_minus(option_values.parse_nats),
         None,
         "also judge EMAD at this margin, in nats; U+2212 counts as a minus sign",
         "NATS",
     ),
     PluginOption(
         "exit",
-        option_values.file,
+        option_values.parse_existing_file,
         None,
         "exit that `emad screen` wrote for this model; the run judges EMAD-X1 to X6 on it at every budget, audits its "
         "points, and searches no exit itself",
         "FILE",
     ),
     PluginOption(
-        "report", option_values.report_folder, None, "folder for report.json, report.md, index.html and figures", "DIR"
+        "report",
+        option_values.prepare_report_folder,
+        None,
+        "folder for report.json, report.md, index.html and figures",
+        "DIR",
     ),
     PluginOption(
         "gate",
-        option_values.one_of(GATES),
+        option_values.make_choice_parser(GATES),
         "paper",
         "which results fail the run. paper: the papers' falsifiers and the identities. decoder: the identities and "
         "every audit, so a correct decoder passes even where exits lose quality. known: a verdict that differs from "
@@ -249,68 +263,76 @@ OPTIONS: tuple[PluginOption, ...] = (
     ),
     PluginOption(
         "gate-claims",
-        option_values.names,
+        option_values.parse_claim_ids,
         frozenset(),
         "further claims that fail the run when falsified, e.g. EMAD-E1,EMAD-E3",
     ),
-    PluginOption("claims", option_values.file, None, "TOML file that changes thresholds or gates of claims", "FILE"),
+    PluginOption(
+        "claims",
+        option_values.parse_existing_file,
+        None,
+        "TOML file that changes thresholds or gates of claims",
+        "FILE",
+    ),
     PluginOption(
         "inconclusive",
-        option_values.one_of(INCONCLUSIVE),
+        option_values.make_choice_parser(INCONCLUSIVE),
         "warn",
         "what an inconclusive gating claim does: warn or fail (default: warn)",
     ),
     PluginOption(
         "require",
-        option_values.some_of(REQUIREMENTS),
+        option_values.make_subset_parser(REQUIREMENTS),
         frozenset(),
         f"fail the run unless these are decided: {', '.join(REQUIREMENTS)}",
     ),
     PluginOption(
         "evidence",
-        option_values.one_of(FLOP_EVIDENCE),
+        option_values.make_choice_parser(FLOP_EVIDENCE),
         FLOP_EVIDENCE[0],
         f"weakest accepted source of FLOP counts: {', '.join(FLOP_EVIDENCE)} (default: {FLOP_EVIDENCE[0]})",
     ),
     PluginOption(
         "budget",
-        option_values.one_of(tuple(BUDGETS)),
+        option_values.make_choice_parser(tuple(BUDGETS)),
         "smoke",
         f"how much text and time a run takes: {', '.join(BUDGETS)} (default: smoke)",
     ),
     PluginOption(
         "all-claims",
-        option_values.switch,
+        option_values.parse_boolean,
         False,
         "also judge slow claims that gate nothing; without this option they need a larger --emad-budget",
         switch=True,
     ),
-    PluginOption("seed", option_values.seed, 0, "seed of all random draws (default: 0)", "N"),
+    PluginOption("seed", option_values.parse_seed, 0, "seed of all random draws (default: 0)", "N"),
     PluginOption(
         "golden",
-        option_values.folder,
+        option_values.parse_existing_folder,
         None,
         "folder of golden data, read before the shipped one; --emad-update-golden writes here",
         "DIR",
     ),
     PluginOption(
         "update-golden",
-        option_values.switch,
+        option_values.parse_boolean,
         False,
         "write goldens and verdicts to --emad-golden; the run fails if anything changed",
         switch=True,
     ),
-    PluginOption("data", option_values.folder, None, "folder of data sets, for machines without a network", "DIR"),
+    PluginOption(
+        "data", option_values.parse_existing_folder, None, "folder of data sets, for machines without a network", "DIR"
+    ),
     PluginOption(
         "tasks",
-        option_values.task_names,
+        option_values.parse_task_names,
         frozenset(),
         "lm-eval tasks to score, e.g. wikitext,gsm8k",
         "NAMES",
     ),
-    PluginOption("limit", option_values.count, None, "documents per task (default: all)", "N"),
+    PluginOption("limit", option_values.parse_count, None, "documents per task (default: all)", "N"),
     PluginOption(
-        "allow-code-execution", option_values.switch, False, "run generated programs in a sandbox", switch=True
+        "allow-code-execution", option_values.parse_boolean, False, "run generated programs in a sandbox", switch=True
     ),
 )
 

@@ -66,7 +66,7 @@ class Recorder:
         self._properties, self._settings, self._register = properties, settings, register
         self._goldens, self._known, self._provenance = goldens, known, provenance
         study = settings.study
-        options = [*study.departures, *describe_register_changes(register, settings.gate_claims)]
+        options = [*study.non_default_settings, *describe_register_changes(register, settings.gate_claims)]
         self._model = ""  # that the test is about: the first on record
         self._run = RunConditions(study.seed, study.budget.name, ", ".join(options))
 
@@ -237,13 +237,13 @@ def decide_and_record_claim(
 
     refuted = None
     try:
-        answer = docket.answer(claim, evidence, layers, question)
+        answer = docket.answer_claim(claim, evidence, layers, question)
     except AuditRefutedError as complaint:
         refuted = complaint
     if refuted is not None:  # outside of the handler, or pytest would print the complaint twice
         if refuted.finding is not None:
             record.record_audit(refuted.finding)
-        asked = docket.asked(claim, evidence.name, layers)
+        asked = docket.make_context(claim, evidence.name, layers)
         record.record_claim(asked.unmeasured(f"not decided: {refuted}"), evidence.corpus, evidence.fingerprint)
         pytest.fail(f"{claim} is not decided: {refuted}", pytrace=False)
     record.record_attachments(evidence.name, answer.exhibits)

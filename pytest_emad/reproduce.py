@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for folder in folders.values():
             require_writable(folder / LOG_FILE, "--out")
         for folder in (chosen.out, *folders.values()):
-            option_values.report_folder(str(folder), Path(), "--out")
+            option_values.prepare_report_folder(str(folder), Path(), "--out")
         # a summary begins as a report does
         require_replaceable_file(chosen.out / SUMMARY_FILE, "--out", "a summary", option_values.REPORTED["report.json"])
         with open_workers(chosen.executor) as crew:

@@ -26,7 +26,7 @@ from emad_ref.audit.token_comparison import (
     largest_threshold_change,
     same_tokens,
 )
-from emad_ref.claims.base import About, Suite, questions_of
+from emad_ref.claims.base import About, Suite, find_questions
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.statistics.verdicts import load_register
@@ -40,7 +40,7 @@ def claim_pytest_params(suite: Suite, *about: About) -> list[Any]:
     """One parameter per claim that ``suite`` asks of such evidence, in the register's order, marked by its question."""
     return [
         pytest.param(claim, marks=pytest.mark.emad(claim=claim, budget=question.budget, measures=question.measures))
-        for claim, question in questions_of(load_register()).items()
+        for claim, question in find_questions(load_register()).items()
         if question.suite == suite and question.about in about
     ]
 

@@ -26,6 +26,7 @@ explorers, pair_texts  # the page's template
 # for readers of a result, or of the papers
 process_seconds  # of a timing, beside the wall clock: benchmarks read it
 canonical_solution, exit_code, mean_loss  # parts of records that people look at
+corrected  # of an estimator beside the full softmax: whether a linear map was applied
 changed_share, detect_drift  # the second bounded loss and the drift test: docs/guarantee.md
 monotone_depths  # the plain form that laws hold replay to
 cluster_near_duplicates  # what a document index says of many texts, as tests ask it

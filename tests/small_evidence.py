@@ -43,13 +43,13 @@ def small_evidence(
         trained=True, opening=0, ends=frozenset({0}), tokenizer=None, bundled=False, fingerprint="f",
     )  # fmt: skip
     made = ModelMeasurements(loaded, Study(**{"corpus": "self", "budget": FEW} | study), host or RunResources())
-    made.subject.documents = texts
-    made.subject.window = WINDOW
-    made.traces.profile = made.traces.calibrated(PROBES)
+    made.subject.iterate_documents = texts
+    made.subject.window_size = WINDOW
+    made.traces.profile = made.traces.calibrate_profile(PROBES)
     return made
 
 
 def refuted(evidence: ModelMeasurements, detail: str = "depth 3, not 2") -> ModelMeasurements:
     """``evidence`` behind a bridge that has failed."""
-    evidence.replay_validity.bridge = Finding("bridge", False, detail, 10, 0)
+    evidence.replay_validity.bridge_finding = Finding("bridge", False, detail, 10, 0)
     return evidence

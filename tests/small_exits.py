@@ -25,8 +25,8 @@ def few_items(name: str, items: int) -> ModelMeasurements:
     made = ModelMeasurements(load(name), Study(), RunResources())
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(early_exit_tasks.ITEMS, "smoke", items)
-        for task in made.exits.tasks:
-            made.exits.task_items.items(task)
+        for task in made.early_exits.tasks:
+            made.early_exits.task_items.load_items(task)
     return made
 
 

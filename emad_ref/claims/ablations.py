@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from emad_ref.calibration.profile import Profile
-from emad_ref.claims.base import ClaimContext, Question, model_row, quality_premise
+from emad_ref.claims.base import ClaimContext, Question, find_unmet_quality_premise, make_model_question
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.point import FEATURES
 from emad_ref.signals import perplexity_rise_from_nats
@@ -52,7 +52,7 @@ def decide_against_baseline(found: tuple[PointFamily, PointFamily], asked: Claim
     if not met:
         return asked.not_applicable("no point of both sweeps saves 15 % of FLOPs on validation")
     tests = [_equal_flops_leg(each, asked, threshold) for each in met]
-    return asked.decide(tests)
+    return asked.decide_tests(tests)
 
 
 def _equal_flops_leg(met: EqualFlopsComparison, asked: ClaimContext, threshold: float) -> LegTest:
@@ -115,7 +115,7 @@ def decide_profile_shift(found: ProfileShiftEvidence, asked: ClaimContext) -> Ve
         if damage.estimate is None
         else [build_report_leg(f"damage of the profile of {found.foreign}", damage.estimate)]
     )
-    return asked.decide(tests, [*beside, *shown])
+    return asked.decide_tests(tests, [*beside, *shown])
 
 
 def _at_level(ours: PointFamily, rival: PointFamily, level: float, asked: ClaimContext) -> EqualFlopsComparison:
@@ -136,10 +136,10 @@ def _lost_text(damage: EqualFlopsComparison) -> str:
     return f" at {damage.saving:.1%} net: {found.value:.4f} nats per token [{found.low:.4f}, {found.high:.4f}]"
 
 
-def profile_shift_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
-    """``quality_premise``, a second corpus, and savings of its own profile; else a verdict that says what is absent."""
-    absent = quality_premise(evidence, asked)
-    if absent is None and evidence.shifted is None:
+def find_unmet_profile_shift_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+    """The verdict if quality, a second corpus or savings of the own profile are absent; None if nothing is."""
+    absent = find_unmet_quality_premise(evidence, asked)
+    if absent is None and evidence.on_shifted_corpus is None:
         absent = asked.unmeasured(f"no second corpus beside {evidence.corpus}")
     if absent is None and _own_family(evidence).largest_validation_saving < min(SAVING_LEVELS):
         absent = asked.not_applicable(NO_SAVING)  # decided before the model generates text for a foreign profile
@@ -147,43 +147,45 @@ def profile_shift_premise(evidence: ModelMeasurements, asked: ClaimContext) -> V
 
 
 def _own_family(evidence: ModelMeasurements) -> PointFamily:
-    return evidence.rivals.family_of([evidence.traces.calibrated().point(0.0)])
+    return evidence.baseline_comparison.make_family_of_points([evidence.traces.calibrate_profile().point(0.0)])
 
 
-def profile_shift_evidence(evidence: ModelMeasurements) -> ProfileShiftEvidence:
+def gather_profile_shift(evidence: ModelMeasurements) -> ProfileShiftEvidence:
     """What ``decide`` takes, of evidence that has a second corpus."""
-    assert evidence.shifted is not None, "asked of a model that another corpus shifts"
-    rivals, foreign = evidence.rivals, evidence.shifted.traces
+    assert evidence.on_shifted_corpus is not None, "asked of a model that another corpus shifts"
+    rivals, foreign = evidence.baseline_comparison, evidence.on_shifted_corpus.traces
 
     def default(profile: Profile) -> PointFamily:
-        return rivals.family_of([profile.point(0.0)])
+        return rivals.make_family_of_points([profile.point(0.0)])
 
-    plain = foreign.calibrated()
-    saved = NetSavingFunction(rivals.validation, rivals.geometry)
-    remedies = {"×".join(features): default(foreign.calibrated(features=features)) for features in CONDITIONINGS}
-    remedies[MARGIN] = rivals.family_of(margin_points(plain, saved, SETTINGS_PER_FAMILY))
-    return ProfileShiftEvidence(_own_family(evidence), default(plain), remedies, evidence.shifted.corpus)
+    plain = foreign.calibrate_profile()
+    saved = NetSavingFunction(rivals.validation_trace, rivals.geometry)
+    remedies = {"×".join(features): default(foreign.calibrate_profile(features=features)) for features in CONDITIONINGS}
+    remedies[MARGIN] = rivals.make_family_of_points(margin_points(plain, saved, SETTINGS_PER_FAMILY))
+    return ProfileShiftEvidence(_own_family(evidence), default(plain), remedies, evidence.on_shifted_corpus.corpus)
 
 
-def baseline_row(claim: str, family: str) -> Question[ModelMeasurements]:
+def make_baseline_question(claim: str, family: str) -> Question[ModelMeasurements]:
     """The row of EMAD as published against ``family``, a key of ``sweep.grids.point_families``."""
 
     def both(evidence: ModelMeasurements) -> tuple[PointFamily, PointFamily]:
-        return evidence.rivals.family(EMAD_FAMILY), evidence.rivals.family(family)
+        return evidence.baseline_comparison.make_family(EMAD_FAMILY), evidence.baseline_comparison.make_family(family)
 
-    return model_row(claim, both, decide_against_baseline, legs=lambda study, layers: len(SAVING_LEVELS))
+    return make_model_question(claim, both, decide_against_baseline, legs=lambda study, layers: len(SAVING_LEVELS))
 
 
 QUESTIONS = (
-    baseline_row("EMAD-R1", "fixed truncation"),  # the same first layers for every token, at the best depth
-    baseline_row("EMAD-R2", "fixed entropy"),  # one threshold after every probe, without a profile
-    baseline_row("EMAD-R3", "softmax response"),  # it exits where the two largest probabilities lie far enough apart
-    baseline_row("EMAD-R4", "chunked"),  # EMAD's profile, but decided once per chunk of tokens
-    model_row(
+    make_baseline_question("EMAD-R1", "fixed truncation"),  # the same first layers for every token, at the best depth
+    make_baseline_question("EMAD-R2", "fixed entropy"),  # one threshold after every probe, without a profile
+    make_baseline_question(
+        "EMAD-R3", "softmax response"
+    ),  # it exits where the two largest probabilities lie far enough apart
+    make_baseline_question("EMAD-R4", "chunked"),  # EMAD's profile, but decided once per chunk of tokens
+    make_model_question(
         "EMAD-E6",
-        profile_shift_evidence,
+        gather_profile_shift,
         decide_profile_shift,
-        premise=profile_shift_premise,
+        premise=find_unmet_profile_shift_premise,
         legs=lambda study, layers: len(CONDITIONINGS) + 1,
     ),
 )

@@ -66,7 +66,7 @@ class ClaimContext:
 
     ``model``       the name that the verdict carries.
     ``rng``         source of resamples, fresh for every claim.
-    ``other_legs``  gating legs of the run that are decided elsewhere (``RunPlan.other_legs``).
+    ``other_legs``  gating legs of the run that are decided elsewhere (``RunPlan.count_other_legs``).
     ``verdict_of``  (id, evidence) → the verdict of a claim that this one needs: decided once a run, whoever asks first,
                     whether or not the run reports it.
     ``row_of``      id → the row in force of such a claim.
@@ -79,17 +79,17 @@ class ClaimContext:
     verdict_of: Callable[[str, Any], Verdict] = _outside_a_run
     row_of: Callable[[str], Claim] = _outside_a_run
 
-    def test(self, name: str, estimate: Estimate, bad: Side, threshold: float) -> LegTest:
+    def make_leg_test(self, name: str, estimate: Estimate, bad: Side, threshold: float) -> LegTest:
         """A leg whose estimate fails on side ``bad`` of ``threshold``, under the claim's minimum of units."""
         return build_leg_test(name, estimate, bad, threshold, self.claim.minimum)
 
-    def combine(self, legs: Sequence[Leg]) -> Verdict:
+    def combine_legs(self, legs: Sequence[Leg]) -> Verdict:
         """The verdict of decided ``legs``."""
         return combine_verdict(self.claim, self.model, legs)
 
-    def decide(self, tests: Sequence[LegTest], beside: Sequence[Leg] = ()) -> Verdict:
+    def decide_tests(self, tests: Sequence[LegTest], beside: Sequence[Leg] = ()) -> Verdict:
         """The verdict of ``tests`` under Holm's correction, and of legs ``beside``."""
-        return self.combine([*decide_legs(tests, self.other_legs), *beside])
+        return self.combine_legs([*decide_legs(tests, self.other_legs), *beside])
 
     def judge_side(
         self, legs: Mapping[str, Estimate], bad: Side, threshold: float, beside: Sequence[Leg] = ()
@@ -151,12 +151,12 @@ class Question(Generic[E]):
     decide: Callable[[Any, ClaimContext], Verdict] | None = None
     needs: tuple[str, ...] = ()
 
-    def within(self, budget: Budget) -> bool:
+    def is_within(self, budget: Budget) -> bool:
         """Whether a run of ``budget`` asks it unasked."""
         return BUDGETS[self.budget].rank <= budget.rank
 
 
-def ask(question: Question[E], evidence: E, asked: ClaimContext) -> Answer:
+def answer_question(question: Question[E], evidence: E, asked: ClaimContext) -> Answer:
     """The answer, or ``not applicable`` with the reason for which the decoder under test declined."""
     try:
         return question.answer(evidence, asked)
@@ -180,10 +180,10 @@ def _own_questions() -> dict[str, Question[Any]]:
     return found
 
 
-def question_of(claim: str) -> Question[Any]:
+def find_question(claim: str) -> Question[Any]:
     """The question that decides ``claim``: a row of this package, or ``QUESTION`` of the module an extension names.
 
-    >>> question_of("EAD-H1").about
+    >>> find_question("EAD-H1").about
     'names'
 
     Raises:
@@ -204,9 +204,9 @@ def question_of(claim: str) -> Question[Any]:
     return question
 
 
-def questions_of(register: Mapping[str, Claim]) -> dict[str, Question[Any]]:
-    """Every row's question, in the register's order. Raises BadArgument as ``question_of``."""
-    return {claim: question_of(claim) for claim in register}
+def find_questions(register: Mapping[str, Claim]) -> dict[str, Question[Any]]:
+    """Every row's question, in the register's order. Raises BadArgument as ``find_question``."""
+    return {claim: find_question(claim) for claim in register}
 
 
 @dataclass(frozen=True)
@@ -224,28 +224,28 @@ class RunPlan:
         default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
     )
 
-    def gates(self, claim: str) -> bool:
+    def is_gating(self, claim: str) -> bool:
         """Whether the row fails the run when it is falsified."""
         return self.register[claim].is_gating(self.gate_claims)
 
-    def asks(self, claim: str, *, pair_named: bool = False) -> bool:
+    def should_ask(self, claim: str, *, pair_named: bool = False) -> bool:
         """Whether the run asks the row although nobody named it: within its budget, or a gate, at every budget; or,
         where an exit was brought, about exits.
 
         ``pair_named``: by a user, who thereby asks for the rows about it.
         """
-        question = question_of(claim)
+        question = find_question(claim)
         named = pair_named and question.about == "pair"
         brought = self.study.exit is not None and claim.startswith(EXIT_PREFIX)
-        return named or brought or self.gates(claim) or question.within(self.study.budget)
+        return named or brought or self.is_gating(claim) or question.is_within(self.study.budget)
 
-    def asked(self, claim: str, model: str, layers: int) -> ClaimContext:
+    def make_context(self, claim: str, model: str, layers: int) -> ClaimContext:
         """What ``claim`` is decided with on a model of ``layers`` layers; the generator starts at the seed."""
         rng = np.random.default_rng(self.study.seed)
         needed = partial(self._needed, claim, layers), partial(self._needed_row, claim)
-        return ClaimContext(self.register[claim], model, rng, self.other_legs(claim, layers), *needed)
+        return ClaimContext(self.register[claim], model, rng, self.count_other_legs(claim, layers), *needed)
 
-    def answer(
+    def answer_claim(
         self, claim: str, evidence: NamedMeasurements, layers: int, question: Question[Any] | None = None
     ) -> Answer:
         """The answer of ``claim``, decided now unless another claim needed it before.
@@ -256,9 +256,9 @@ class RunPlan:
         Raises:
             AuditRefutedError: what the verdict would be read from is refuted.
         """
-        asks = question or question_of(claim)
+        asks = question or find_question(claim)
         once = replace(asks, answer=partial(self._decided, asks))
-        return ask(once, evidence, self.asked(claim, evidence.name, layers))
+        return answer_question(once, evidence, self.make_context(claim, evidence.name, layers))
 
     def _decided(self, question: Question[Any], evidence: NamedMeasurements, asked: ClaimContext) -> Answer:
         """The answer given before in this run, else a new one. Raises Unsupported again where the decoder declined."""
@@ -275,27 +275,27 @@ class RunPlan:
 
     def _needed(self, by: str, layers: int, claim: str, evidence: NamedMeasurements) -> Verdict:
         self._require_need(by, claim)
-        return self._decided(question_of(claim), evidence, self.asked(claim, evidence.name, layers)).verdict
+        return self._decided(find_question(claim), evidence, self.make_context(claim, evidence.name, layers)).verdict
 
     def _needed_row(self, by: str, claim: str) -> Claim:
         self._require_need(by, claim)
         return self.register[claim]
 
     def _require_need(self, by: str, claim: str) -> None:
-        if claim not in question_of(by).needs:
+        if claim not in find_question(by).needs:
             raise BadArgument("claim", claim, f"one that {by} needs", f"name it in needs of the question of {by}")
 
-    def other_legs(self, claim: str, layers: int) -> int:
+    def count_other_legs(self, claim: str, layers: int) -> int:
         """Gating statistical legs of the run outside ``claim``; 0 for a row that does not gate.
 
         Args:
             layers: of the model under test; the other models of the run are taken to have as many.
         """
-        if not self.gates(claim):
+        if not self.is_gating(claim):
             return 0
-        gating = [question_of(name) for name in self.register if self.gates(name)]
+        gating = [find_question(name) for name in self.register if self.is_gating(name)]
         family = sum(question.legs(self.study, layers) * self._times(question) for question in gating)
-        return family - question_of(claim).legs(self.study, layers)
+        return family - find_question(claim).legs(self.study, layers)
 
     def _times(self, question: Question[object]) -> int:  # type: ignore[type-var]  # any evidence will do
         """How often a run decides a row: of a pair once, however many models it judges."""
@@ -305,19 +305,19 @@ class RunPlan:
 # ---------------------------------------------------------------- premises that several claims share
 
 
-def quality_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+def find_unmet_quality_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
     """Weights that mean something, and a decoder for which replay speaks; else ``not applicable``."""
-    if reason := evidence.subject.without_quality or evidence.replay_validity.refusal:
+    if reason := evidence.subject.without_quality or evidence.replay_validity.replay_invalid_reason:
         return asked.not_applicable(reason)
     return None
 
 
-def model_row(
+def make_model_question(
     claim: str,
     gather: Callable[[ModelMeasurements], Any],
     decide: Callable[[Any, ClaimContext], Verdict],
     *,
-    premise: Callable[[ModelMeasurements, ClaimContext], Verdict | None] = quality_premise,
+    premise: Callable[[ModelMeasurements, ClaimContext], Verdict | None] = find_unmet_quality_premise,
     attach: Callable[[ModelMeasurements], Attachments] = lambda evidence: Attachments(),
     **options: Any,
 ) -> Question[ModelMeasurements]:
@@ -335,35 +335,35 @@ def model_row(
     return Question(claim, "model", answer, decide=decide, **options)
 
 
-def decoder_refusal(evidence: ModelMeasurements) -> str:
+def decoder_unusable_reason(evidence: ModelMeasurements) -> str:
     """Why the decoder under test leaves quality undecided that the weights have; empty where it does not."""
-    return "" if evidence.subject.without_quality else evidence.replay_validity.refusal
+    return "" if evidence.subject.without_quality else evidence.replay_validity.replay_invalid_reason
 
 
-def decoder_only_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+def find_unmet_decoder_only_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
     """A model that continues plain documents; else ``not applicable``."""
-    return asked.not_applicable(ENCODER_DECODER_REFUSAL) if evidence.subject.seq2seq else None
+    return asked.not_applicable(ENCODER_DECODER_REFUSAL) if evidence.subject.is_seq2seq else None
 
 
-def exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+def find_unmet_exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
     """Weights that mean something, and an exit to look at; else a verdict that says what is absent."""
     if reason := evidence.subject.without_quality:
         return asked.not_applicable(reason)
-    return asked.unmeasured(missing) if (missing := evidence.learned_exit.missing) else None
+    return asked.unmeasured(missing) if (missing := evidence.exit_evaluation.exit_unavailable_reason) else None
 
 
-def exit_answer_absent(evidence: ModelMeasurements, asked: ClaimContext) -> Answer | None:
-    """The answer where an exit cannot be judged, for ``exit_premise`` or because the decoder under test refuses it."""
-    verdict, refused = exit_premise(evidence, asked), ""
-    if verdict is None and (refused := evidence.learned_exit.refusal):
+def answer_unmet_exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Answer | None:
+    """The answer if an exit cannot be judged, or the decoder under test refuses it; None if it can be judged."""
+    verdict, refused = find_unmet_exit_premise(evidence, asked), ""
+    if verdict is None and (refused := evidence.exit_evaluation.decoder_unusable_reason):
         verdict = asked.not_applicable(refused)
     return None if verdict is None else Answer(verdict, evidence.corpus, evidence.fingerprint, refused=refused)
 
 
-def with_flop_evidence(verdict: Verdict, witnessed: FlopVerification) -> Verdict:
+def add_flop_evidence_leg(verdict: Verdict, witnessed: FlopVerification) -> Verdict:
     """``verdict`` with that leg last; as it is where nothing was counted."""
     if verdict.verdict in ("not applicable", "unmeasured"):
         return verdict
     finding = witnessed.finding
-    leg = build_count_leg(f"evidence: {witnessed.evidence}", finding.n, finding.n, "looked at", finding.detail)
+    leg = build_count_leg(f"evidence: {witnessed.evidence_grade}", finding.n, finding.n, "looked at", finding.detail)
     return replace(verdict, legs=(*verdict.legs, leg))

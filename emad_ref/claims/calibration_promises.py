@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from emad_ref.claims.base import Answer, ClaimContext, Question, exit_answer_absent
+from emad_ref.claims.base import Answer, ClaimContext, Question, answer_unmet_exit_premise
 from emad_ref.claims.early_exit_answers import (
     EXIT_TASKS,
-    exit_row,
-    missing_task_legs,
-    open_leg,
+    make_early_exit_question,
+    make_missing_task_legs,
+    make_undecided_leg,
 )
 from emad_ref.measurements.early_exits import EarlyExitMeasurements, TextConsistency
 from emad_ref.measurements.learned_exit import ExitEvaluation
@@ -44,7 +44,7 @@ MISLED = 0.01  # chance, over pools, that any threshold is taken for another tha
 NOUN = "calibration sets"
 
 
-def risk_shown(pool: Floats, delta: float) -> tuple[Bools, Bools]:
+def compare_risk_with(pool: Floats, delta: float) -> tuple[Bools, Bools]:
     """(shown to risk more than ``delta``, shown to risk less), [λ] each, of independent losses [n, λ] in 0–1.
 
     Hoeffding–Bentkus on either side, for the mean of 1 − loss against 1 − δ is the same question asked the other way.
@@ -55,7 +55,7 @@ def risk_shown(pool: Floats, delta: float) -> tuple[Bools, Bools]:
     return risky <= error, safe <= error
 
 
-def set_share_leg(
+def make_set_share_leg(
     name: str,
     sets: int,
     *,
@@ -88,13 +88,13 @@ def set_share_leg(
         NOUN,
     )
     tested = build_leg_test(name, estimate, "below", least, minimum)
-    return LegTest(tested.leg, NOUN, lambda error: needed_sets(least, misled))
+    return LegTest(tested.leg, NOUN, lambda error: compute_needed_sets(least, misled))
 
 
-def needed_sets(least: float, misled: float = MISLED) -> int:
+def compute_needed_sets(least: float, misled: float = MISLED) -> int:
     """The fewest sets that can show a share of ``least``: all of them do it.
 
-    >>> needed_sets(0.95)
+    >>> compute_needed_sets(0.95)
     63
     """
     return math.ceil(math.log(LEVEL - misled) / math.log(least))
@@ -137,21 +137,25 @@ def decide_kept_promises(found: PromiseEvidence, asked: ClaimContext) -> Verdict
     delta = asked.claim.thresholds["tolerance"]
     tests: list[LegTest] = []
     consistency, layers, missing = found
-    beside = missing_task_legs(missing)
+    beside = make_missing_task_legs(missing)
     for task, each in consistency.items():
-        name, (more, less) = f"{task}, δ={delta:g}", risk_shown(each.pool, delta)
-        kept = promise_counts(each, more, less, layers, asked)
+        name, (more, less) = f"{task}, δ={delta:g}", compare_risk_with(each.pool, delta)
+        kept = count_kept_promises(each, more, less, layers, asked)
         if (leg := _undecidable_promise_leg(name, each, more, kept, asked)) is not None:
             beside.append(leg)
         else:
             counts = {"sure": kept.safe, "not_so": kept.broken, "seen": kept.seen}
             least, claim = asked.claim.thresholds["coverage"], asked.claim
-            tests.append(set_share_leg(name, kept.sets, **counts, least=least, unit=claim.unit, minimum=claim.minimum))
+            tests.append(
+                make_set_share_leg(name, kept.sets, **counts, least=least, unit=claim.unit, minimum=claim.minimum)
+            )
         beside += _promise_worth_legs(task, each, kept, asked.claim.unit)
-    return asked.decide(tests, beside)
+    return asked.decide_tests(tests, beside)
 
 
-def promise_counts(each: TextConsistency, more: Bools, less: Bools, layers: int, asked: ClaimContext) -> PromiseCounts:
+def count_kept_promises(
+    each: TextConsistency, more: Bools, less: Bools, layers: int, asked: ClaimContext
+) -> PromiseCounts:
     """Let every set choose, and look the choices up."""
     delta, level = asked.claim.thresholds["tolerance"], 1 - asked.claim.thresholds["coverage"]
     chosen = [select_threshold(losses, each.mean_exit, layers, tolerance=delta, level=level) for losses in each.sets]
@@ -173,20 +177,20 @@ def _undecidable_promise_leg(
     """Why these items could not falsify the claim, or let it survive, whatever the truth; None where they could."""
     delta, items, least = asked.claim.thresholds["tolerance"], len(each.pool), asked.claim.minimum.get("items", 0)
     if items < least:
-        return open_leg(name, f"{items} items, at least {least} are needed", items, "inconclusive")
+        return make_undecided_leg(name, f"{items} items, at least {least} are needed", items, "inconclusive")
     if not kept.sets:
-        return open_leg(name, "too few items for a calibration set", items, "inconclusive")
+        return make_undecided_leg(name, "too few items for a calibration set", items, "inconclusive")
     if kept.broken:
         return None
     worst = each.pool.mean(axis=0).max()
     if worst <= delta:
-        return open_leg(name, f"no threshold differs by more than {worst:.3f}: nothing could break", items)
+        return make_undecided_leg(name, f"no threshold differs by more than {worst:.3f}: nothing could break", items)
     if not more.any():
         said = f"no threshold is shown to differ by more than {delta:g} on {items} items"
-        return open_leg(name, said, items, "inconclusive")
+        return make_undecided_leg(name, said, items, "inconclusive")
     if kept.exiting < ENOUGH * kept.sets:
         said = f"{kept.exiting} of {kept.sets} sets certify any exit, half are needed"
-        return open_leg(name, said, kept.sets, "inconclusive")
+        return make_undecided_leg(name, said, kept.sets, "inconclusive")
     return None
 
 
@@ -202,10 +206,10 @@ def _promise_worth_legs(task: str, each: TextConsistency, kept: PromiseCounts, u
     return legs
 
 
-def promise_evidence(exits: EarlyExitMeasurements) -> PromiseEvidence:
+def gather_promise_evidence(exits: EarlyExitMeasurements) -> PromiseEvidence:
     """Answers under softmax response at each threshold, compared with the text of full depth."""
-    found = {task: exits.consistency(task, THRESHOLDS) for task in exits.tasks}
-    return found, exits.subject.stepper.layers, exits.missing
+    found = {task: exits.measure_consistency(task, THRESHOLDS) for task in exits.tasks}
+    return found, exits.subject.stepper.layers, exits.unavailable_reasons
 
 
 # ---------------------------------------------------------------- EMAD-X2: the guarantee of an exit
@@ -265,7 +269,7 @@ def decide_guarantee(found: GuaranteeEvidence, asked: ClaimContext) -> Verdict:
         tests.append(_certifying(found.draws[0], asked))
     else:
         beside.append(_stated(found, asked))
-    return asked.decide(tests, beside)
+    return asked.decide_tests(tests, beside)
 
 
 def _fresh_risk(losses: ByDocument, found: GuaranteeEvidence, asked: ClaimContext) -> LegTest:
@@ -274,7 +278,7 @@ def _fresh_risk(losses: ByDocument, found: GuaranteeEvidence, asked: ClaimContex
     shares, tolerance = losses.values[:, None] / found.cap, risk / found.cap
     (certified,) = betting_pvalues(shares, tolerance, LEVEL)
     mean = replace(mean, p_below=max(mean.p_below, float(certified)))
-    tested = asked.test(f"risk on fresh documents, δ={risk:g}", mean, "above", risk)
+    tested = asked.make_leg_test(f"risk on fresh documents, δ={risk:g}", mean, "above", risk)
 
     def needed(error: float) -> int | None:
         if mean.value > risk:
@@ -294,10 +298,10 @@ def _promises_kept(draws: CalibrationDraws, found: GuaranteeEvidence, asked: Cla
     if means.max() <= risk:
         said = f"no threshold risks more than {means.max():.3g}: nothing could break"
         return Leg(name, "not applicable", None, None, sets, None, SHARE, said)
-    more, less = risk_shown(pool.values / found.cap, risk / found.cap)
+    more, less = compare_risk_with(pool.values / found.cap, risk / found.cap)
     exiting = chosen[chosen >= 0]
     full = sets - len(exiting)
-    return set_share_leg(
+    return make_set_share_leg(
         name,
         sets,
         sure=full + int(less[exiting].sum()),
@@ -311,7 +315,7 @@ def _promises_kept(draws: CalibrationDraws, found: GuaranteeEvidence, asked: Cla
 
 def _certifying(chosen: Ints, asked: ClaimContext) -> LegTest:
     sets, exiting = len(chosen), int((chosen >= 0).sum())
-    return set_share_leg(
+    return make_set_share_leg(
         "sets that certify an exit",
         sets,
         sure=exiting,
@@ -338,20 +342,20 @@ def _stated(found: GuaranteeEvidence, asked: ClaimContext) -> Leg:
 
 def answer_guarantee(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """From the guarantee that the exit carries, and its losses on evaluated documents."""
-    if unjudged := exit_answer_absent(evidence, asked):
+    if unjudged := answer_unmet_exit_premise(evidence, asked):
         return unjudged
-    return Answer(_guarantee_verdict(evidence.learned_exit, asked), evidence.corpus, evidence.fingerprint)
+    return Answer(_guarantee_verdict(evidence.exit_evaluation, asked), evidence.corpus, evidence.fingerprint)
 
 
 def _guarantee_verdict(beyond: ExitEvaluation, asked: ClaimContext) -> Verdict:
-    guarantee, point = beyond.exit.guarantee, beyond.point
+    guarantee, point = beyond.exit.guarantee, beyond.recommended_point
     if guarantee is None and point is None:
         return asked.not_applicable(f"no exit that a guarantee is given for: {beyond.exit.why_none}")
     if guarantee is None:
         return asked.unmeasured("the exit carries no guarantee")
     if guarantee.loss != EXCESS.name:
         return asked.unmeasured(f"its guarantee is about the loss {guarantee.loss!r}, which is not measured here")
-    losses = None if point is None else beyond.excess
+    losses = None if point is None else beyond.excess_nll
     return decide_guarantee(
         GuaranteeEvidence(
             losses,
@@ -367,7 +371,7 @@ def _guarantee_verdict(beyond: ExitEvaluation, asked: ClaimContext) -> Verdict:
 
 
 QUESTIONS = (
-    exit_row("EE-7", promise_evidence, decide_kept_promises, legs=EXIT_TASKS),
+    make_early_exit_question("EE-7", gather_promise_evidence, decide_kept_promises, legs=EXIT_TASKS),
     # Risk, promises kept, sets that certify.
     Question(
         "EMAD-X2",

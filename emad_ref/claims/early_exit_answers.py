@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.claims.base import Answer, ClaimContext, Question, ask
+from emad_ref.claims.base import Answer, ClaimContext, Question, answer_question
 from emad_ref.exit_rules import PRUNINGS
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.early_exits import AS_CODED, EarlyExitMeasurements, ExitScores
@@ -33,9 +33,9 @@ EXIT_TASKS = 3  # question → answer, dialogue → summary, story → worked ch
 EXIT_SETTINGS = 2 * EXIT_TASKS  # at two minimum exit layers
 
 
-def early_exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+def find_unmet_early_exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
     """Why a claim about early exits cannot be judged on this model; None where it can."""
-    absence = evidence.exits.absence
+    absence = evidence.early_exits.absent_premise
     if absence is None:
         return None
     outcome, reason = absence
@@ -55,18 +55,18 @@ def answer_on_items(
     Raises:
         RunStopped: a file that does not fit; every file is read before anything is decoded.
     """
-    if absent := early_exit_premise(evidence, asked):
+    if absent := find_unmet_early_exit_premise(evidence, asked):
         return Answer(absent, evidence.corpus, evidence.fingerprint)
-    notes = Attachments(notes=tuple(evidence.exits.task_items.notes))
+    notes = Attachments(notes=tuple(evidence.early_exits.task_items.notes))
 
     def judged(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-        return Answer(verdict(), evidence.exits.corpus, evidence.fingerprint, Attachments(tables()))
+        return Answer(verdict(), evidence.early_exits.corpus, evidence.fingerprint, Attachments(tables()))
 
-    said = ask(Question(asked.claim.id, "model", judged), evidence, asked)
+    said = answer_question(Question(asked.claim.id, "model", judged), evidence, asked)
     return replace(said, exhibits=notes + said.exhibits)
 
 
-def exit_row(
+def make_early_exit_question(
     claim: str,
     gather: Callable[[EarlyExitMeasurements], Any],
     decide: Callable[[Any, ClaimContext], Verdict],
@@ -78,7 +78,7 @@ def exit_row(
     """The row of a claim on items: ``decide`` what ``gather`` takes of the early exits, a table beside it."""
 
     def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-        exits = evidence.exits
+        exits = evidence.early_exits
 
         def shown() -> tuple[AttachedTable, ...]:
             return () if tables is None else (tables(exits),)
@@ -88,16 +88,16 @@ def exit_row(
     return Question(claim, "model", answer, legs=lambda study, layers: legs, measures=measures, decide=decide)
 
 
-def missing_task_legs(missing: Mapping[str, str], unsolved: Mapping[str, str] | None = None) -> list[Leg]:
+def make_missing_task_legs(missing: Mapping[str, str], unsolved: Mapping[str, str] | None = None) -> list[Leg]:
     """A leg for each task that could not be asked (task → why): unseen is not survived.
 
     ``unsolved``: tasks that were asked and do not count, as no exit can cost anything on them.
     """
-    idle = [open_leg(task, reason) for task, reason in (unsolved or {}).items()]
+    idle = [make_undecided_leg(task, reason) for task, reason in (unsolved or {}).items()]
     return [*(unmeasured_leg(task, reason) for task, reason in missing.items()), *idle]
 
 
-def open_leg(name: str, reason: str, n: int = 0, outcome: Outcome = "not applicable") -> Leg:
+def make_undecided_leg(name: str, reason: str, n: int = 0, outcome: Outcome = "not applicable") -> Leg:
     """A leg that the data at hand could not falsify, whatever the truth: it takes no part.
 
     ``outcome``: ``inconclusive`` in a row that must not survive without it.
@@ -123,25 +123,25 @@ class RuleComparison:
     sizes: str = ""
 
     @property
-    def exits_alike(self) -> bool:
+    def has_same_exits(self) -> bool:
         """Whether both sides decide the same on every item: then neither is earlier, whatever the truth."""
-        return self.ours.exits_as(self.theirs)
+        return self.ours.has_same_exits(self.theirs)
 
     @property
-    def scores_alike(self) -> bool:
+    def has_same_scores(self) -> bool:
         """Whether both sides have the same score on every item."""
         return np.array_equal(self.ours.score.values, self.theirs.score.values)
 
-    def earlier(self, layers: int, threshold: float, rng: np.random.Generator) -> Estimate:
+    def estimate_blocks_earlier(self, layers: int, threshold: float, rng: np.random.Generator) -> Estimate:
         """Blocks by which ours exits earlier; ``layers``: of the model."""
-        blocks = self.ours.exit_block, self.theirs.exit_block
+        blocks = self.ours.mean_exit_by_item, self.theirs.mean_exit_by_item
         return estimate_exit_block_difference(*blocks, layers=layers, threshold=threshold, rng=rng)
 
-    def gained(self, threshold: float, rng: np.random.Generator, unit: str = "score gained") -> Estimate:
+    def estimate_score_gain(self, threshold: float, rng: np.random.Generator, unit: str = "score gained") -> Estimate:
         """Score that ours has more."""
         return estimate_score_difference(self.ours.score, self.theirs.score, threshold=threshold, rng=rng, unit=unit)
 
-    def lost(self, threshold: float, rng: np.random.Generator) -> Estimate:
+    def estimate_score_loss(self, threshold: float, rng: np.random.Generator) -> Estimate:
         """Score that ours has less."""
         return estimate_score_difference(
             self.theirs.score, self.ours.score, threshold=threshold, rng=rng, unit="score lost"
@@ -161,14 +161,14 @@ class RuleComparisons:
     unsolved: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, exits: EarlyExitMeasurements, contests: Iterable[RuleComparison]) -> RuleComparisons:
+    def from_measurements(cls, exits: EarlyExitMeasurements, contests: Iterable[RuleComparison]) -> RuleComparisons:
         """``contests`` of the model of ``exits``, with the tasks that it could not be asked or does not solve."""
-        return cls(tuple(contests), exits.subject.stepper.layers, exits.missing, exits.unsolved)
+        return cls(tuple(contests), exits.subject.stepper.layers, exits.unavailable_reasons, exits.unsolved_reasons)
 
     @property
-    def left_out(self) -> list[Leg]:
+    def left_out_legs(self) -> list[Leg]:
         """Legs of the tasks without a contest."""
-        return missing_task_legs(self.missing, self.unsolved)
+        return make_missing_task_legs(self.missing, self.unsolved)
 
 
 def compare_rules(
@@ -179,11 +179,13 @@ def compare_rules(
     ``other``: the model under ``theirs``, where it is not the same.
     """
     found, against = [], other or exits
-    for task, minimum in exits.counting:
-        first = exits.answered(task, ours, minimum)
-        second = against.under(task, against.full if theirs is None else against.point(theirs, minimum))
+    for task, minimum in exits.solved_settings:
+        first = exits.answer_by_rule(task, ours, minimum)
+        second = against.answer_at_point(
+            task, against.full_depth_point if theirs is None else against.make_point(theirs, minimum)
+        )
         found.append(RuleComparison(f"{task}, j={minimum}", first.exited, second.exited))
-    return RuleComparisons.of(exits, found)
+    return RuleComparisons.from_measurements(exits, found)
 
 
 # ---------------------------------------------------------------- EE-3: JSD against softmax response
@@ -204,31 +206,36 @@ def decide_contrastive_exit(found: ContrastiveExits, asked: ClaimContext) -> Ver
     """
     fair, published = found
     sooner, drop = asked.claim.thresholds["blocks_earlier"], asked.claim.thresholds["score_drop"]
-    tests, beside = [], fair.left_out
+    tests, beside = [], fair.left_out_legs
     for each in fair.contests:
-        if each.exits_alike:
-            beside.append(open_leg(each.where, SAME_EXITS, len(each.ours)))
+        if each.has_same_exits:
+            beside.append(make_undecided_leg(each.where, SAME_EXITS, len(each.ours)))
             continue
-        blocks, lost = each.earlier(fair.layers, sooner, asked.rng), each.lost(drop, asked.rng)
-        tests.append(asked.test(f"{each.where}: exit", blocks, "below", sooner))
-        tests.append(asked.test(f"{each.where}: score", lost, "above", drop))
+        blocks, lost = (
+            each.estimate_blocks_earlier(fair.layers, sooner, asked.rng),
+            each.estimate_score_loss(drop, asked.rng),
+        )
+        tests.append(asked.make_leg_test(f"{each.where}: exit", blocks, "below", sooner))
+        tests.append(asked.make_leg_test(f"{each.where}: score", lost, "above", drop))
     said = "softmax response may exit one block earlier by construction"
     for each in published.contests:
-        blocks = each.earlier(published.layers, 0.0, asked.rng)
+        blocks = each.estimate_blocks_earlier(published.layers, 0.0, asked.rng)
         beside.append(build_report_leg(f"{each.where}, as published: exit", blocks, said))
-    return asked.decide(tests, beside)
+    return asked.decide_tests(tests, beside)
 
 
-def contrastive_exits(exits: EarlyExitMeasurements) -> ContrastiveExits:
+def compare_contrastive_exits(exits: EarlyExitMeasurements) -> ContrastiveExits:
     """Answers under both rules at the paper's threshold."""
-    return RuleComparisons.of(exits, fair_comparisons(exits)), compare_rules(exits, "JSD", "softmax")
+    return RuleComparisons.from_measurements(exits, iterate_jsd_comparisons(exits)), compare_rules(
+        exits, "JSD", "softmax"
+    )
 
 
-def fair_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
+def iterate_jsd_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
     """Both readings of JSD, each against softmax response that may exit from the same layer on."""
-    for task, minimum in exits.counting:
+    for task, minimum in exits.solved_settings:
         for reading, rule, first in (("paper", "JSD", minimum + 1), ("as coded", AS_CODED, minimum)):
-            jsd, softmax = exits.answered(task, rule, minimum), exits.answered(task, "softmax", first)
+            jsd, softmax = exits.answer_by_rule(task, rule, minimum), exits.answer_by_rule(task, "softmax", first)
             yield RuleComparison(f"{task}, j={minimum}, {reading}", jsd.exited, softmax.exited)
 
 
@@ -244,45 +251,45 @@ def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict
     cancel (``probes.contrast``). Then the leg says how many tokens each keeps.
     """
     least = asked.claim.thresholds["blocks_earlier"]
-    blocks, beside = {}, found.left_out
+    blocks, beside = {}, found.left_out_legs
     for each in found.contests:
-        if each.exits_alike:
+        if each.has_same_exits:
             said = f"the prunings exit identically: {each.sizes}"
-            beside.append(open_leg(f"{each.where}: exit", said, len(each.ours)))
+            beside.append(make_undecided_leg(f"{each.where}: exit", said, len(each.ours)))
             continue
-        blocks[f"{each.where}: exit"] = each.earlier(found.layers, least, asked.rng)
-        beside.append(build_report_leg(f"{each.where}: score", each.gained(0.0, asked.rng)))
+        blocks[f"{each.where}: exit"] = each.estimate_blocks_earlier(found.layers, least, asked.rng)
+        beside.append(build_report_leg(f"{each.where}: score", each.estimate_score_gain(0.0, asked.rng)))
     return asked.judge_side(blocks, "below", least, beside)
 
 
-def pruning_rivals(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
+def iterate_pruning_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
     """Adaptive against fixed and decaying pruning, with the sizes that each keeps."""
     stepper = exits.subject.stepper
-    for task, minimum in exits.counting:
-        ours = exits.answered(task, "JSD, adaptive", minimum).exited
-        unsure, sure = adaptive_sizes(minimum, stepper.layers, stepper.vocabulary)
+    for task, minimum in exits.solved_settings:
+        ours = exits.answer_by_rule(task, "JSD, adaptive", minimum).exited
+        unsure, sure = compute_adaptive_k_range(minimum, stepper.layers, stepper.vocabulary)
         for rival in RIVALS:
             name = rival.removeprefix("JSD, ")
             kept = PRUNINGS[name](minimum, stepper.layers, stepper.vocabulary).kept
             sizes = f"k = {unsure}–{sure} (adaptive) and {', '.join(map(str, kept))} ({name})"
-            theirs = exits.answered(task, rival, minimum).exited
+            theirs = exits.answer_by_rule(task, rival, minimum).exited
             yield RuleComparison(f"{task}, j={minimum}, against {name}", ours, theirs, sizes)
 
 
-def adaptive_sizes(minimum: int, layers: int, vocabulary: int) -> tuple[int, int]:
+def compute_adaptive_k_range(minimum: int, layers: int, vocabulary: int) -> tuple[int, int]:
     """k of the adaptive pruning if nothing, and if everything, were sure."""
     shrink = PRUNINGS["adaptive"](minimum, layers, vocabulary).shrink
     assert shrink is not None, "the adaptive rule shrinks"
     return adaptive_vocabulary_size(vocabulary, shrink, 0.0), adaptive_vocabulary_size(vocabulary, shrink, 1.0)
 
 
-def pruning_sizes(exits: EarlyExitMeasurements) -> AttachedTable:
+def make_pruning_size_table(exits: EarlyExitMeasurements) -> AttachedTable:
     """k of each pruning after every minimum layer; the adaptive one if nothing, or everything, were sure."""
     layers, vocabulary = exits.subject.stepper.layers, exits.subject.stepper.vocabulary
     rows: list[dict[str, Any]] = []
-    for minimum in exits.minima:
+    for minimum in exits.minimum_exit_layers:
         fixed, decaying = (PRUNINGS[name](minimum, layers, vocabulary).kept for name in ("fixed", "decaying"))
-        unsure, sure = adaptive_sizes(minimum, layers, vocabulary)
+        unsure, sure = compute_adaptive_k_range(minimum, layers, vocabulary)
         rows += [
             {
                 "j": minimum,
@@ -304,9 +311,9 @@ def decide_weighted_contrast(found: RuleComparisons, asked: ClaimContext) -> Ver
     """EE-10: a report, for the paper does not say how near "about" is: blocks earlier and score gained."""
     legs: list[Leg] = []
     for each in found.contests:
-        legs.append(build_report_leg(f"{each.where}: exit", each.earlier(found.layers, 0.0, asked.rng)))
-        legs.append(build_report_leg(f"{each.where}: score", each.gained(0.0, asked.rng)))
-    return asked.combine([*legs, *found.left_out])
+        legs.append(build_report_leg(f"{each.where}: exit", each.estimate_blocks_earlier(found.layers, 0.0, asked.rng)))
+        legs.append(build_report_leg(f"{each.where}: score", each.estimate_score_gain(0.0, asked.rng)))
+    return asked.combine_legs([*legs, *found.left_out_legs])
 
 
 # (state copying against deferred fill; of each contest, [items] bool: the same text under both)
@@ -321,20 +328,24 @@ def decide_state_copying(found: StateCopies, asked: ClaimContext) -> Verdict:
     copied, texts = found
     legs: list[Leg] = []
     for each, same in zip(copied.contests, texts, strict=True):
-        legs.append(build_report_leg(f"{each.where}: score", each.gained(0.0, asked.rng, asked.claim.unit)))
-        legs.append(build_report_leg(f"{each.where}: exit", each.earlier(copied.layers, 0.0, asked.rng)))
+        legs.append(
+            build_report_leg(f"{each.where}: score", each.estimate_score_gain(0.0, asked.rng, asked.claim.unit))
+        )
+        legs.append(
+            build_report_leg(f"{each.where}: exit", each.estimate_blocks_earlier(copied.layers, 0.0, asked.rng))
+        )
         legs.append(build_count_leg(f"{each.where}: same text", same.values.mean(), len(same), "share"))
-    return asked.combine(legs)
+    return asked.combine_legs(legs)
 
 
-def state_copies(exits: EarlyExitMeasurements) -> StateCopies:
+def gather_state_copies(exits: EarlyExitMeasurements) -> StateCopies:
     """Softmax response and JSD on every task, at the least minimum layer."""
-    contests, texts, minimum = [], [], exits.minima[0]
+    contests, texts, minimum = [], [], exits.minimum_exit_layers[0]
     for task in exits.tasks:
         for rule in ("softmax", "JSD"):
             copied, exact = (
-                exits.answered(task, rule, minimum),
-                exits.answered(task, rule, minimum, schedule="free_deferred"),
+                exits.answer_by_rule(task, rule, minimum),
+                exits.answer_by_rule(task, rule, minimum, schedule="free_deferred"),
             )
             same = np.array([a == b for a, b in zip(copied.texts, exact.texts, strict=True)])
             contests.append(RuleComparison(f"{task}, {rule}, j={minimum}", copied.exited, exact.exited))
@@ -348,28 +359,28 @@ def decide_tuning(found: RuleComparisons, asked: ClaimContext) -> Verdict:
     It applies to the bundled pair of T5s alone, the only model of which both states are at hand.
     """
     least = asked.claim.thresholds["blocks_earlier"]
-    blocks, beside = {}, found.left_out
+    blocks, beside = {}, found.left_out_legs
     for each in found.contests:
-        if each.exits_alike:
-            beside.append(open_leg(each.where, SAME_EXITS, len(each.ours)))
+        if each.has_same_exits:
+            beside.append(make_undecided_leg(each.where, SAME_EXITS, len(each.ours)))
         else:
-            blocks[each.where] = each.earlier(found.layers, least, asked.rng)
+            blocks[each.where] = each.estimate_blocks_earlier(found.layers, least, asked.rng)
         for name, side in (("pre-trained", each.theirs), ("tuned", each.ours)):
             where = f"{each.where}, {name}"
-            beside.append(build_count_leg(f"{where}: mean exit", side.mean_exit, len(side), "blocks"))
+            beside.append(build_count_leg(f"{where}: mean exit", side.mean_exit_block, len(side), "blocks"))
             beside.append(build_count_leg(f"{where}: score", side.score.values.mean(), len(side), "score"))
     return asked.judge_side(blocks, "below", least, beside)
 
 
 def answer_tuning(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """From answers of both models under softmax response."""
-    exits = evidence.exits
+    exits = evidence.early_exits
 
     def judged() -> Verdict:
-        twin = exits.twin
+        twin = exits.tuning_twin
         if not isinstance(twin, EarlyExitMeasurements):
             return asked.not_applicable(twin)
-        before, after = (exits, twin) if exits.pretrained else (twin, exits)
+        before, after = (exits, twin) if exits.is_untuned_bundled else (twin, exits)
         return decide_tuning(compare_rules(after, "softmax", "softmax", before), asked)
 
     return answer_on_items(evidence, asked, judged)
@@ -381,31 +392,37 @@ def decide_contrastive_score(found: RuleComparisons, asked: ClaimContext) -> Ver
     Where JSD saves less than a twentieth of the depth, or changes no item's score, it says nothing of exits.
     """
     least = asked.claim.thresholds["score_gain"]
-    gains, beside = {}, found.left_out
+    gains, beside = {}, found.left_out_legs
     for each in found.contests:
-        full, saved = each.theirs.score, 1 - each.ours.mean_exit / found.layers
+        full, saved = each.theirs.score, 1 - each.ours.mean_exit_block / found.layers
         beside.append(build_count_leg(f"{each.where}: score at full depth", full.values.mean(), len(full), "score"))
         if saved < ACTS:
             said = f"not exercised: exits save {saved:.1%} of the depth, less than {ACTS:.0%}"
-            beside.append(open_leg(each.where, said, len(full)))
-        elif each.scores_alike:
-            beside.append(open_leg(each.where, SAME_SCORES, len(full)))
+            beside.append(make_undecided_leg(each.where, said, len(full)))
+        elif each.has_same_scores:
+            beside.append(make_undecided_leg(each.where, SAME_SCORES, len(full)))
         else:
-            gains[each.where] = each.gained(least, asked.rng, asked.claim.unit)
+            gains[each.where] = each.estimate_score_gain(least, asked.rng, asked.claim.unit)
     return asked.judge_side(gains, "below", least, beside)
 
 
 QUESTIONS = (
-    exit_row("EE-3", contrastive_exits, decide_contrastive_exit, legs=2 * READINGS * EXIT_SETTINGS),
-    exit_row(
+    make_early_exit_question(
+        "EE-3", compare_contrastive_exits, decide_contrastive_exit, legs=2 * READINGS * EXIT_SETTINGS
+    ),
+    make_early_exit_question(
         "EE-9",
-        lambda exits: RuleComparisons.of(exits, pruning_rivals(exits)),
+        lambda exits: RuleComparisons.from_measurements(exits, iterate_pruning_comparisons(exits)),
         decide_adaptive_exit,
-        tables=pruning_sizes,
+        tables=make_pruning_size_table,
         legs=2 * EXIT_SETTINGS,
     ),
-    exit_row("EE-10", lambda exits: compare_rules(exits, "weighted contrast", "softmax"), decide_weighted_contrast),
-    exit_row("EE-12", state_copies, decide_state_copying),
+    make_early_exit_question(
+        "EE-10", lambda exits: compare_rules(exits, "weighted contrast", "softmax"), decide_weighted_contrast
+    ),
+    make_early_exit_question("EE-12", gather_state_copies, decide_state_copying),
     Question("EE-13", "model", answer_tuning, legs=lambda study, layers: EXIT_SETTINGS, decide=decide_tuning),
-    exit_row("EE-15", lambda exits: compare_rules(exits, "JSD"), decide_contrastive_score, legs=EXIT_SETTINGS),
+    make_early_exit_question(
+        "EE-15", lambda exits: compare_rules(exits, "JSD"), decide_contrastive_score, legs=EXIT_SETTINGS
+    ),
 )

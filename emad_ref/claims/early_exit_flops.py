@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emad_ref.claims.base import Answer, ClaimContext, Question, with_flop_evidence
+from emad_ref.claims.base import Answer, ClaimContext, Question, add_flop_evidence_leg
 from emad_ref.claims.early_exit_answers import (
     EXIT_SETTINGS,
     SAME_SCORES,
     answer_on_items,
-    exit_row,
-    missing_task_legs,
-    open_leg,
+    make_early_exit_question,
+    make_missing_task_legs,
+    make_undecided_leg,
 )
 from emad_ref.exit_rules import early_exit_point, kept_vocabulary_size
 from emad_ref.measurements.early_exits import (
@@ -26,12 +26,12 @@ from emad_ref.measurements.early_exits import (
     RULES,
     EarlyExitMeasurements,
     FlopSaving,
-    flop_saving,
-    flops_per_item,
-    has_room,
-    minimum_layers,
+    can_use_paper_settings,
+    compute_flop_ratios,
+    count_timed_flops,
+    minimum_exit_layers,
+    split_flops_per_item,
     time_rules,
-    timed_flops,
 )
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
@@ -60,11 +60,11 @@ class PruningComparison:
     after: ByItem
 
     @property
-    def scores_alike(self) -> bool:
+    def has_same_scores(self) -> bool:
         """Whether pruning changes no item's score: then none could be lost."""
         return np.array_equal(self.before.values, self.after.values)
 
-    def lost(self, threshold: float, rng: np.random.Generator) -> Estimate:
+    def estimate_score_loss(self, threshold: float, rng: np.random.Generator) -> Estimate:
         """Score that pruning costs."""
         return estimate_score_difference(self.before, self.after, threshold=threshold, rng=rng, unit="score lost")
 
@@ -83,26 +83,26 @@ def compare_pruning(
     """
     geometry, found = exits.subject.loaded.geometry, []
     for task, minimum in settings:
-        first, second = (exits.answered(task, rule, minimum) for rule in (before, after))
-        saved = flop_saving(first.costs(geometry), second.costs(geometry))
+        first, second = (exits.answer_by_rule(task, rule, minimum) for rule in (before, after))
+        saved = compute_flop_ratios(first.compute_flops_per_item(geometry), second.compute_flops_per_item(geometry))
         found.append(PruningComparison(f"{task}, j={minimum}", saved, first.exited.score, second.exited.score))
     return tuple(found)
 
 
-def never_exiting(subject: ModelUnderTest, before: str, after: str) -> NeverExiting:
+def compute_never_exiting_ratios(subject: ModelUnderTest, before: str, after: str) -> NeverExiting:
     """On the model under test, at the paper's minimum layers; empty for a model that has no room for them."""
     geometry = subject.loaded.geometry
-    if not subject.seq2seq or not has_room(geometry):
+    if not subject.is_seq2seq or not can_use_paper_settings(geometry):
         return {}
-    return never_exiting_tokens(subject.name, geometry, minimum_layers(geometry.layers), before, after)
+    return compute_token_ratios(subject.name, geometry, minimum_exit_layers(geometry.layers), before, after)
 
 
-def paper_never_exiting(before: str, after: str) -> NeverExiting:
+def compute_paper_ratios(before: str, after: str) -> NeverExiting:
     """On the paper's own model."""
-    return never_exiting_tokens(PAPERS, geometry_named(PAPERS), PUBLISHED_MINIMA, before, after)
+    return compute_token_ratios(PAPERS, geometry_named(PAPERS), PUBLISHED_MINIMA, before, after)
 
 
-def never_exiting_tokens(name: str, geometry: Geometry, minima: Iterable[int], before: str, after: str) -> NeverExiting:
+def compute_token_ratios(name: str, geometry: Geometry, minima: Iterable[int], before: str, after: str) -> NeverExiting:
     """One token of ``geometry`` that never exits, under two rules of ``RULES``."""
     found = {}
     for minimum in minima:
@@ -111,31 +111,31 @@ def never_exiting_tokens(name: str, geometry: Geometry, minima: Iterable[int], b
             early_exit_point(signal, geometry.layers, geometry.vocabulary, minimum, NEVER, pruning=pruning)
             for signal, pruning in signals
         )
-        parts = [flops_per_item(work_without_exit(point, geometry, **CONTEXT), geometry) for point in points]
-        found[f"{name}, never exiting, j={minimum}"] = flop_saving(*parts)
+        parts = [split_flops_per_item(work_without_exit(point, geometry, **CONTEXT), geometry) for point in points]
+        found[f"{name}, never exiting, j={minimum}"] = compute_flop_ratios(*parts)
     return found
 
 
-def part_legs(found: PruningComparison, least: float | None) -> list[Leg]:
+def make_flop_legs(found: PruningComparison, least: float | None) -> list[Leg]:
     """FLOP ratios of the three parts; the confidence part is judged where a threshold is given."""
     items, (confidence, decoding, together) = len(found.before), found.saved
     return [
-        judged_count(f"{found.where}: confidence FLOPs", confidence, items, least),
+        make_counted_leg(f"{found.where}: confidence FLOPs", confidence, items, least),
         build_count_leg(f"{found.where}: decoder and confidence FLOPs", decoding, items, UNIT),
         build_count_leg(f"{found.where}: all FLOPs, encoder included", together, items, UNIT),
     ]
 
 
-def never_legs(found: NeverExiting, least: float | None) -> list[Leg]:
+def make_never_exiting_legs(found: NeverExiting, least: float | None) -> list[Leg]:
     """Both parts that a rule touches, token by token; the confidence part is judged where a threshold is given."""
     legs = []
     for where, (confidence, decoding, _) in found.items():
-        legs.append(judged_count(f"{where}: confidence FLOPs", confidence, 1, least))
+        legs.append(make_counted_leg(f"{where}: confidence FLOPs", confidence, 1, least))
         legs.append(build_count_leg(f"{where}: decoder and confidence FLOPs", decoding, 1, UNIT))
     return legs
 
 
-def judged_count(name: str, value: float, n: int, least: float | None) -> Leg:
+def make_counted_leg(name: str, value: float, n: int, least: float | None) -> Leg:
     """A counted number against a threshold, or a measured one where there is none."""
     if least is None:
         return build_count_leg(name, value, n, UNIT)
@@ -170,18 +170,21 @@ def decide_fixed_pruning(found: PruningEvidence, asked: ClaimContext) -> Verdict
     first.
     """
     least, drop = asked.claim.thresholds["flop_ratio"], asked.claim.thresholds["score_drop"]
-    legs = [*never_legs(found.never, None if found.pruned else least), *never_legs(found.papers, None)]
-    tests, beside = [], missing_task_legs(found.missing, found.unsolved)
+    legs = [
+        *make_never_exiting_legs(found.never, None if found.pruned else least),
+        *make_never_exiting_legs(found.papers, None),
+    ]
+    tests, beside = [], make_missing_task_legs(found.missing, found.unsolved)
     for each in found.pruned:
-        legs += part_legs(each, least)
+        legs += make_flop_legs(each, least)
         score = f"{each.where}: score"
-        if each.scores_alike:
-            beside.append(open_leg(score, SAME_SCORES, len(each.before), "inconclusive"))
+        if each.has_same_scores:
+            beside.append(make_undecided_leg(score, SAME_SCORES, len(each.before), "inconclusive"))
         else:
-            tests.append(asked.test(score, each.lost(drop, asked.rng), "above", drop))
+            tests.append(asked.make_leg_test(score, each.estimate_score_loss(drop, asked.rng), "above", drop))
     if found.pruned:
         legs.sort(key=lambda leg: leg.outcome != "falsified")
-    return asked.combine([*legs, *decide_legs(tests, asked.other_legs), *beside])
+    return asked.combine_legs([*legs, *decide_legs(tests, asked.other_legs), *beside])
 
 
 def decide_pruning_costs(found: PruningEvidence, asked: ClaimContext) -> Verdict:
@@ -191,13 +194,13 @@ def decide_pruning_costs(found: PruningEvidence, asked: ClaimContext) -> Verdict
     """
     legs: list[Leg] = []
     for each in found.pruned:
-        legs += part_legs(each, None)
-        legs.append(build_report_leg(f"{each.where}: score lost", each.lost(0.0, asked.rng)))
-    never = never_legs({**found.never, **found.papers}, None)
-    return asked.combine([*legs, *never, *missing_task_legs(found.missing)])
+        legs += make_flop_legs(each, None)
+        legs.append(build_report_leg(f"{each.where}: score lost", each.estimate_score_loss(0.0, asked.rng)))
+    never = make_never_exiting_legs({**found.never, **found.papers}, None)
+    return asked.combine_legs([*legs, *never, *make_missing_task_legs(found.missing)])
 
 
-def pruning_row(
+def make_pruning_question(
     claim: str,
     decide: Callable[[PruningEvidence, ClaimContext], Verdict],
     rules: tuple[str, str],
@@ -213,9 +216,9 @@ def pruning_row(
     """
 
     def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-        exits, absence = evidence.exits, evidence.exits.absence
-        never = never_exiting(evidence.subject, *rules) if arithmetic else {}
-        papers = paper_never_exiting(*rules) if arithmetic else {}
+        exits, absence = evidence.early_exits, evidence.early_exits.absent_premise
+        never = compute_never_exiting_ratios(evidence.subject, *rules) if arithmetic else {}
+        papers = compute_paper_ratios(*rules) if arithmetic else {}
         if absence is not None and never:
             outcome, reason = absence
             missing = {"items": reason} if outcome == "unmeasured" else {}
@@ -223,10 +226,10 @@ def pruning_row(
             return Answer(decide(alone, asked), evidence.corpus, evidence.fingerprint)
 
         def judged() -> Verdict:
-            pruned = compare_pruning(exits, *rules, exits.counting if scores else exits.settings)
-            left_out = (exits.missing, exits.unsolved) if scores else ()
+            pruned = compare_pruning(exits, *rules, exits.solved_settings if scores else exits.task_settings)
+            left_out = (exits.unavailable_reasons, exits.unsolved_reasons) if scores else ()
             verdict = decide(PruningEvidence(pruned, never, papers, *left_out), asked)
-            return with_flop_evidence(verdict, evidence.flop_verification)
+            return add_flop_evidence_leg(verdict, evidence.flop_verification)
 
         return answer_on_items(evidence, asked, judged)
 
@@ -248,27 +251,27 @@ def decide_gain_formula(found: tuple[Iterable[PrunedModel], NeverExiting], asked
     pruned, never = found
     for layers, vocabulary, minimum, kept in pruned:
         where, gain = f"{PAPERS}, j={minimum}", published_efficiency_gain(layers, vocabulary, minimum, kept)
-        legs.append(judged_count(f"{where}: formula at k={kept:,}", gain, 1, asked.claim.thresholds["flop_ratio"]))
+        legs.append(make_counted_leg(f"{where}: formula at k={kept:,}", gain, 1, asked.claim.thresholds["flop_ratio"]))
         legs.append(
             build_count_leg(
                 f"{where}: bound L/j", efficiency_gain_bound(layers, minimum), 1, UNIT, "the formula at k = 0"
             )
         )
-    return asked.combine([*legs, *never_legs(never, None)])
+    return asked.combine_legs([*legs, *make_never_exiting_legs(never, None)])
 
 
 def answer_gain_formula(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """From the paper's geometry; no text is read."""
-    if not evidence.subject.seq2seq:
+    if not evidence.subject.is_seq2seq:
         reason = "the claim needs an encoder-decoder model, not a decoder-only model"
         return Answer(asked.not_applicable(reason))
     geometry = geometry_named(PAPERS)
-    pruned = [published_pruning(minimum, geometry.layers, geometry.vocabulary) for minimum in MINIMA]
-    verdict = decide_gain_formula((pruned, paper_never_exiting("softmax", "softmax, fixed")), asked)
+    pruned = [make_published_pruning(minimum, geometry.layers, geometry.vocabulary) for minimum in MINIMA]
+    verdict = decide_gain_formula((pruned, compute_paper_ratios("softmax", "softmax, fixed")), asked)
     return Answer(verdict, fingerprint=evidence.fingerprint)
 
 
-def published_pruning(minimum: int, layers: int, vocabulary: int) -> PrunedModel:
+def make_published_pruning(minimum: int, layers: int, vocabulary: int) -> PrunedModel:
     """At the published k* of ``minimum``."""
     return layers, vocabulary, minimum, kept_vocabulary_size(minimum, layers, vocabulary)
 
@@ -290,10 +293,10 @@ def decide_exit_runtime(found: RuleTimings, asked: ClaimContext) -> Verdict:
     for rule, (full, own, saved) in found.items():
         legs.append(build_report_leg(f"{rule}: speed", estimate_speedup_per_request(full, own), f"FLOPs {saved:.2f} ×"))
         legs.append(build_count_leg(f"{rule}: FLOPs", saved, len(own), "× fewer FLOPs"))
-    return asked.combine(legs)
+    return asked.combine_legs(legs)
 
 
-def exit_runtimes(exits: EarlyExitMeasurements) -> RuleTimings:
+def time_exit_rules(exits: EarlyExitMeasurements) -> RuleTimings:
     """Every rule of ``TIMED``, timed together; then the FLOPs of the same requests, one rule after the other.
 
     Requests are about the last task, at the least minimum layer.
@@ -301,18 +304,18 @@ def exit_runtimes(exits: EarlyExitMeasurements) -> RuleTimings:
     Raises:
         Unsupported: the decoder under test declines a rule, or does not count its work.
     """
-    subject, prompts = exits.subject, exits.prompts(exits.tasks[-1])
-    points = {rule: exits.point(rule, exits.minima[0]) for rule in TIMED}
+    subject, prompts = exits.subject, exits.make_prompts(exits.tasks[-1])
+    points = {rule: exits.make_point(rule, exits.minimum_exit_layers[0]) for rule in TIMED}
     seconds = {arm: ByPair(each) for arm, each in time_rules(subject, prompts, points, PAIRS, NEW).seconds.items()}
-    full = timed_flops(subject, prompts, exits.full, PAIRS, NEW)
-    own = {rule: timed_flops(subject, prompts, point, PAIRS, NEW) for rule, point in points.items()}
-    return {rule: (seconds["full"], seconds[rule], flop_saving(full, own[rule])[-1]) for rule in TIMED}
+    full = count_timed_flops(subject, prompts, exits.full_depth_point, PAIRS, NEW)
+    own = {rule: count_timed_flops(subject, prompts, point, PAIRS, NEW) for rule, point in points.items()}
+    return {rule: (seconds["full"], seconds[rule], compute_flop_ratios(full, own[rule])[-1]) for rule in TIMED}
 
 
 QUESTIONS = (
-    pruning_row("EE-1", decide_fixed_pruning, ("softmax", "softmax, fixed"), scores=True),
-    pruning_row("EE-2", decide_pruning_costs, ("softmax, fixed", "softmax, decaying"), arithmetic=False),
-    pruning_row("EE-4", decide_pruning_costs, ("JSD", "JSD, adaptive")),
+    make_pruning_question("EE-1", decide_fixed_pruning, ("softmax", "softmax, fixed"), scores=True),
+    make_pruning_question("EE-2", decide_pruning_costs, ("softmax, fixed", "softmax, decaying"), arithmetic=False),
+    make_pruning_question("EE-4", decide_pruning_costs, ("JSD", "JSD, adaptive")),
     Question("EE-8", "model", answer_gain_formula, decide=decide_gain_formula),
-    exit_row("EE-14", exit_runtimes, decide_exit_runtime, measures=True),
+    make_early_exit_question("EE-14", time_exit_rules, decide_exit_runtime, measures=True),
 )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from emad_ref.claims.base import ClaimContext
-from emad_ref.claims.early_exit_answers import exit_row
+from emad_ref.claims.early_exit_answers import make_early_exit_question
 from emad_ref.measurements.attachments import AttachedTable
 from emad_ref.measurements.early_exits import ALPHAS, EarlyExitMeasurements, LayerReadings
 from emad_ref.statistics.legs import build_count_leg, build_report_leg
@@ -27,9 +27,9 @@ MEDIAN = RANK_QUANTILES.index(0.5)
 Readings = Mapping[str, LayerReadings]  # task → what every layer says of the reference answers, token by token
 
 
-def layer_readings(exits: EarlyExitMeasurements) -> Readings:
+def gather_layer_readings(exits: EarlyExitMeasurements) -> Readings:
     """Of every task that could be asked."""
-    return {task: exits.read(task) for task in exits.tasks}
+    return {task: exits.read_layers(task) for task in exits.tasks}
 
 
 def decide_overconfidence(found: Readings, asked: ClaimContext) -> Verdict:
@@ -43,10 +43,10 @@ def decide_overconfidence(found: Readings, asked: ClaimContext) -> Verdict:
                 f"confidence {layer.confidence:.2f}, accuracy {layer.accuracy:.2f}, ECE {layer.calibration_error:.2f}"
             )
             legs.append(build_report_leg(f"{task}, layer {layer.layer}", estimate, said))
-    return asked.combine(legs)
+    return asked.combine_legs(legs)
 
 
-def confidence_table(exits: EarlyExitMeasurements) -> AttachedTable:
+def make_confidence_table(exits: EarlyExitMeasurements) -> AttachedTable:
     """Confidence, accuracy and calibration error after every layer."""
     rows: list[dict[str, Any]] = [
         {
@@ -56,7 +56,7 @@ def confidence_table(exits: EarlyExitMeasurements) -> AttachedTable:
             "accuracy": layer.accuracy,
             "ECE": layer.calibration_error,
         }
-        for task, each in layer_readings(exits).items()
+        for task, each in gather_layer_readings(exits).items()
         for layer in layer_reliability(each.response, each.correct)
     ]
     return AttachedTable("confidence and accuracy per layer", rows, "confidence and accuracy")
@@ -73,14 +73,14 @@ def decide_token_rank(found: Readings, asked: ClaimContext) -> Verdict:
             legs.append(
                 build_count_leg(f"{task}, layer {layer}: median", ranks[MEDIAN], len(read.item), asked.claim.unit)
             )
-    return asked.combine(legs)
+    return asked.combine_legs(legs)
 
 
-def rank_table(exits: EarlyExitMeasurements) -> AttachedTable:
+def make_rank_table(exits: EarlyExitMeasurements) -> AttachedTable:
     """Quantiles of the final token's rank after every layer."""
     rows: list[dict[str, Any]] = [
         {"task": task, "layer": layer, **dict(zip((f"{q:.0%}" for q in RANK_QUANTILES), ranks.tolist(), strict=True))}
-        for task, each in layer_readings(exits).items()
+        for task, each in gather_layer_readings(exits).items()
         for layer, ranks in enumerate(rank_quantiles(each.ranks), start=1)
     ]
     return AttachedTable("rank of the final token per layer", rows, "final token rank")
@@ -100,11 +100,11 @@ def decide_contrast_calibration(found: Readings, asked: ClaimContext) -> Verdict
             rate = "" if ALPHAS[alpha] is None else f", decay rate {ALPHAS[alpha]:g}: the paper gives none"
             said = f"ECE {ece:.3f}, confidence {confidence.mean():.2f}, accuracy {correct.mean():.2f}{rate}"
             legs.append(build_report_leg(f"{task}, {signal.replace('_', ' ')}, {alpha}", estimate, said))
-    return asked.combine(legs)
+    return asked.combine_legs(legs)
 
 
 QUESTIONS = (
-    exit_row("EE-5", layer_readings, decide_overconfidence, tables=confidence_table),
-    exit_row("EE-6", layer_readings, decide_token_rank, tables=rank_table),
-    exit_row("EE-11", layer_readings, decide_contrast_calibration),
+    make_early_exit_question("EE-5", gather_layer_readings, decide_overconfidence, tables=make_confidence_table),
+    make_early_exit_question("EE-6", gather_layer_readings, decide_token_rank, tables=make_rank_table),
+    make_early_exit_question("EE-11", gather_layer_readings, decide_contrast_calibration),
 )

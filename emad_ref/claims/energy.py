@@ -76,18 +76,18 @@ def answer_energy(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
 
     The smallest budget has not the minutes for a processor's, and would decide nothing by them.
     """
-    with energy_counter(evidence.subject.stepper, packages=evidence.study.budget.rank > 0) as counter:
-        energies = energy_by_batch(evidence, counter)
-    verdict = decide_energy(energy_evidence(energies), asked)
+    with open_energy_counter(evidence.subject.stepper, packages=evidence.study.budget.rank > 0) as counter:
+        energies = measure_energy_by_batch_size(evidence, counter)
+    verdict = decide_energy(gather_energy_evidence(energies), asked)
     notes = tuple(
-        f"{evidence.name}: energy at batch {rows}: {energy_note(each)}"
+        f"{evidence.name}: energy at batch {rows}: {format_energy_note(each)}"
         for rows, each in energies.items()
         if isinstance(each, EnergyResult)
     )
     return Answer(verdict, evidence.corpus, evidence.fingerprint, Attachments(notes=notes))
 
 
-def energy_evidence(energies: Mapping[int, EnergyResult | Unmeasured]) -> EnergyEvidence:
+def gather_energy_evidence(energies: Mapping[int, EnergyResult | Unmeasured]) -> EnergyEvidence:
     """What was measured by batch size, as ``decide`` takes it: readings from a device, or replayed ones."""
     found = {}
     for rows, each in energies.items():
@@ -98,14 +98,14 @@ def energy_evidence(energies: Mapping[int, EnergyResult | Unmeasured]) -> Energy
     return found
 
 
-def energy_note(energies: EnergyResult) -> str:
+def format_energy_note(energies: EnergyResult) -> str:
     """Which instrument was read, how often it moves, what was and what could not be checked, what was thrown away."""
     moves = (f"moves every {1000 * energies.refresh_s:.3g} ms",) if energies.refresh_s else ()
     spoiled = f"{len(energies.spoiled)} windows spoiled"
     return "; ".join((energies.source, ALONE, *moves, *energies.caveats, spoiled))
 
 
-def energy_counter(stepper: Stepper, packages: bool = False) -> AbstractContextManager[EnergyCounter | Unmeasured]:
+def open_energy_counter(stepper: Stepper, packages: bool = False) -> AbstractContextManager[EnergyCounter | Unmeasured]:
     """NVML's counter of the one GPU that the model lies on, or why there is none.
 
     ``packages``: that of the processor (RAPL), where the model lies on no GPU.
@@ -115,27 +115,27 @@ def energy_counter(stepper: Stepper, packages: bool = False) -> AbstractContextM
         return nullcontext(Unmeasured(f"the model lies on {len(places)} devices, and a counter sees one of them"))
     if stepper.device.type == "cpu" and packages:
         return nullcontext(open_rapl())
-    return open_nvml(device_uuid(stepper.device))
+    return open_nvml(find_device_uuid(stepper.device))
 
 
-def device_uuid(device: torch.device) -> str | None:
+def find_device_uuid(device: torch.device) -> str | None:
     """The UUID by which NVML knows the decoder's device; None where it is not a GPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
-def energy_by_batch(
+def measure_energy_by_batch_size(
     evidence: ModelMeasurements, counter: EnergyCounter | Unmeasured
 ) -> dict[int, EnergyResult | Unmeasured]:
     """Batch size → windows of it; nothing is tried after the first that cannot be measured."""
     energies: dict[int, EnergyResult | Unmeasured] = {}
     for rows in evidence.study.budget.batch_sizes:
-        energies[rows] = counter if isinstance(counter, Unmeasured) else energy_windows(evidence, counter, rows)
+        energies[rows] = counter if isinstance(counter, Unmeasured) else measure_energy(evidence, counter, rows)
         if isinstance(energies[rows], Unmeasured):
             break
     return energies
 
 
-def energy_windows(evidence: ModelMeasurements, counter: EnergyCounter, rows: int) -> EnergyResult | Unmeasured:
+def measure_energy(evidence: ModelMeasurements, counter: EnergyCounter, rows: int) -> EnergyResult | Unmeasured:
     """Joules and tokens of full depth and of the timed point, requests of the same shape as those timed.
 
     Raises:
@@ -144,7 +144,7 @@ def energy_windows(evidence: ModelMeasurements, counter: EnergyCounter, rows: in
     subject, latency = evidence.subject, evidence.latency
     length, new = latency.request_shape
     pairs = SMOKE_PAIRS if subject.budget.rank == 0 else subject.budget.pairs // HALF
-    prompts = subject.prompts(rows * (pairs + 1), length)
+    prompts = subject.make_equal_prompts(rows * (pairs + 1), length)
 
     def arm(decoder: Decoder) -> Callable[[int, int], int]:
         def run(pair: int, request: int) -> int:
@@ -155,8 +155,8 @@ def energy_windows(evidence: ModelMeasurements, counter: EnergyCounter, rows: in
         return run
 
     with (
-        subject.open_audited(subject.full, max_rows=rows) as full,
-        subject.open_audited(latency.point, max_rows=rows) as adaptive,
+        subject.open_audited_decoder(subject.full_depth_point, max_rows=rows) as full,
+        subject.open_audited_decoder(latency.most_saving_point, max_rows=rows) as adaptive,
     ):
         refresh = refresh_seconds(counter)
         if isinstance(refresh, Unmeasured):
@@ -170,10 +170,10 @@ def energy_windows(evidence: ModelMeasurements, counter: EnergyCounter, rows: in
             counter,
             synchronize=full.synchronize,
         )
-    return energies if isinstance(energies, Unmeasured) else with_self_check(energies, refresh, agreement)
+    return energies if isinstance(energies, Unmeasured) else add_self_check(energies, refresh, agreement)
 
 
-def with_self_check(energies: EnergyResult, refresh_s: float, agreement: float | Unmeasured) -> EnergyResult:
+def add_self_check(energies: EnergyResult, refresh_s: float, agreement: float | Unmeasured) -> EnergyResult:
     """With what is known of the instrument: how often it moves, and how it stands to the power beside it."""
     if isinstance(agreement, Unmeasured):
         said = [f"no self-check: {agreement.reason}"]

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from emad_ref.audit.tolerances import UNIT_ROUNDOFF
-from emad_ref.claims.base import ClaimContext, decoder_only_premise, model_row
+from emad_ref.claims.base import ClaimContext, find_unmet_decoder_only_premise, make_model_question
 from emad_ref.measurements.engine import (
     HEAD,
     TAIL,
@@ -42,7 +42,7 @@ POSITIONS = 8  # drafted positions that a record may hold
 SAMPLING_LEGS = 14
 
 
-def divergence_bound(found: DistributionEvidence) -> float:
+def compute_divergence_bound(found: DistributionEvidence) -> float:
     """Largest mean KL of the stated precision, nats: twice what the folder's twin in it shows, and rounding."""
     twin = found.twins.get(found.dtype)
     return found.noise + (0.0 if twin is None else 2 * twin[0])
@@ -54,16 +54,16 @@ def decide_same_model(found: DistributionEvidence, asked: ClaimContext) -> Verdi
     The second pays for ruined documents that no sample shows (``statistics.rates.estimate_perplexity_rise``), which
     would diverge, too; so the first pays for skew alone. Top-1 agreement stands beside them.
     """
-    bound, rise = divergence_bound(found), asked.claim.thresholds["perplexity_rise"]
+    bound, rise = compute_divergence_bound(found), asked.claim.thresholds["perplexity_rise"]
     divergence = mean_rate(found.divergence, found.positions, threshold=bound, rng=asked.rng, unit="nats", worst=0.0)
     loss = found.loss, found.own_loss, found.positions
     perplexity = estimate_perplexity_rise(*loss, threshold=rise, rng=asked.rng)
     tests = [
-        asked.test(f"KL at {found.dtype}", divergence, "above", bound),
-        asked.test("perplexity of emitted tokens", perplexity, "above", rise),
+        asked.make_leg_test(f"KL at {found.dtype}", divergence, "above", bound),
+        asked.make_leg_test("perplexity of emitted tokens", perplexity, "above", rise),
     ]
     agreement = mean_rate(found.agreeing, found.positions, threshold=1.0, rng=asked.rng, unit="share")
-    return asked.decide(tests, [build_report_leg(AGREEMENT, agreement)])
+    return asked.decide_tests(tests, [build_report_leg(AGREEMENT, agreement)])
 
 
 def decide_parted_rows(found: PartedRows, asked: ClaimContext) -> Verdict:
@@ -106,10 +106,10 @@ def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict
         name, least = f"drafted position {at + 1}", recorded - slack
         rate = mean_rate(accepted, found.drafts, threshold=least, rng=asked.rng, unit="share")
         if recorded:
-            tests.append(asked.test(f"{name}, {recorded:.3g} on record", rate, "below", least))
+            tests.append(asked.make_leg_test(f"{name}, {recorded:.3g} on record", rate, "below", least))
         elif at < len(found.accepted):
             beside.append(build_report_leg(name, rate))
-    return asked.decide(tests, beside)
+    return asked.decide_tests(tests, beside)
 
 
 def decide_sampling(found: SamplingEvidence, asked: ClaimContext) -> Verdict:
@@ -129,7 +129,7 @@ def decide_sampling(found: SamplingEvidence, asked: ClaimContext) -> Verdict:
             for how, bad, limit in sides:
                 rate = mean_rate(count, found.tokens, threshold=limit, rng=asked.rng, unit="share")
                 name = f"{part} at temperature {temperature:g}, too {how}"
-                tests.append(asked.test(name, rate, bad, limit))
+                tests.append(asked.make_leg_test(name, rate, bad, limit))
     closed = []
     for name, shares in found.repeats.items():
         if not len(shares):
@@ -137,8 +137,8 @@ def decide_sampling(found: SamplingEvidence, asked: ClaimContext) -> Verdict:
             continue
         ones = shares.with_values(np.ones(len(shares)))
         repeated = mean_rate(shares, ones, threshold=copied, rng=asked.rng, unit="share")
-        tests.append(asked.test(f"two {name} draw the same", repeated, "above", copied))
-    return asked.decide(tests, closed)
+        tests.append(asked.make_leg_test(f"two {name} draw the same", repeated, "above", copied))
+    return asked.decide_tests(tests, closed)
 
 
 def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
@@ -156,10 +156,10 @@ def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
     if stated.speedup is not None:
         least = stated.speedup * (1 - slack)
         faster = estimate_total_speedup(found.full_s, found.rule_s, threshold=least)
-        tests.append(asked.test(f"speed-up, {stated.speedup:g}× stated", faster, "below", least))
+        tests.append(asked.make_leg_test(f"speed-up, {stated.speedup:g}× stated", faster, "below", least))
         if found.explained is not None:
             beyond = estimate_total_speedup(found.full_s, found.rule_s, threshold=found.explained)
-            tests.append(asked.test("speed-up beyond what blocks explain", beyond, "above", found.explained))
+            tests.append(asked.make_leg_test("speed-up beyond what blocks explain", beyond, "above", found.explained))
         elif found.generate_s is not None:
             beside += _slow_full_depth(found.full_s, found.generate_s)
     if stated.saved_blocks is not None:
@@ -171,8 +171,8 @@ def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
             tests.append(build_leg_test(name, saved, "below", least, {"documents": asked.claim.minimum["documents"]}))
     loss = found.loss, found.full_loss, found.tokens
     risen = estimate_perplexity_rise(*loss, threshold=rise, rng=asked.rng)
-    tests.append(asked.test("perplexity of emitted tokens", risen, "above", rise))
-    return asked.decide(tests, beside)
+    tests.append(asked.make_leg_test("perplexity of emitted tokens", risen, "above", rise))
+    return asked.decide_tests(tests, beside)
 
 
 def _slow_full_depth(full_s: ByPair, generate_s: ByPair) -> list[Leg]:
@@ -187,18 +187,22 @@ def _slow_full_depth(full_s: ByPair, generate_s: ByPair) -> list[Leg]:
     return [unmeasured_leg("a full depth that was not slowed", reason)]
 
 
-_engine_row = partial(model_row, premise=decoder_only_premise, budget="full")
+_engine_row = partial(make_model_question, premise=find_unmet_decoder_only_premise, budget="full")
 
 QUESTIONS = (
-    _engine_row("ENG-1", lambda of: of.engine.distributions, decide_same_model, legs=lambda study, layers: 2),
-    _engine_row("ENG-2", lambda of: of.engine.company, decide_parted_rows),
-    _engine_row("ENG-3", lambda of: of.engine.repeats, decide_parted_rows),
-    _engine_row("ENG-4", lambda of: of.engine.distributions, decide_precision, legs=lambda study, layers: 1),
-    _engine_row("ENG-5", lambda of: of.engine.acceptance, decide_acceptance, legs=lambda study, layers: POSITIONS),
-    _engine_row("ENG-6", lambda of: of.engine.draws, decide_sampling, legs=lambda study, layers: SAMPLING_LEGS),
+    _engine_row("ENG-1", lambda of: of.engine_answers.distributions, decide_same_model, legs=lambda study, layers: 2),
+    _engine_row("ENG-2", lambda of: of.engine_answers.batch_invariance, decide_parted_rows),
+    _engine_row("ENG-3", lambda of: of.engine_answers.repeatability, decide_parted_rows),
+    _engine_row("ENG-4", lambda of: of.engine_answers.distributions, decide_precision, legs=lambda study, layers: 1),
+    _engine_row(
+        "ENG-5", lambda of: of.engine_answers.acceptance, decide_acceptance, legs=lambda study, layers: POSITIONS
+    ),
+    _engine_row(
+        "ENG-6", lambda of: of.engine_answers.sampling, decide_sampling, legs=lambda study, layers: SAMPLING_LEGS
+    ),
     _engine_row(
         "ENG-7",
-        lambda of: of.own_rule,
+        lambda of: of.own_rule_evidence,
         decide_stated_rule,
         legs=lambda study, layers: 4,
         measures=True,

@@ -15,11 +15,18 @@ import numpy as np
 from emad_ref.benchmark.flops import probe_share
 from emad_ref.calibration.monotonicity import correction_text, profile_warnings
 from emad_ref.calibration.trace import Trace
-from emad_ref.claims.base import Answer, ClaimContext, Question, model_row, quality_premise, with_flop_evidence
+from emad_ref.claims.base import (
+    Answer,
+    ClaimContext,
+    Question,
+    add_flop_evidence_leg,
+    find_unmet_quality_premise,
+    make_model_question,
+)
 from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.pareto import MarginGain, margin_gain
+from emad_ref.measurements.pareto import MarginGain, measure_margin_gain
 from emad_ref.measurements.traces import PAPER_KS, PAPER_RANKS, READ
 from emad_ref.models.geometry import Geometry, geometry_named
 from emad_ref.point import EntropyEstimator
@@ -64,12 +71,15 @@ def decide_entropy_profile(found: EntropySums, asked: ClaimContext) -> Verdict:
     """
     threshold = asked.claim.thresholds["entropy_rise_nats"]
     steps = estimate_entropy_changes(*found, threshold=threshold, rng=asked.rng)
-    tests = [asked.test(step_name(layer), step, "above", threshold) for layer, step in enumerate(steps, start=1)]
+    tests = [
+        asked.make_leg_test(format_step_name(layer), step, "above", threshold)
+        for layer, step in enumerate(steps, start=1)
+    ]
     slope = estimate_entropy_slope(*found, threshold=threshold, rng=asked.rng)
-    return asked.decide(tests, [build_report_leg("slope over all layers", slope, threshold=threshold)])
+    return asked.decide_tests(tests, [build_report_leg("slope over all layers", slope, threshold=threshold)])
 
 
-def step_name(layer: int) -> str:
+def format_step_name(layer: int) -> str:
     """The leg of the step from ``layer`` to the next."""
     return f"layer {layer} → {layer + 1}"
 
@@ -83,14 +93,16 @@ def answer_entropy_profile(evidence: ModelMeasurements, asked: ClaimContext) -> 
     profile = traces.profile
     targets = dict(zip(profile.probes, profile.targets_nats, strict=True))
     rises = {leg.name: leg.estimate for leg in verdict.legs if leg.outcome == "falsified"}
-    rows = readouts(traces.evaluation.every_layer, targets, rises)
+    rows = make_readout_rows(traces.evaluation.every_layer, targets, rises)
     table = AttachedTable(f"readouts by layer on {evidence.corpus}", rows, "entropy profile")
     said = [each for each in (*profile_warnings(profile), correction_text(profile)) if each]
     notes = tuple(f"{evidence.name}, profile of {profile.corpus}: {each}" for each in said)
     return Answer(verdict, evidence.corpus, evidence.fingerprint, Attachments((table,), notes))
 
 
-def readouts(trace: Trace, targets: Mapping[int, float], rises: Mapping[str, float | None]) -> list[dict[str, Any]]:
+def make_readout_rows(
+    trace: Trace, targets: Mapping[int, float], rises: Mapping[str, float | None]
+) -> list[dict[str, Any]]:
     """Why low entropy may mislead: how often a layer echoes its input, and how often it agrees with the last.
 
     ``targets``: probe layer → isotonic target of the calibration text, nats. ``rises``: step → its rise, nats, where
@@ -107,7 +119,7 @@ def readouts(trace: Trace, targets: Mapping[int, float], rises: Mapping[str, flo
         {
             "layer": layer,
             "mean entropy, nats": float(entropy),
-            "shown rise, nats": rises.get(step_name(layer - 1)),
+            "shown rise, nats": rises.get(format_step_name(layer - 1)),
             "target, nats": targets.get(layer),
             "echo %": float(echo),
             "agrees with last %": float(agrees),
@@ -166,7 +178,7 @@ def answer_probe_cost(evidence: ModelMeasurements, asked: ClaimContext) -> Answe
     """The model under test beside small models of the papers."""
     geometries = {f"{evidence.name} (under test)": evidence.loaded.geometry}
     geometries |= {f"geometry of {name}": geometry_named(name) for name in GEOMETRIES}
-    found = {name: probe_shares(geometry) for name, geometry in geometries.items()}
+    found = {name: compute_probe_shares(geometry) for name, geometry in geometries.items()}
     estimators = dict.fromkeys(name for shares in found.values() for name in shares)
     rows = [
         {"estimator": estimator} | {f"{name} %": shares.get(estimator) for name, shares in found.items()}
@@ -176,7 +188,7 @@ def answer_probe_cost(evidence: ModelMeasurements, asked: ClaimContext) -> Answe
     return Answer(decide_probe_cost(found, asked), "", evidence.fingerprint, Attachments((table,)))
 
 
-def probe_shares(geometry: Geometry) -> dict[str, float]:
+def compute_probe_shares(geometry: Geometry) -> dict[str, float]:
     """Estimator and stride → share, at a context of ``CONTEXT`` tokens; strides that leave a probe."""
     return {
         f"{estimator.name}, stride {stride}": probe_share(
@@ -223,8 +235,8 @@ class EstimatorRankingEvidence:
 def decide_estimator_ranking(found: EstimatorRankingEvidence, asked: ClaimContext) -> Verdict:
     """EMAD-E4: a leg per estimator, size and probe: Spearman's ρ against the threshold, resampled by document.
 
-    At the sizes the paper means (``EntropyEstimates.paper``), with uncorrected estimates. The linear probe, which is
-    ours, is listed beside.
+    At the sizes the paper means (``EntropyEstimates.paper_estimators``), with uncorrected estimates. The
+    linear probe, which is ours, is listed beside.
     """
     threshold = asked.claim.thresholds["spearman"]
     legs: dict[str, Estimate] = {}
@@ -243,21 +255,21 @@ def decide_estimator_ranking(found: EstimatorRankingEvidence, asked: ClaimContex
 
 def answer_estimator_ranking(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Estimators fitted on two splits, read on documents of the third; beside it what they err and change."""
-    if absent := quality_premise(evidence, asked):
+    if absent := find_unmet_quality_premise(evidence, asked):
         return Answer(absent, evidence.corpus, evidence.fingerprint)
-    estimates = evidence.estimates
-    fitted = estimates.corrected([*estimates.paper, estimates.linear])
-    trace, document = estimates.read_by_document("evaluate", READ, fitted)
-    full = estimates.columns(trace.entropy_nats)
-    read = {estimator: estimates.uncorrected(trace, estimator) for estimator in fitted}
-    readings, ours = {each.name: nats for each, nats in read.items()}, {estimates.linear.name}
+    estimates = evidence.entropy_estimates
+    fitted = estimates.correct_estimators([*estimates.paper_estimators, estimates.linear_estimator])
+    trace, document = estimates.take_trace_with_documents("evaluate", READ, fitted)
+    full = estimates.select_probe_columns(trace.entropy_nats)
+    read = {estimator: estimates.undo_correction(trace, estimator) for estimator in fitted}
+    readings, ours = {each.name: nats for each, nats in read.items()}, {estimates.linear_estimator.name}
     found = EstimatorRankingEvidence(estimates.probes, full, readings, document, listed=ours)
     verdict = decide_estimator_ranking(found, asked)
-    table = AttachedTable("entropy estimators against the full softmax", agreement_rows(evidence, full, read))
+    table = AttachedTable("entropy estimators against the full softmax", make_estimator_rows(evidence, full, read))
     return Answer(verdict, evidence.corpus, evidence.fingerprint, Attachments((table,)))
 
 
-def agreement_rows(
+def make_estimator_rows(
     evidence: ModelMeasurements, full: Floats, read: Mapping[EntropyEstimator, Floats]
 ) -> list[dict[str, Any]]:
     """RMSE after correction, and the share of exit decisions at τ = mean H that would change."""
@@ -275,7 +287,7 @@ def agreement_rows(
             "decisions changed %": next(iter(row.changed.values())),
             "tokens": row.tokens,
         }
-        for row in compare_estimators(evidence.estimates.probes, full, read, targets)
+        for row in compare_estimators(evidence.entropy_estimates.probes, full, read, targets)
     ]
 
 
@@ -314,14 +326,14 @@ def decide_context_depth(found: ContextDepthEvidence, asked: ClaimContext) -> Ve
         beside.insert(0, unmeasured_leg(HARD_LEG, reason))
     else:
         tests.append(_late_hard_tokens(found, asked))
-    return asked.decide(tests, beside)
+    return asked.decide_tests(tests, beside)
 
 
 def _entropy_slope(found: ContextDepthEvidence, asked: ClaimContext) -> LegTest:
     most = asked.claim.thresholds["slope_nats"]
     columns = found.doublings, found.entropy_nats, found.document
     slope = estimate_within_document_slope(*columns, threshold=most, rng=asked.rng, unit=asked.claim.unit)
-    return asked.test("entropy of the last layer, within documents", slope, "above", most)
+    return asked.make_leg_test("entropy of the last layer, within documents", slope, "above", most)
 
 
 def _why_none_is_late(found: ContextDepthEvidence, asked: ClaimContext) -> str:
@@ -341,7 +353,7 @@ def _late_hard_tokens(found: ContextDepthEvidence, asked: ClaimContext) -> LegTe
     late = ByDocument.from_windows(found.above_cap[hard].astype(np.int64), document)
     all_hard = ByDocument.from_windows(np.ones(len(document), dtype=np.int64), document)
     share = mean_rate(late, all_hard, threshold=most, rng=asked.rng, unit="share of hard tokens")
-    return asked.test(HARD_LEG, share, "above", most)
+    return asked.make_leg_test(HARD_LEG, share, "above", most)
 
 
 def _free_depth(found: ContextDepthEvidence, asked: ClaimContext) -> list[Leg]:
@@ -356,7 +368,7 @@ def _free_depth(found: ContextDepthEvidence, asked: ClaimContext) -> list[Leg]:
     ]
 
 
-def context_depth_evidence(evidence: ModelMeasurements) -> ContextDepthEvidence:
+def gather_context_depth(evidence: ModelMeasurements) -> ContextDepthEvidence:
     """From the evaluation trace and the calibrated default."""
     traces, trace = evidence.traces, evidence.traces.evaluation
     bound, free = monotone_and_free_depths(trace, traces.profile.point(0.0))
@@ -365,12 +377,12 @@ def context_depth_evidence(evidence: ModelMeasurements) -> ContextDepthEvidence:
         entropy_nats=trace.entropy_nats[:, -1].astype(np.float64),
         free_depth=free.astype(np.float64),
         above_cap=free > bound,
-        document=traces.tokens,
+        document=traces.document_of_token,
         blocks_saved=float(1 - bound.mean() / trace.layers),
     )
 
 
-def context_depth_table(evidence: ModelMeasurements) -> Attachments:
+def make_context_depth_table(evidence: ModelMeasurements) -> Attachments:
     """In every doubling of the position, depth at the calibrated default, and what it would be were it free to rise."""
     rows = [
         {
@@ -391,7 +403,7 @@ def context_depth_table(evidence: ModelMeasurements) -> Attachments:
 def decide_flat_profile(found: tuple[EntropySums, MarginGain], asked: ClaimContext) -> Verdict:
     """EMAD-E11: the slope of the profile, the gain at equal quality, and what it loses on evaluation; no threshold.
 
-    The trend over models and corpora is an ablation's (``measurements.pareto.flatness_trend``).
+    The trend over models and corpora is an ablation's (``measurements.pareto.compute_flatness_trend``).
     """
     sums, (point, saved, rise) = found
     slope, documents = estimate_entropy_slope(*sums, threshold=0.0, rng=asked.rng), len(sums[1])
@@ -401,15 +413,17 @@ def decide_flat_profile(found: tuple[EntropySums, MarginGain], asked: ClaimConte
         build_count_leg(f"perplexity at that point ({chosen})", rise, documents, "relative rise"),
         build_report_leg("slope of the mean profile", slope),
     ]
-    return asked.combine(legs)
+    return asked.combine_legs(legs)
 
 
 def answer_flat_profile(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """From the evaluation trace, and the sweep of margins on validation."""
-    verdict = quality_premise(evidence, asked)
+    verdict = find_unmet_quality_premise(evidence, asked)
     if verdict is None:
-        verdict = decide_flat_profile((evidence.traces.entropy_sums, margin_gain(evidence.rivals)), asked)
-        verdict = with_flop_evidence(verdict, evidence.flop_verification)
+        verdict = decide_flat_profile(
+            (evidence.traces.entropy_sums, measure_margin_gain(evidence.baseline_comparison)), asked
+        )
+        verdict = add_flop_evidence_leg(verdict, evidence.flop_verification)
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
 
 
@@ -421,7 +435,7 @@ def decide_tied_embedding(tied: bool, asked: ClaimContext) -> Verdict:
     outcome: Outcome = "survived" if tied else "falsified"
     said = "the premise holds" if tied else "the premise does not hold: embedding and unembedding are separate"
     leg = Leg("tied unembedding", outcome, float(tied), None, 1, 1.0, asked.claim.unit, said, good="higher")
-    return asked.combine([leg])
+    return asked.combine_legs([leg])
 
 
 def answer_tied_embedding(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -446,11 +460,11 @@ QUESTIONS = (
         legs=lambda study, layers: ESTIMATORS * len(default_probes(layers)),
         decide=decide_estimator_ranking,
     ),
-    model_row(
+    make_model_question(
         "EMAD-E9",
-        context_depth_evidence,
+        gather_context_depth,
         decide_context_depth,
-        attach=context_depth_table,
+        attach=make_context_depth_table,
         legs=lambda study, layers: 2,
     ),
     Question("EMAD-E11", "model", answer_flat_profile, decide=decide_flat_profile),

@@ -14,12 +14,12 @@ from emad_ref.audit.tolerances import measured_tolerance
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import Trace, concatenate_traces, stepwise_logits, take_trace, trace_stepwise
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.claims.base import Answer, ClaimContext, Question, with_flop_evidence
+from emad_ref.claims.base import Answer, ClaimContext, Question, add_flop_evidence_leg
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.operating_points import NllPair
-from emad_ref.measurements.traces import documents_of
+from emad_ref.measurements.traces import documents_of_windows
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.quantisation import int8_copy
 from emad_ref.point import OperatingPoint
@@ -42,8 +42,9 @@ LogitDifferences = tuple[Floats, float]
 def decide_forced_depths(found: LogitDifferences, asked: ClaimContext) -> Verdict:
     """EMAD-E2: one leg, every logit of the decoder under test within the tolerance of the judge's readout at its depth.
 
-    A suite may bring depth sequences of its own (ours draws them with Hypothesis) to ``differences_at``, and hand all
-    differences to ``answer_from_differences``. It does not apply to a decoder that takes no depth from outside.
+    A suite may bring depth sequences of its own (ours draws them with Hypothesis) to ``measure_logit_differences``, and
+    hand all differences to ``answer_from_differences``. It does not apply to a decoder that takes no depth from
+    outside.
     """
     differences, tolerance = found
     return judge_within_tolerance(asked.claim, asked.model, {"logits under drawn depths": differences}, tolerance)
@@ -53,20 +54,20 @@ def answer_forced_depths(evidence: ModelMeasurements, asked: ClaimContext) -> An
     """Depth sequences from the run's generator, as many as the budget has examples."""
     layers, rng = evidence.subject.stepper.layers, asked.rng
     drawn = [
-        differences_at(evidence, np.sort(rng.integers(1, layers + 1, FED))[::-1], int(rng.integers(SEEDS)))
+        measure_logit_differences(evidence, np.sort(rng.integers(1, layers + 1, FED))[::-1], int(rng.integers(SEEDS)))
         for _ in range(evidence.subject.budget.examples)
     ]
     return answer_from_differences(evidence, asked, drawn)
 
 
 def answer_from_differences(evidence: ModelMeasurements, asked: ClaimContext, drawn: Sequence[Floats]) -> Answer:
-    """The answer from ``differences_at`` of every depth sequence drawn; no text is read."""
+    """The answer from ``measure_logit_differences`` of every depth sequence drawn; no text is read."""
     differences = np.concatenate(drawn) if drawn else np.zeros(0)
-    allowed = evidence.subject.allowed(evidence.subject.capabilities)
+    allowed = evidence.subject.compute_allowed_difference(evidence.subject.capabilities)
     return Answer(decide_forced_depths((differences, allowed), asked), fingerprint=evidence.fingerprint)
 
 
-def differences_at(evidence: ModelMeasurements, falls: Sequence[int] | Ints, seed: int) -> Floats:
+def measure_logit_differences(evidence: ModelMeasurements, falls: Sequence[int] | Ints, seed: int) -> Floats:
     """Largest |difference| of a logit at the last position of a prompt and at every position fed after it.
 
     Args:
@@ -83,17 +84,17 @@ def differences_at(evidence: ModelMeasurements, falls: Sequence[int] | Ints, see
     subject, depths = evidence.subject, np.minimum.accumulate(np.asarray(falls))
     tokens = np.random.default_rng(seed).integers(0, subject.stepper.vocabulary, PROMPT + len(depths))
     at_depths = np.append(subject.stepper.layers, depths)
-    reference = subject.lens(tokens).between(PROMPT - 1, len(tokens)).at_depth(at_depths)
-    with subject.open(subject.full) as decoder:
+    reference = subject.reference_lens(tokens).between(PROMPT - 1, len(tokens)).at_depth(at_depths)
+    with subject.open_decoder(subject.full_depth_point) as decoder:
         session, step = decoder.start([Prompt(tokens[:PROMPT])])
         seen = [step.logits[0, 0]]
         for token, depth in zip(tokens[PROMPT:], depths, strict=True):
             seen.append(session.feed(token[None, None], np.array([[depth]])).logits[0, 0])
         session.close()
-        tolerance = subject.allowed(decoder.capabilities)
+        tolerance = subject.compute_allowed_difference(decoder.capabilities)
     differences: Floats = np.abs(np.array(seen) - reference).max(axis=1)
     for at in np.flatnonzero(differences > tolerance).tolist():
-        allowed = measured_tolerance(subject.lens, tokens[: PROMPT + at], [int(at_depths[at])], tolerance)
+        allowed = measured_tolerance(subject.reference_lens, tokens[: PROMPT + at], [int(at_depths[at])], tolerance)
         differences[at] *= tolerance / allowed
     return differences
 
@@ -126,7 +127,7 @@ def decide_block_count(found: BlockCounts, asked: ClaimContext) -> Verdict:
         build_count_leg(name, blocks.sum() / full.sum(), len(full), "share of full depth's blocks")
         for name, blocks in (("executed", executed), ("E[D_t] / L", decided))
     ]
-    return asked.combine([*verdict.legs, *shares])
+    return asked.combine_legs([*verdict.legs, *shares])
 
 
 def answer_block_count(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -135,19 +136,19 @@ def answer_block_count(evidence: ModelMeasurements, asked: ClaimContext) -> Answ
     Raises:
         Unsupported: the decoder under test declines, or does not count its work.
     """
-    with evidence.subject.open(evidence.replay_validity.probing_point) as decoder:
+    with evidence.subject.open_decoder(evidence.replay_validity.probing_point) as decoder:
         if not decoder.capabilities.counted:
             raise Unsupported("the decoder does not count its work")
-        found = blocks_of(evidence, decoder)
-    verdict = with_flop_evidence(decide_block_count(found, asked), evidence.flop_verification)
+        found = count_blocks(evidence, decoder)
+    verdict = add_flop_evidence_leg(decide_block_count(found, asked), evidence.flop_verification)
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
 
 
-def blocks_of(evidence: ModelMeasurements, decoder: Decoder) -> BlockCounts:
+def count_blocks(evidence: ModelMeasurements, decoder: Decoder) -> BlockCounts:
     """What ``decoder`` executed and decided while it continued openings of the run's text."""
     executed, decided, full = [], [], []
-    requests = evidence.subject.share_of(REQUESTS, FEWEST_REQUESTS)
-    for prompt in evidence.subject.prompts(requests, LENGTH):
+    requests = evidence.subject.scale_by_audit_share(REQUESTS, FEWEST_REQUESTS)
+    for prompt in evidence.subject.make_equal_prompts(requests, LENGTH):
         record = decoder.generate([prompt], NEW, frozenset())
         if record.work is None or record.prompt_work is None:
             raise BadArgument(
@@ -194,14 +195,14 @@ def decide_quantisation(found: QuantisationEvidence, asked: ClaimContext) -> Ver
     if saved < smallest:
         legs = [reduction, invariant]
         if invariant.outcome == "falsified":
-            return asked.combine(legs)
+            return asked.combine_legs(legs)
         reason = f"{found.point}, calibrated on the copy, saves {100 * saved:.1f} %"
         none = asked.not_applicable(f"no point saves {100 * smallest:g} % of FLOPs: {reason}")
         return replace(none, legs=tuple(legs))
     bound = claim.thresholds["perplexity_rise"]
     estimate = estimate_perplexity_rise(*found.sums, threshold=bound, rng=asked.rng)
-    test = asked.test(f"{found.point}: perplexity", estimate, "above", bound)
-    return asked.combine([reduction, invariant, *decide_legs([test], asked.other_legs)])
+    test = asked.make_leg_test(f"{found.point}: perplexity", estimate, "above", bound)
+    return asked.combine_legs([reduction, invariant, *decide_legs([test], asked.other_legs)])
 
 
 def _invariant_leg(differences: Floats, tolerance: float) -> Leg:
@@ -219,18 +220,20 @@ def answer_quantisation(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
         int8 = int8_copy(evidence.loaded)
     except BadArgument as refusal:
         return Answer(asked.unmeasured(str(refusal)), evidence.corpus, evidence.fingerprint)
-    point, texts, trace = read_copy(evidence, int8)
-    loss, full = loss_table(trace, int8.geometry, [point, evidence.subject.full])
-    logits, sums = invariant_differences(evidence, int8), sums_by_document(texts, trace, loss, full)
+    point, texts, trace = trace_quantised_copy(evidence, int8)
+    loss, full = loss_table(trace, int8.geometry, [point, evidence.subject.full_depth_point])
+    logits, sums = measure_copy_differences(evidence, int8), sum_nll_by_document(texts, trace, loss, full)
     found = QuantisationEvidence(logits, loss.point.name, loss.net_reduction, sums)
     return Answer(decide_quantisation(found, asked), evidence.corpus, evidence.fingerprint)
 
 
-def read_copy(evidence: ModelMeasurements, int8: LoadedModel) -> tuple[OperatingPoint, list[TokenSequence], Trace]:
+def trace_quantised_copy(
+    evidence: ModelMeasurements, int8: LoadedModel
+) -> tuple[OperatingPoint, list[TokenSequence], Trace]:
     """The copy's calibrated default, the windows it is judged on, and their trace."""
     subject = evidence.subject
-    calibration = take_trace(int8.stepper, subject.sequences("calibrate", INT8_CALIBRATED))
-    texts = subject.sequences("evaluate", INT8_EVALUATED[subject.budget.name])
+    calibration = take_trace(int8.stepper, subject.cut_windows("calibrate", INT8_CALIBRATED))
+    texts = subject.cut_windows("evaluate", INT8_EVALUATED[subject.budget.name])
     profile = profile_of(
         calibration,
         default_probes(int8.stepper.layers),
@@ -242,16 +245,16 @@ def read_copy(evidence: ModelMeasurements, int8: LoadedModel) -> tuple[Operating
     return profile.point(0.0), texts, concatenate_traces([trace_stepwise(int8.stepper, text) for text in texts])
 
 
-def sums_by_document(texts: list[TokenSequence], trace: Trace, loss: PointLoss, full: PointLoss) -> NllPair:
+def sum_nll_by_document(texts: list[TokenSequence], trace: Trace, loss: PointLoss, full: PointLoss) -> NllPair:
     """NLL of windows ``texts``, of which ``trace`` was taken, within the documents they were cut from."""
-    document = documents_of(texts)
+    document = documents_of_windows(texts)
     nll, reference, tokens = (
         ByDocument.from_windows(column, document) for column in (loss.nll_nats, full.nll_nats, trace.lengths)
     )
     return nll, reference, tokens
 
 
-def invariant_differences(evidence: ModelMeasurements, int8: LoadedModel) -> LogitDifferences:
+def measure_copy_differences(evidence: ModelMeasurements, int8: LoadedModel) -> LogitDifferences:
     """[positions] largest |difference| of a logit between forced admissible depths and the copy's own full depth, and
     the largest honest one.
 
@@ -262,9 +265,9 @@ def invariant_differences(evidence: ModelMeasurements, int8: LoadedModel) -> Log
     tokens = rng.integers(0, int8.stepper.vocabulary, INT8_PROMPT + INT8_FED)
     depths = np.sort(rng.integers(1, int8.stepper.layers + 1, INT8_FED))[::-1]
     reference = stepwise_logits(int8.stepper, tokens, INT8_PROMPT - 1)[1:]  # a prompt's last position is a step
-    subject = evidence.of(int8).subject
-    with subject.open(evidence.subject.full) as decoder:
-        allowed = subject.allowed(decoder.capabilities)
+    subject = evidence.for_loaded_model(int8).subject
+    with subject.open_decoder(evidence.subject.full_depth_point) as decoder:
+        allowed = subject.compute_allowed_difference(decoder.capabilities)
         session, _ = decoder.start([Prompt(tokens[:INT8_PROMPT])])
         forced = zip(tokens[INT8_PROMPT:], depths, strict=True)
         steps = [session.feed(token[None, None], np.array([[depth]])) for token, depth in forced]

@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from emad_ref.claims.base import Answer, ClaimContext, Question, exit_answer_absent, exit_premise, model_row
+from emad_ref.claims.base import (
+    Answer,
+    ClaimContext,
+    Question,
+    answer_unmet_exit_premise,
+    find_unmet_exit_premise,
+    make_model_question,
+)
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.learned_exit import ComponentExchange, ExitEvaluation
 from emad_ref.measurements.model_measurements import ModelMeasurements
@@ -69,7 +76,7 @@ def decide_any_criterion(found: CriterionEvidence, asked: ClaimContext) -> Verdi
     legs = decide_legs(chosen)
     if found.criteria or found.chosen is None:
         legs += decide_legs([_any_left(found, asked, draws, chosen)], asked.other_legs)
-    return asked.combine([*legs, *beside])
+    return asked.combine_legs([*legs, *beside])
 
 
 def _chosen_point(found: CriterionEvidence, asked: ClaimContext, draws: Floats) -> list[LegTest]:
@@ -78,8 +85,8 @@ def _chosen_point(found: CriterionEvidence, asked: ClaimContext, draws: Floats) 
         return []
     saving, rise = _sides(found, found.chosen, asked, draws)
     tests = [
-        asked.test(f"{found.chosen.name}: net saving", saving, "below", _least(asked)),
-        asked.test(f"{found.chosen.name}: perplexity", rise, "above", _most(asked)),
+        asked.make_leg_test(f"{found.chosen.name}: net saving", saving, "below", _least(asked)),
+        asked.make_leg_test(f"{found.chosen.name}: perplexity", rise, "above", _most(asked)),
     ]
     return [replace(test, leg=_falsifies_none(test.leg)) for test in tests]
 
@@ -106,7 +113,7 @@ def _any_left(found: CriterionEvidence, asked: ClaimContext, draws: Floats, chos
     seen, p = saving if by_saving else rise, min(1.0, SIDES * min(saving.p_below, rise.p_above))
     bad: Side = "below" if by_saving else "above"
     threshold = _least(asked) if by_saving else _most(asked)
-    tested = asked.test(name, seen, bad, threshold)
+    tested = asked.make_leg_test(name, seen, bad, threshold)
     said = f"{nearest.name} is least sure to fail" + (f"; {found.why}" if found.chosen is None else "")
     if tested.leg.p_falsify is None:  # too few documents, as its reason says
         return tested
@@ -136,30 +143,36 @@ def _oracle_leg(slack: float, documents: int, asked: ClaimContext) -> Leg:
 
 def answer_any_criterion(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """The exit's point, decoded; every criterion, replayed; the oracle that they are held against."""
-    if unjudged := exit_answer_absent(evidence, asked):
+    if unjudged := answer_unmet_exit_premise(evidence, asked):
         return unjudged
-    verdict = decide_any_criterion(criterion_evidence(evidence.learned_exit), asked)
+    verdict = decide_any_criterion(gather_criterion_evidence(evidence.exit_evaluation), asked)
     beside = () if verdict.verdict == "not applicable" else _task_legs(evidence)
     return Answer(replace(verdict, legs=(*verdict.legs, *beside)), evidence.corpus, evidence.fingerprint)
 
 
 def _task_legs(evidence: ModelMeasurements) -> tuple[Leg, ...]:
     """What each task but programs loses at the chosen point, an estimate; nothing where none was chosen."""
-    point = evidence.learned_exit.point
+    point = evidence.exit_evaluation.recommended_point
     if point is None:
         return ()
     legs = []
-    for task in evidence.scored.replayed:
-        full, adaptive = evidence.scored.decoded(task, point)
-        scores = TaskAccuracy(full, adaptive, evidence.scored.guess(task), saving=1.0)
+    for task in evidence.task_scores.replayed_tasks:
+        full, adaptive = evidence.task_scores.decode_correctness(task, point)
+        scores = TaskAccuracy(full, adaptive, evidence.task_scores.compute_guess_accuracy(task), saving=1.0)
         drop = estimate_accuracy_drop(full, adaptive, threshold=0.0)
         legs.append(build_report_leg(f"{point.name}: {task}", drop, scores.exclusion_reason))
     return tuple(legs)
 
 
-def criterion_evidence(beyond: ExitEvaluation) -> CriterionEvidence:
+def gather_criterion_evidence(beyond: ExitEvaluation) -> CriterionEvidence:
     """What an exit's evidence holds, as ``decide`` takes it."""
-    return CriterionEvidence(beyond.full, beyond.chosen, beyond.criteria, beyond.slack, beyond.exit.why_none)
+    return CriterionEvidence(
+        beyond.full_depth_in_flops,
+        beyond.recommended_point_costs,
+        beyond.criterion_costs,
+        beyond.oracle_saving_bound,
+        beyond.exit.why_none,
+    )
 
 
 # ---------------------------------------------------------------- EMAD-X5: the oracle
@@ -179,16 +192,20 @@ def decide_oracle_slack(found: OracleCosts, asked: ClaimContext) -> Verdict:
         saving = full.estimate_saving(spent, 0.0, asked.rng, unit=asked.claim.unit)
         said = f"perplexity rises by {100 * full.estimate_perplexity_rise(spent, loss, asked.rng).value:.2f} % here"
         legs.append(build_report_leg(f"{spent.name}, at {100 * loss:g} %", saving, said))
-    return asked.combine(legs)
+    return asked.combine_legs(legs)
 
 
 def answer_oracle_slack(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """From traces of the evaluated text, through the exit's lens and by the model's own head."""
-    verdict, shown = exit_premise(evidence, asked), Attachments()
+    verdict, shown = find_unmet_exit_premise(evidence, asked), Attachments()
     if verdict is None:
-        beyond = evidence.learned_exit
-        ceilings = [(loss, beyond.at_loss(curve, loss)) for loss in beyond.losses for curve in beyond.curves]
-        verdict = decide_oracle_slack((beyond.in_blocks, ceilings), asked)
+        beyond = evidence.exit_evaluation
+        ceilings = [
+            (loss, beyond.compute_costs_at_loss(curve, loss))
+            for loss in beyond.reported_rises
+            for curve in beyond.oracle_curves
+        ]
+        verdict = decide_oracle_slack((beyond.full_depth_in_blocks, ceilings), asked)
         shown = _slack_exhibits(beyond, asked)
     return Answer(verdict, evidence.corpus, evidence.fingerprint, shown)
 
@@ -196,7 +213,7 @@ def answer_oracle_slack(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
 def _slack_exhibits(beyond: ExitEvaluation, asked: ClaimContext) -> Attachments:
     """Criteria on the exit's lens below the ceilings, as a figure and at exactly the same losses."""
     geometry = beyond.subject.loaded.geometry
-    found = savings_figure(beyond.validated, beyond.evaluated, beyond.exit.fitted, geometry, asked.rng)
+    found = savings_figure(beyond.validation_traces, beyond.evaluation_traces, beyond.exit.fitted, geometry, asked.rng)
     where = f"on {beyond.subject.corpus}"
     return Attachments(
         (
@@ -230,7 +247,7 @@ def decide_failing_component(found: ComponentCosts, asked: ClaimContext) -> Verd
     for (part, *spent), gained in gains:
         said = " → ".join(_saving_and_loss(full, each, asked) for each in spent)
         legs.append(build_report_leg(f"{part}: {spent[1].name} for {spent[0].name}", gained, said))
-    return asked.combine(legs)
+    return asked.combine_legs(legs)
 
 
 def _saving_and_loss(full: FullDepthBaseline, spent: DocumentCosts, asked: ClaimContext) -> str:
@@ -252,11 +269,11 @@ QUESTIONS = (
         decide=decide_any_criterion,
     ),
     Question("EMAD-X5", "model", answer_oracle_slack, budget="standard", decide=decide_oracle_slack),
-    model_row(
+    make_model_question(
         "EMAD-X6",
-        lambda evidence: (evidence.learned_exit.full, evidence.component_exchanges),
+        lambda evidence: (evidence.exit_evaluation.full_depth_in_flops, evidence.component_exchanges),
         decide_failing_component,
-        premise=exit_premise,
+        premise=find_unmet_exit_premise,
         budget="standard",
     ),
 )

@@ -30,10 +30,22 @@ from functools import cache
 import numpy as np
 from scipy.stats import false_discovery_control
 
-from emad_ref.claims.base import Answer, ClaimContext, Question, decoder_refusal, model_row, quality_premise
+from emad_ref.claims.base import (
+    Answer,
+    ClaimContext,
+    Question,
+    decoder_unusable_reason,
+    find_unmet_quality_premise,
+    make_model_question,
+)
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.operating_points import NllPair, PointMeasurements, point_attachments, task_attachments
+from emad_ref.measurements.operating_points import (
+    NllPair,
+    PointMeasurements,
+    make_point_attachments,
+    make_task_attachments,
+)
 from emad_ref.statistics.accuracy import FEWEST, TaskAccuracy, estimate_accuracy_drop, items_needed_to_decide
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
@@ -88,7 +100,7 @@ def decide_quality(found: QualityEvidence, asked: ClaimContext, shown: int | Non
         return replace(asked.not_applicable(said), legs=tuple(idle))
     tests, listed = _quality_legs(saving, asked)
     legs = [*decide_legs(tests, asked.other_legs), *idle, *listed]
-    verdict = asked.combine(legs)
+    verdict = asked.combine_legs(legs)
     if shown is not None and len(legs) > shown:
         verdict = keep_worst_legs(verdict, shown)
     return _with_worst(_with_unmeasured(verdict, found.unmeasured, claim), saving)
@@ -135,7 +147,7 @@ def _quality_legs(points: Sequence[PointMeasurements], asked: ClaimContext) -> t
     for point in points:
         for corpus, arms in point.perplexity.items():
             rise = estimate_perplexity_rise(*arms, threshold=bound, rng=asked.rng, draws=draws(len(arms[2])))
-            tests.append(asked.test(perplexity_leg(point.name, corpus), rise, "above", bound))
+            tests.append(asked.make_leg_test(format_perplexity_leg_name(point.name, corpus), rise, "above", bound))
         if not point.perplexity:
             listed.append(unmeasured_leg(f"{point.name}: perplexity", "no corpus was scored"))
         accuracy, tasks = _accuracy(point, claim)
@@ -147,7 +159,7 @@ def _quality_legs(points: Sequence[PointMeasurements], asked: ClaimContext) -> t
     return tests, listed
 
 
-def perplexity_leg(point: str, corpus: str) -> str:
+def format_perplexity_leg_name(point: str, corpus: str) -> str:
     """The name of a point's leg on a corpus."""
     return f"{point}: perplexity on {corpus}"
 
@@ -155,18 +167,18 @@ def perplexity_leg(point: str, corpus: str) -> str:
 def _accuracy(point: PointMeasurements, claim: Claim) -> tuple[LegTest | Leg, list[Leg]]:
     """The accuracy leg of one point, and each task as a leg that only reports."""
     name, threshold = f"{point.name}: accuracy on two or more tasks", claim.thresholds["accuracy_drop"]
-    drops = {task: task_drop(held, threshold) for task, held in point.tasks.items()}
+    drops = {task: estimate_task_drop(held, threshold) for task, held in point.tasks.items()}
     tasks = [
         build_report_leg(f"{point.name}: {task}", drop, point.tasks[task].exclusion_reason, threshold)
         for task, drop in drops.items()
     ]
     counting = {task: drop for task, drop in drops.items() if point.tasks[task].is_counted}
     if not counting:
-        return unmeasured_leg(name, f"{uncounted_reason(point.tasks)}; the criterion speaks of two"), tasks
+        return unmeasured_leg(name, f"{describe_uncounted_tasks(point.tasks)}; the criterion speaks of two"), tasks
     if len(counting) < FEWEST:
         (drop,) = counting.values()
         remedy = "name a second task that counts: --emad-tasks"
-        said = f"{uncounted_reason(point.tasks)}; the criterion speaks of two; {remedy}"
+        said = f"{describe_uncounted_tasks(point.tasks)}; the criterion speaks of two; {remedy}"
         alone = replace(
             build_report_leg(name, drop, said, threshold), outcome="inconclusive", good="lower", remedy=remedy
         )
@@ -174,12 +186,12 @@ def _accuracy(point: PointMeasurements, claim: Claim) -> tuple[LegTest | Leg, li
     return _partial_conjunction(name, counting, point.tasks, claim), tasks
 
 
-def task_drop(task: TaskAccuracy, threshold: float) -> Estimate:
+def estimate_task_drop(task: TaskAccuracy, threshold: float) -> Estimate:
     """What one task loses."""
     return estimate_accuracy_drop(task.full, task.adaptive, threshold=threshold)
 
 
-def uncounted_reason(tasks: Mapping[str, TaskAccuracy]) -> str:
+def describe_uncounted_tasks(tasks: Mapping[str, TaskAccuracy]) -> str:
     """How many of some tasks count, and of the others why not."""
     if not tasks:
         return "no task was scored"
@@ -207,8 +219,8 @@ def _partial_conjunction(
         "accuracy drop",
         f"value of {second}, the second-worst of {len(drops)} tasks that count"
         + "".join(f"; {task} has {n} items, at least {least} are needed" for task, n in small.items()),
-        p_falsify=simes(above[1:]),
-        p_survive=simes(below[-2:]),
+        p_falsify=simes_pvalue(above[1:]),
+        p_survive=simes_pvalue(below[-2:]),
         good="lower",
     )
 
@@ -223,7 +235,7 @@ def _partial_conjunction(
     return LegTest(leg, "items per task", needed)
 
 
-def simes(pvalues: Sequence[float]) -> float:
+def simes_pvalue(pvalues: Sequence[float]) -> float:
     """Simes' p-value of "none of these effects is there": the smallest of n · p₍ᵢ₎ / i.
 
     Raises:
@@ -253,32 +265,36 @@ def _with_worst(verdict: Verdict, points: Sequence[PointMeasurements]) -> Verdic
 # ---------------------------------------------------------------- EMAD-F1 and its literal reading
 
 
-def answer_points_put_forward(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+def answer_quality(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """The points put forward on the run's corpus and on every task; beside it the operating-point table.
 
     Raises:
-        AuditRefutedError: the decoder under test does not give what is read for it (``ReplayValidity.spot_checked``).
+        AuditRefutedError: replay does not hold for the decoder under test (``ReplayValidity.spot_check_bridge``).
     """
-    verdict = quality_premise(evidence, asked)
+    verdict = find_unmet_quality_premise(evidence, asked)
     if verdict is not None:
-        return Answer(verdict, evidence.corpus, evidence.fingerprint, refused=decoder_refusal(evidence))
+        return Answer(verdict, evidence.corpus, evidence.fingerprint, refused=decoder_unusable_reason(evidence))
     points, subject = evidence.points, evidence.subject
-    windows = subject.sequences("evaluate", subject.budget.evaluate)
-    for point in points.put_forward:
-        evidence.replay_validity.spot_checked(point, windows, evidence.scored.sequences).require()
-    found = QualityEvidence([measurements_at(evidence, loss) for loss in points.losses], evidence.scored.unmeasured)
+    windows = subject.cut_windows("evaluate", subject.budget.evaluate)
+    for point in points.proposed_points:
+        evidence.replay_validity.spot_check_bridge(point, windows, evidence.task_scores.reference_sequences).require()
+    found = QualityEvidence(
+        [measure_point(evidence, loss) for loss in points.proposed_losses], evidence.task_scores.unavailable_reasons
+    )
     verdict = decide_quality(found, asked)
     by_leg = {leg.name: leg.interval for leg in verdict.legs}
-    names = [loss.point.name for loss in points.losses]
-    intervals = {name: by_leg.get(perplexity_leg(name, evidence.corpus)) for name in names}
-    exhibits = point_attachments(points, intervals) + task_attachments(points)
+    names = [loss.point.name for loss in points.proposed_losses]
+    intervals = {name: by_leg.get(format_perplexity_leg_name(name, evidence.corpus)) for name in names}
+    exhibits = make_point_attachments(points, intervals) + make_task_attachments(points)
     return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits)
 
 
-def measurements_at(evidence: ModelMeasurements, loss: PointLoss) -> PointMeasurements:
-    """What is judged at a point: ``CandidatePoints.at``, and lm-eval's perplexity tasks as further corpora."""
-    held = evidence.points.at(loss)
-    return replace(held, perplexity={**held.perplexity, **evidence.scored.published.corpora(loss.point)})
+def measure_point(evidence: ModelMeasurements, loss: PointLoss) -> PointMeasurements:
+    """What is judged at a point: ``CandidatePoints.measure_point``, and lm-eval's perplexity tasks as corpora."""
+    held = evidence.points.measure_point(loss)
+    return replace(
+        held, perplexity={**held.perplexity, **evidence.task_scores.published.compute_nll_by_corpus(loss.point)}
+    )
 
 
 def decide_every_point(found: QualityEvidence, asked: ClaimContext) -> Verdict:
@@ -289,10 +305,10 @@ def decide_every_point(found: QualityEvidence, asked: ClaimContext) -> Verdict:
     return decide_quality(found, asked, shown=SHOWN)
 
 
-def every_margin(evidence: ModelMeasurements) -> QualityEvidence:
+def measure_every_margin(evidence: ModelMeasurements) -> QualityEvidence:
     """EMAD at every margin of the grid, on the evaluation split."""
-    points, tasks = evidence.points, evidence.scored.replayed
-    return QualityEvidence([points.at(loss, tasks=tasks) for loss in points.emad_sweep])
+    points, tasks = evidence.points, evidence.task_scores.replayed_tasks
+    return QualityEvidence([points.measure_point(loss, tasks=tasks) for loss in points.emad_sweep])
 
 
 # ---------------------------------------------------------------- EMAD-E10: the margin chosen on validation
@@ -329,31 +345,31 @@ def decide_selected_margin(found: MarginEvidence, asked: ClaimContext) -> Verdic
     claim = asked.claim
     bound = min(claim.thresholds["perplexity_points"] / found.perplexity, claim.thresholds["perplexity_rise"])
     rise = estimate_perplexity_rise(*found.sums, threshold=bound, rng=asked.rng)
-    legs = [asked.test(f"{found.name}: perplexity", rise, "above", bound)]
+    legs = [asked.make_leg_test(f"{found.name}: perplexity", rise, "above", bound)]
     least = claim.thresholds["accuracy_drop"]
-    drops = {task: task_drop(held, least) for task, held in found.tasks.items()}
+    drops = {task: estimate_task_drop(held, least) for task, held in found.tasks.items()}
     counting = [task for task, held in found.tasks.items() if held.is_counted]
-    legs += [asked.test(f"{found.name}: {task}", drops[task], "above", least) for task in counting]
+    legs += [asked.make_leg_test(f"{found.name}: {task}", drops[task], "above", least) for task in counting]
     beside = [
         build_report_leg(f"{found.name}: {task}", drops[task], held.exclusion_reason, least)
         for task, held in found.tasks.items()
         if not held.is_counted
     ]
     if found.tasks and len(counting) < FEWEST:
-        beside.append(unmeasured_leg(f"{found.name}: accuracy", uncounted_reason(found.tasks)))
-    return asked.decide(legs, beside)
+        beside.append(unmeasured_leg(f"{found.name}: accuracy", describe_uncounted_tasks(found.tasks)))
+    return asked.decide_tests(legs, beside)
 
 
-def margin_evidence(evidence: ModelMeasurements) -> MarginEvidence:
+def gather_margin_evidence(evidence: ModelMeasurements) -> MarginEvidence:
     """The margin that the run selects, replayed on the evaluation split."""
-    chosen, points, scored = evidence.points.selected, evidence.points, evidence.scored
+    chosen, points, scored = evidence.points.selected_margin, evidence.points, evidence.task_scores
     if chosen is None:
         return MarginEvidence()
     named = chosen.point.name, chosen.net_reduction
     if chosen.net_reduction < USEFUL:
         return MarginEvidence(*named)
-    sums = points.nll(evidence.rivals.evaluated(chosen.point))
-    tasks = {task: scored.at(task, chosen.point) for task in scored.replayed}
+    sums = points.nll_by_document(evidence.baseline_comparison.compute_evaluation_loss(chosen.point))
+    tasks = {task: scored.measure_accuracy(task, chosen.point) for task in scored.replayed_tasks}
     return MarginEvidence(*named, sums, points.full_loss.perplexity, tasks)
 
 
@@ -362,10 +378,14 @@ QUESTIONS = (
     Question(
         "EMAD-F1",
         "model",
-        answer_points_put_forward,
+        answer_quality,
         legs=lambda study, layers: (2 + len(study.tasks)) * (2 + (study.margin is not None)),
         decide=decide_quality,
     ),
-    model_row("EMAD-F1-literal", every_margin, decide_every_point, legs=lambda study, layers: 2 * SETTINGS_PER_FAMILY),
-    model_row("EMAD-E10", margin_evidence, decide_selected_margin, legs=lambda study, layers: 1 + len(world.TASKS)),
+    make_model_question(
+        "EMAD-F1-literal", measure_every_margin, decide_every_point, legs=lambda study, layers: 2 * SETTINGS_PER_FAMILY
+    ),
+    make_model_question(
+        "EMAD-E10", gather_margin_evidence, decide_selected_margin, legs=lambda study, layers: 1 + len(world.TASKS)
+    ),
 )

@@ -15,22 +15,22 @@ from emad_ref.audit.token_comparison import same_tokens
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.pair_answers import (
     TimedArm,
-    acceptance_leg,
-    pair_answer,
-    skipped_arm_legs,
-    speed_leg,
-    timed_arms,
-    writing_answer_absent,
+    answer_unmet_writing_premise,
+    gather_timed_arms,
+    make_acceptance_leg,
+    make_pair_answer,
+    make_skipped_arm_legs,
+    make_speed_leg,
 )
-from emad_ref.claims.speedup import usable_point
+from emad_ref.claims.speedup import choose_point_to_time
 from emad_ref.claims.switching import RESULTS
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.switching import LARGE
 from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.pair_answers import describe_rule
 from emad_ref.measurements.pair_measurements import PairMeasurements
-from emad_ref.measurements.pair_models import DRAFT_TOKENS, speculative_decoder
-from emad_ref.measurements.pair_timing import TRANSFORMERS_NAMES, speculative_arm
+from emad_ref.measurements.pair_models import DRAFT_TOKENS, make_speculative_decoder
+from emad_ref.measurements.pair_timing import TRANSFORMERS_NAMES, make_speculative_arm
 from emad_ref.models.generation import LOOKUP
 from emad_ref.screening.drafts import ASSISTED
 from emad_ref.statistics.accuracy import TaskAccuracy, estimate_accuracy_drop, estimate_retained_share
@@ -97,11 +97,11 @@ def decide_switching_speed(found: SwitchingSpeedEvidence, asked: ClaimContext) -
         return replace(
             asked.not_applicable(_score_not_kept(found.score, held)), legs=(*_numbers(gains), shown, *beside)
         )
-    tests = [asked.test(name, gain, "below", threshold) for name, (gain, threshold) in gains.items()]
-    return asked.decide(tests, [score, *beside])
+    tests = [asked.make_leg_test(name, gain, "below", threshold) for name, (gain, threshold) in gains.items()]
+    return asked.decide_tests(tests, [score, *beside])
 
 
-def switching_numbers(
+def make_unscored_timing_legs(
     arms: Mapping[str, TimedArm], new: int, asked: ClaimContext, absent: Mapping[str, str]
 ) -> tuple[Leg, ...]:
     """What was timed where no score can be asked: ratios and speeds, none of which decides anything."""
@@ -131,8 +131,8 @@ def _switching_beside(arms: Mapping[str, TimedArm], new: int, absent: Mapping[st
         ratios.append(
             build_report_leg("wall-clock, against prompt lookup", estimate_total_speedup(lookup.seconds, ead))
         )
-    speeds = [speed_leg(arm, new, arms[arm].seconds) for arm in SWITCHING_ARMS if arm in arms]
-    return [*ratios, *skipped_arm_legs(absent), *speeds]
+    speeds = [make_speed_leg(arm, new, arms[arm].seconds) for arm in SWITCHING_ARMS if arm in arms]
+    return [*ratios, *make_skipped_arm_legs(absent), *speeds]
 
 
 def _numbers(gains: Mapping[str, tuple[Estimate, float]]) -> list[Leg]:
@@ -145,7 +145,7 @@ def _score_leg(score: SwitchingScore, held: Estimate, asked: ClaimContext) -> Le
     No leg of the claim, but its premise: at 5 % on either side, without correction.
     """
     name = f"score kept on {score.task} by {score.rule}; speculation loses none"
-    (leg,) = decide_legs([asked.test(name, held, "below", score.kept)])
+    (leg,) = decide_legs([asked.make_leg_test(name, held, "below", score.kept)])
     if leg.outcome == "survived" and score.saving < score.wanted:
         return replace(leg, outcome="inconclusive", reason=f"saves only {score.saving:.1%}, not {score.wanted:.1%}")
     return leg
@@ -160,19 +160,21 @@ def _score_not_kept(score: SwitchingScore, held: Estimate) -> str:
 
 def answer_switching_speed(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """From the timed rivals of the task most worth routing; where there is none, their ratios as numbers."""
-    absent = writing_answer_absent(pair, asked)
-    if absent and pair.models.without_quality:
+    absent = answer_unmet_writing_premise(pair, asked)
+    if absent and pair.models.quality_unavailable_reason:
         return absent  # which model writes which token follows from the weights, and so does the time
-    timed = pair.timing.rivals
-    arms, not_run = timed_arms(pair, timed, SWITCHING_ARMS), pair.timing.library.absent
-    exhibits = Attachments(notes=(pair.timing.description(timed),))
+    timed = pair.latency.switching_timings
+    arms, not_run = gather_timed_arms(pair, timed, SWITCHING_ARMS), pair.latency.transformers_arms.absent
+    exhibits = Attachments(notes=(pair.latency.describe_timing(timed),))
     if absent:
-        verdict = replace(absent.verdict, legs=switching_numbers(arms, pair.timing.new, asked, not_run))
-        return pair_answer(pair, verdict, exhibits)
-    return pair_answer(
+        verdict = replace(
+            absent.verdict, legs=make_unscored_timing_legs(arms, pair.latency.n_new_tokens, asked, not_run)
+        )
+        return make_pair_answer(pair, verdict, exhibits)
+    return make_pair_answer(
         pair,
         decide_switching_speed(
-            SwitchingSpeedEvidence(arms, pair.timing.new, _switching_score(pair, asked), not_run), asked
+            SwitchingSpeedEvidence(arms, pair.latency.n_new_tokens, _switching_score(pair, asked), not_run), asked
         ),
         exhibits,
     )
@@ -180,10 +182,17 @@ def answer_switching_speed(pair: PairMeasurements, asked: ClaimContext) -> Answe
 
 def _switching_score(pair: PairMeasurements, asked: ClaimContext) -> SwitchingScore:
     """What the rule that was timed scores on the judged items of the timed task."""
-    task, first, paper = pair.timing.task, RESULTS[0], asked.row_of("EAD-F1").thresholds
-    rule = pair.timing.rule
-    done, alone = pair.rules.judged(rule, task), pair.rules.judged_alone(LARGE, task)
-    saving, kept, wanted = pair.models.saving(done.large_share), paper[f"retained_{first}"], paper[f"saving_{first}"]
+    task, first, paper = pair.latency.timed_task, RESULTS[0], asked.row_of("EAD-F1").thresholds
+    rule = pair.latency.timed_rule
+    done, alone = (
+        pair.routing_rules.answer_judged_items(rule, task),
+        pair.routing_rules.answer_judged_items_alone(LARGE, task),
+    )
+    saving, kept, wanted = (
+        pair.models.compute_paper_saving(done.large_share),
+        paper[f"retained_{first}"],
+        paper[f"saving_{first}"],
+    )
     return SwitchingScore(task, describe_rule(rule), done.right, alone.right, saving, kept, wanted)
 
 
@@ -224,7 +233,7 @@ def decide_against_speculation(found: SpeculationEvidence, asked: ClaimContext) 
     Where no task counts at the point nothing could be lost, and the row does not apply; nor does it where F1 lets no
     point stand. The times are then numbers. Self-speculation at EMAD's first probe and prompt lookup stand beside.
     """
-    claim, weight = asked.claim, share_at_point(found.arms)
+    claim, weight = asked.claim, compute_flop_matched_share(found.arms)
     fastest, most = claim.thresholds["speedup_ratio"], claim.thresholds["accuracy_drop"]
     name = found.point if weight == 1 else f"{found.point} on {weight:.0%} of requests, full depth on the others"
     emad = _mixed(found.arms, weight)
@@ -238,12 +247,12 @@ def decide_against_speculation(found: SpeculationEvidence, asked: ClaimContext) 
     if reason := found.unusable or _nothing_to_lose(found):
         numbers = [build_report_leg(against, speed, threshold=fastest) for against, speed in speeds.items()]
         return replace(asked.not_applicable(reason), legs=(*numbers, *beside))
-    tests = [asked.test(against, speed, "below", fastest) for against, speed in speeds.items()]
-    tests += [asked.test(f"{name}: accuracy on {task}", drop, "above", most) for task, drop in drops.items()]
-    return asked.decide(tests, beside)
+    tests = [asked.make_leg_test(against, speed, "below", fastest) for against, speed in speeds.items()]
+    tests += [asked.make_leg_test(f"{name}: accuracy on {task}", drop, "above", most) for task, drop in drops.items()]
+    return asked.decide_tests(tests, beside)
 
 
-def share_at_point(arms: Mapping[str, TimedArm]) -> float:
+def compute_flop_matched_share(arms: Mapping[str, TimedArm]) -> float:
     """w: the share of requests at the point that makes EMAD's FLOPs speculation's; 1 where no share does.
 
     Full depth costs F, the point E, speculation S: w E + (1 − w) F = S.
@@ -289,8 +298,8 @@ def _idle_tasks(found: SpeculationEvidence) -> list[Leg]:
 
 def _speculation_beside(found: SpeculationEvidence, emad: ByPair) -> list[Leg]:
     """Speeds of all arms, self-speculation, acceptance, and FLOPs where they are counted."""
-    legs = [speed_leg(name, found.new, arm.seconds) for name, arm in found.arms.items()]
-    legs += skipped_arm_legs(found.absent)
+    legs = [make_speed_leg(name, found.new, arm.seconds) for name, arm in found.arms.items()]
+    legs += make_skipped_arm_legs(found.absent)
     if lookup := found.arms.get(LOOKUP):
         legs.append(build_report_leg(f"{found.point} against {LOOKUP}", estimate_total_speedup(lookup.seconds, emad)))
     if own := found.arms.get("self-speculative"):
@@ -299,7 +308,7 @@ def _speculation_beside(found: SpeculationEvidence, emad: ByPair) -> list[Leg]:
     for name in LOSSLESS:
         if name in found.arms:
             legs += _drafted(name, found.arms[name], found.arms["EMAD"])
-    weight = share_at_point(found.arms)
+    weight = compute_flop_matched_share(found.arms)
     if weight < 1:
         legs.append(build_count_leg("share of requests at the point, for equal FLOPs", weight, len(emad), "share"))
     return legs
@@ -307,7 +316,7 @@ def _speculation_beside(found: SpeculationEvidence, emad: ByPair) -> list[Leg]:
 
 def _drafted(name: str, arm: TimedArm, emad: TimedArm) -> list[Leg]:
     """Acceptance of a speculating arm and, where both count, its FLOPs over those of EMAD at its point."""
-    legs = [acceptance_leg(name, arm.accepted)]
+    legs = [make_acceptance_leg(name, arm.accepted)]
     if arm.spent is not None and emad.spent is not None:
         legs.append(build_report_leg(f"FLOPs against {name}", estimate_work_ratio(arm.spent, emad.spent)))
     return legs
@@ -315,17 +324,17 @@ def _drafted(name: str, arm: TimedArm, emad: TimedArm) -> list[Leg]:
 
 def answer_against_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """At the point of the large model that F1 lets stand and that saves most; accuracy as F1 reads it there."""
-    if reason := pair.models.without_quality:
-        return pair_answer(pair, asked.not_applicable(reason))
-    point, unusable = usable_point(pair.large, asked)
-    timed = pair.timing.emad_rivals(point)
-    scored = pair.large.scored
-    tasks = {task: scored.at(task, point) for task in scored.tasks}
-    exit_layer = next(iter(pair.models.exit_layers), None)
-    arms, absent = timed_arms(pair, timed, EMAD_ARMS), pair.timing.library.absent
-    found = SpeculationEvidence(arms, pair.timing.new, point.name, exit_layer, tasks, unusable, absent)
-    return pair_answer(
-        pair, decide_against_speculation(found, asked), Attachments(notes=(pair.timing.description(timed),))
+    if reason := pair.models.quality_unavailable_reason:
+        return make_pair_answer(pair, asked.not_applicable(reason))
+    point, unusable = choose_point_to_time(pair.large, asked)
+    timed = pair.latency.time_emad_arms(point)
+    scored = pair.large.task_scores
+    tasks = {task: scored.measure_accuracy(task, point) for task in scored.accuracy_tasks}
+    exit_layer = next(iter(pair.models.drafting_exit_layers), None)
+    arms, absent = gather_timed_arms(pair, timed, EMAD_ARMS), pair.latency.transformers_arms.absent
+    found = SpeculationEvidence(arms, pair.latency.n_new_tokens, point.name, exit_layer, tasks, unusable, absent)
+    return make_pair_answer(
+        pair, decide_against_speculation(found, asked), Attachments(notes=(pair.latency.describe_timing(timed),))
     )
 
 
@@ -351,18 +360,18 @@ def decide_composed_speculation(found: ComposedSpeculation, asked: ClaimContext)
     for name, arm in sorted(arms.items(), key=lambda item: item[0]):  # adaptive depth first: the row quotes its leg
         legs += [
             build_report_leg(f"{name}: speed against none", estimate_total_speedup(arms[NONE].seconds, arm.seconds)),
-            speed_leg(name, new, arm.seconds),
-            acceptance_leg(name, arm.accepted),
+            make_speed_leg(name, new, arm.seconds),
+            make_acceptance_leg(name, arm.accepted),
             build_count_leg(f"{name}: rows whose output is the verifier's own", same, same, "rows, up to ties"),
         ]
-    return asked.combine(legs)
+    return asked.combine_legs(legs)
 
 
 def answer_composed_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """Raises AuditRefutedError where speculation emits something else than its verifier does, ties excused."""
-    if reason := pair.models.without_quality:
-        return pair_answer(pair, asked.not_applicable(reason))
-    full, emad = (pair.small.subject.full, pair.large.subject.full), pair.timing.emad_point
+    if reason := pair.models.quality_unavailable_reason:
+        return make_pair_answer(pair, asked.not_applicable(reason))
+    full, emad = (pair.small.subject.full_depth_point, pair.large.subject.full_depth_point), pair.latency.emad_point
     depths = {
         NONE: full,
         "EMAD in the verifier": (full[0], emad),
@@ -370,24 +379,29 @@ def answer_composed_speculation(pair: PairMeasurements, asked: ClaimContext) -> 
     }
     with ExitStack() as stack:
         partners = {
-            name: stack.enter_context(pair.models.partners(*points, rows=CHECKED)) for name, points in depths.items()
+            name: stack.enter_context(pair.models.open_partners(*points, rows=CHECKED))
+            for name, points in depths.items()
         }
-        same = [same_output(pair, *both) for both in partners.values()]
+        same = [check_same_output(pair, *both) for both in partners.values()]
         for finding in same:
             finding.require()
-        timed = pair.timing.timed({name: speculative_arm(*both) for name, both in partners.items()}, pair.size.reported)
-    verdict = decide_composed_speculation((timed_arms(pair, timed, depths), pair.timing.new, CHECKED), asked)
-    return pair_answer(pair, verdict, Attachments(notes=tuple(finding.detail for finding in same if finding.ties)))
+        timed = pair.latency.time_arms(
+            {name: make_speculative_arm(*both) for name, both in partners.items()}, pair.size.reported
+        )
+    verdict = decide_composed_speculation(
+        (gather_timed_arms(pair, timed, depths), pair.latency.n_new_tokens, CHECKED), asked
+    )
+    return make_pair_answer(pair, verdict, Attachments(notes=tuple(finding.detail for finding in same if finding.ties)))
 
 
-def same_output(pair: PairMeasurements, draft: Partner, verifier: Partner) -> Finding:
+def check_same_output(pair: PairMeasurements, draft: Partner, verifier: Partner) -> Finding:
     """Whether speculation emits what its verifier emits alone, up to ties of the large model's logits and signals."""
-    prompts, new, large = pair.timing.prompts(CHECKED), pair.timing.new, pair.large.subject
+    prompts, new, large = pair.latency.make_prompts(CHECKED), pair.latency.n_new_tokens, pair.large.subject
     own = verifier.decoder.generate(prompts, new, frozenset())
-    found = speculative_decoder(draft, verifier).generate(prompts, new, frozenset())
+    found = make_speculative_decoder(draft, verifier).generate(prompts, new, frozenset())
     theirs, mine = ([tokens.tolist() for tokens in record.emitted] for record in (found, own))
     declared = verifier.decoder.capabilities.logit_noise
-    return same_tokens(large.lens, large.tolerance, prompts, theirs, mine, verifier.point, declared=declared)
+    return same_tokens(large.reference_lens, large.tolerance, prompts, theirs, mine, verifier.point, declared=declared)
 
 
 QUESTIONS = (

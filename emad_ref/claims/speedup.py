@@ -13,7 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from emad_ref.audit.finding import Finding
-from emad_ref.claims.base import Answer, ClaimContext, Question, decoder_refusal, exit_answer_absent, exit_premise
+from emad_ref.claims.base import (
+    Answer,
+    ClaimContext,
+    Question,
+    answer_unmet_exit_premise,
+    decoder_unusable_reason,
+    find_unmet_exit_premise,
+)
 from emad_ref.claims.quality import is_usable
 from emad_ref.decoding.teacher_forcing import teacher_forced_nll_sums
 from emad_ref.measurements.attachments import AttachedTable, Attachments
@@ -31,7 +38,7 @@ from emad_ref.measurements.learned_exit import SelfSpeculationTiming
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.operating_points import NllPair
 from emad_ref.measurements.study import Study
-from emad_ref.measurements.traces import documents_of
+from emad_ref.measurements.traces import documents_of_windows
 from emad_ref.models.generation import LOOKUP
 from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.statistics.estimate import Estimate
@@ -79,7 +86,7 @@ class SpeedupEvidence:
     swept: Mapping[int, TimedBatch] = field(default_factory=dict)
 
     @property
-    def every(self) -> Mapping[int, TimedBatch]:
+    def all_batches(self) -> Mapping[int, TimedBatch]:
         """Batch sizes that decide and others, from the smallest on."""
         return dict(sorted({**self.batches, **self.swept}.items()))
 
@@ -110,17 +117,17 @@ def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
         numbers = [build_report_leg(name, ratio, threshold=threshold) for name, ratio in ratios.items()]
         legs = [*broken, *numbers, *beside]
         if lies:
-            return asked.combine(legs)
+            return asked.combine_legs(legs)
         return replace(asked.not_applicable(found.unusable), legs=tuple(legs))
-    tests = [asked.test(name, ratio, "below", threshold) for name, ratio in ratios.items()]
+    tests = [asked.make_leg_test(name, ratio, "below", threshold) for name, ratio in ratios.items()]
     legs = [_slower(leg) for leg in decide_legs(tests, asked.other_legs)]
-    verdict = asked.combine([*broken, *legs, *beside])
+    verdict = asked.combine_legs([*broken, *legs, *beside])
     if lies or not found.swept:
         return verdict
-    return replace(verdict, reason=f"{verdict.reason}; {speedup_limit_of(found.every).description}")
+    return replace(verdict, reason=f"{verdict.reason}; {estimate_speedup_limit(found.all_batches).description}")
 
 
-def speedup_limit_of(batches: Mapping[int, TimedBatch]) -> SpeedupLimit:
+def estimate_speedup_limit(batches: Mapping[int, TimedBatch]) -> SpeedupLimit:
     """Where the gain over every baseline ends. Raises BadArgument as ``find_speedup_limit``."""
     return find_speedup_limit({
         rows: {name: estimate_total_speedup(baseline, timed.adaptive) for name, baseline in timed.baselines.items()}
@@ -133,7 +140,7 @@ def _swept(found: SpeedupEvidence, threshold: float) -> list[Leg]:
     if not found.swept:
         return []
     legs = [build_report_leg(name, ratio, threshold=threshold) for name, ratio in _ratios(found.swept, threshold)]
-    ends = speedup_limit_of(found.every)
+    ends = estimate_speedup_limit(found.all_batches)
     last = ends.first_batch_without_gain or ends.sweep[-1]
     rows = None if ends.first_batch_without_gain is None else float(last.rows)
     return [*legs, Leg(ENDS, "measured", rows, None, last.ratio.n, None, "rows", ends.description)]
@@ -158,7 +165,7 @@ def _ratios(batches: Mapping[int, TimedBatch], threshold: float) -> Iterator[tup
 def _checks(found: SpeedupEvidence) -> list[Leg]:
     """Per batch size: timed requests that are not what they are said to be falsify; else how much was compared."""
     legs = []
-    for batch, timed in found.every.items():
+    for batch, timed in found.all_batches.items():
         if timed.check is None:
             continue
         leg = build_count_leg(f"batch {batch}: timed requests", timed.check.n, timed.check.n, "tokens compared")
@@ -169,49 +176,62 @@ def _checks(found: SpeedupEvidence) -> list[Leg]:
 
 def answer_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Of the points put forward that F1 lets stand, the one that saves most; beside it its row of the point table."""
-    if evidence.subject.seq2seq:
+    if evidence.subject.is_seq2seq:
         return Answer(asked.not_applicable(evidence.subject.without_quality), evidence.corpus, evidence.fingerprint)
-    point, unusable = timed_point(evidence, asked)
-    found = speedup_evidence_at(evidence, point, unusable)
-    exhibits = speedup_exhibits(found, evidence, point, asked) + Attachments(points=(evidence.latency.row(point),))
-    refused = decoder_refusal(evidence) if unusable else ""
+    point, unusable = choose_and_time_point(evidence, asked)
+    found = measure_speedup(evidence, point, unusable)
+    exhibits = make_speedup_attachments(found, evidence, point, asked) + Attachments(
+        points=(evidence.latency.make_timing_row(point),)
+    )
+    refused = decoder_unusable_reason(evidence) if unusable else ""
     return Answer(decide_speedup(found, asked), evidence.corpus, evidence.fingerprint, exhibits, refused)
 
 
-def speedup_evidence_at(evidence: ModelMeasurements, point: OperatingPoint, unusable: str) -> SpeedupEvidence:
+def measure_speedup(evidence: ModelMeasurements, point: OperatingPoint, unusable: str) -> SpeedupEvidence:
     """What was timed at ``point``, and looked at afterwards."""
     latency = evidence.latency
     return SpeedupEvidence(
-        {rows: timed_batch(each, latency.checked(each, point)) for rows, each in latency.timed(point).items()},
+        {
+            rows: make_timed_batch(each, latency.check_point_outputs(each, point))
+            for rows, each in latency.time_point_by_batch_size(point).items()
+        },
         unusable,
-        baselines_not_run(latency),
-        {rows: timed_batch(each, latency.checked(each, point)) for rows, each in latency.swept(point).items()},
+        baseline_unavailable_reasons(latency),
+        {
+            rows: make_timed_batch(each, latency.check_point_outputs(each, point))
+            for rows, each in latency.time_extra_batch_sizes(point).items()
+        },
     )
 
 
-def baselines_not_run(latency: LatencyBenchmark) -> dict[str, str]:
+def baseline_unavailable_reasons(latency: LatencyBenchmark) -> dict[str, str]:
     """Arm of a baseline → why it does not run here."""
-    reasons = {COMPILED: latency.without_compiled, LOOKUP: latency.without_lookup}
+    reasons = {COMPILED: latency.compiled_unavailable_reason, LOOKUP: latency.lookup_unavailable_reason}
     return {arm: reason for arm, reason in reasons.items() if reason}
 
 
-def speedup_exhibits(
+def make_speedup_attachments(
     found: SpeedupEvidence, evidence: ModelMeasurements, point: OperatingPoint, asked: ClaimContext
 ) -> Attachments:
     """What was timed and what it can decide, where the gain ends, and the times of all arms."""
     legs = sum(len(timed.baselines) for timed in found.batches.values()) + asked.other_legs
     watch = evidence.latency
-    notes = [watch.note(point, asked.claim.thresholds["speedup_ratio"], legs), watch.prefill_note(point)]
+    notes = [
+        watch.format_timing_note(point, asked.claim.thresholds["speedup_ratio"], legs),
+        watch.format_prefill_note(point),
+    ]
     if found.swept:
-        notes.append(f"{evidence.subject.name}: {point.name!r}: {speedup_limit_of(found.every).description}")
-    return Attachments((AttachedTable(f"{asked.claim.id}: time by batch size", time_rows(found)),), tuple(notes))
+        notes.append(
+            f"{evidence.subject.name}: {point.name!r}: {estimate_speedup_limit(found.all_batches).description}"
+        )
+    return Attachments((AttachedTable(f"{asked.claim.id}: time by batch size", make_time_rows(found)),), tuple(notes))
 
 
-def time_rows(found: SpeedupEvidence) -> list[dict[str, Any]]:
+def make_time_rows(found: SpeedupEvidence) -> list[dict[str, Any]]:
     """Per batch size the mean time of a request by every arm, and the ratio against the baseline that is least sure."""
-    rows, names = [], dict.fromkeys(name for timed in found.every.values() for name in timed.baselines)
-    for at in speedup_limit_of(found.every).sweep:
-        timed, interval = found.every[at.rows], interval_if_finite(at.ratio)
+    rows, names = [], dict.fromkeys(name for timed in found.all_batches.values() for name in timed.baselines)
+    for at in estimate_speedup_limit(found.all_batches).sweep:
+        timed, interval = found.all_batches[at.rows], interval_if_finite(at.ratio)
         arms = {"the point": timed.adaptive} | {name: timed.baselines.get(name) for name in names}
         rows.append({
             "batch": at.rows,
@@ -226,32 +246,32 @@ def time_rows(found: SpeedupEvidence) -> list[dict[str, Any]]:
     return rows
 
 
-def timed_batch(requests: TimingResult, check: Finding) -> TimedBatch:
-    seconds = requests.by_pair()
+def make_timed_batch(requests: TimingResult, check: Finding) -> TimedBatch:
+    seconds = requests.seconds_by_pair()
     return TimedBatch(
         seconds[ADAPTIVE], {name: seconds[arm] for arm, name in BASELINES.items() if arm in seconds}, check
     )
 
 
-def timed_point(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[OperatingPoint, str]:
-    """``usable_point``, timed: with fewer pairs if its speed-up does not count."""
-    point, unusable = usable_point(evidence, asked)
-    evidence.latency.timed(point, evidence.latency.indicative_pairs if unusable else None)
+def choose_and_time_point(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[OperatingPoint, str]:
+    """``choose_point_to_time``, timed: with fewer pairs if its speed-up does not count."""
+    point, unusable = choose_point_to_time(evidence, asked)
+    evidence.latency.time_point_by_batch_size(point, evidence.latency.n_indicative_pairs if unusable else None)
     return point, unusable
 
 
-def usable_point(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[OperatingPoint, str]:
+def choose_point_to_time(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[OperatingPoint, str]:
     """The point to time, and why its speed-up does not count: "" for the one that saves most of those F1 lets stand."""
     if not evidence.loaded.trained:
         reason = (
             f"no usable point: {evidence.subject.without_quality}, and a speed-up is worth what quality it keeps; the "
             "ratios are measured all the same (--emad-require speed asks for weights that were trained)"
         )
-        return evidence.latency.point, reason
+        return evidence.latency.most_saving_point, reason
     f1 = asked.verdict_of("EMAD-F1", evidence)
-    standing = [loss for loss in evidence.points.losses if is_usable(f1, loss.point.name)]
+    standing = [loss for loss in evidence.points.proposed_losses if is_usable(f1, loss.point.name)]
     if not standing:
-        return evidence.latency.point, f"no usable point: {_refuted(f1, asked)}"
+        return evidence.latency.most_saving_point, f"no usable point: {_refuted(f1, asked)}"
     return max(standing, key=lambda loss: loss.net_reduction).point, ""
 
 
@@ -260,12 +280,12 @@ def _refuted(verdict: Verdict, asked: ClaimContext) -> str:
     return f'"{asked.row_of(verdict.id).display_title}" ({verdict.id}) is {verdict.verdict}'
 
 
-def legs_of(study: Study) -> int:
+def count_legs(study: Study) -> int:
     """Each batch size against each baseline."""
-    return sum(baselines_of(study, rows) for rows in study.budget.batch_sizes)
+    return sum(count_baselines(study, rows) for rows in study.budget.batch_sizes)
 
 
-def baselines_of(study: Study, rows: int = LOOKUP_ROWS) -> int:
+def count_baselines(study: Study, rows: int = LOOKUP_ROWS) -> int:
     """Full depth, ``generate``, its compiled twin where one is tried, and prompt lookup where it serves the rows."""
     return len(BASELINES) - (not has_compiled_baseline(study)) - (rows != LOOKUP_ROWS)
 
@@ -275,20 +295,20 @@ def baselines_of(study: Study, rows: int = LOOKUP_ROWS) -> int:
 
 def answer_exit_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """EMAD-X3: as EMAD-F2, of the exit found for this model, where EMAD-X1 lets it survive; else ratios are numbers."""
-    if unjudged := exit_answer_absent(evidence, asked):
+    if unjudged := answer_unmet_exit_premise(evidence, asked):
         return unjudged
-    point = evidence.learned_exit.point
+    point = evidence.exit_evaluation.recommended_point
     if point is None:
-        verdict = asked.not_applicable(f"no exit to time: {evidence.learned_exit.exit.why_none}")
+        verdict = asked.not_applicable(f"no exit to time: {evidence.exit_evaluation.exit.why_none}")
         return Answer(verdict, evidence.corpus, evidence.fingerprint)
     x1 = asked.verdict_of("EMAD-X1", evidence)
     unusable = "" if x1.verdict == "survived" else f"no usable exit: {_refuted(x1, asked)}"
-    found = speedup_evidence_at(evidence, point, unusable)
+    found = measure_speedup(evidence, point, unusable)
     return Answer(
         decide_speedup(found, asked),
         evidence.corpus,
         evidence.fingerprint,
-        speedup_exhibits(found, evidence, point, asked),
+        make_speedup_attachments(found, evidence, point, asked),
     )
 
 
@@ -333,25 +353,28 @@ def _other_lossless_ways(raced: SpeedupEvidence, beside: Mapping[str, ByPair], s
 
 def answer_self_speculation(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """With the exit's own way of drafting, over the judge's model: whose decoder is under test does not matter here."""
-    verdict, exhibits = exit_premise(evidence, asked), Attachments()
+    verdict, exhibits = find_unmet_exit_premise(evidence, asked), Attachments()
     if verdict is None and evidence.self_speculation.drafting is None:
         verdict = asked.not_applicable("the exit holds no way to draft: none was found to pay")
     if verdict is None:
         latency, speculation = evidence.latency, evidence.self_speculation
-        found = self_speculation_evidence(speculation, baselines_not_run(latency))
+        found = gather_self_speculation(speculation, baseline_unavailable_reasons(latency))
         verdict = decide_self_speculation(found, asked)
-        times = AttachedTable(f"{asked.claim.id}: time by batch size", time_rows(_one_row_decides(found[0])))
-        exhibits = Attachments((times,), (latency.description("drafts of the exit", speculation.timed),))
+        times = AttachedTable(f"{asked.claim.id}: time by batch size", make_time_rows(_one_row_decides(found[0])))
+        exhibits = Attachments(
+            (times,), (latency.describe_timing("drafts of the exit", speculation.timings_by_batch_size),)
+        )
     return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits)
 
 
-def self_speculation_evidence(
-    speculation: SelfSpeculationTiming, not_run: Mapping[str, str]
-) -> SelfSpeculationEvidence:
+def gather_self_speculation(speculation: SelfSpeculationTiming, not_run: Mapping[str, str]) -> SelfSpeculationEvidence:
     """What was timed, and looked at afterwards, as ``decide`` takes it."""
-    raced = {rows: timed_batch(timed, speculation.checked(rows)) for rows, timed in speculation.timed.items()}
-    stood = {rows: speculation.accepted_share(rows) for rows in speculation.timed}
-    return SpeedupEvidence(raced, "", not_run), speculation.beside.by_pair(), stood
+    raced = {
+        rows: make_timed_batch(timed, speculation.check_outputs(rows))
+        for rows, timed in speculation.timings_by_batch_size.items()
+    }
+    stood = {rows: speculation.compute_accepted_share(rows) for rows in speculation.timings_by_batch_size}
+    return SpeedupEvidence(raced, "", not_run), speculation.lossless_arm_timings.seconds_by_pair(), stood
 
 
 # ---------------------------------------------------------------- EMAD-E7: repair without the monotone constraint
@@ -412,38 +435,38 @@ def decide_backfill(found: BackfillEvidence, asked: ClaimContext) -> Verdict:
 
 def answer_backfill(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Paired requests at batch 1, and behind a bridge that holds what replay and short openings say beside them."""
-    rule = evidence.latency.point
+    rule = evidence.latency.most_saving_point
     exact = {name: replace(rule, name=name, schedule=schedule) for name, schedule in EXACT.items()}
     copying = replace(rule, name=COPYING, schedule="copying")
-    requests = evidence.latency.against_full(exact | {COPYING: copying, MONOTONE: rule}, decides=True)
-    seconds = requests.by_pair()
+    requests = evidence.latency.time_against_full_depth(exact | {COPYING: copying, MONOTONE: rule}, decides=True)
+    seconds = requests.seconds_by_pair()
     found = BackfillEvidence(
         seconds["full"],
         {name: seconds[name] for name in exact},
         seconds[COPYING],
         seconds[MONOTONE],
-        requests.skipped(next(iter(exact)), evidence.subject.stepper.layers),
+        requests.compute_skipped_share(next(iter(exact)), evidence.subject.stepper.layers),
     )
-    notes: tuple[str, ...] = (evidence.latency.description("repairs", {1: requests}),)
+    notes: tuple[str, ...] = (evidence.latency.describe_timing("repairs", {1: requests}),)
     if not evidence.subject.without_quality:
-        if refusal := evidence.replay_validity.refusal:
+        if refusal := evidence.replay_validity.replay_invalid_reason:
             notes += (f"{evidence.name}: {asked.claim.id}: no FLOPs and no quality: {refusal}",)
         else:
             saved = loss_table(evidence.traces.evaluation, evidence.loaded.geometry, exact.values())
             reductions = {loss.point.name: loss.net_reduction for loss in saved}
-            found = replace(found, net_reductions=reductions, quality=copied_quality(evidence, copying))
+            found = replace(found, net_reductions=reductions, quality=measure_state_copying_nll(evidence, copying))
     return Answer(decide_backfill(found, asked), evidence.corpus, evidence.fingerprint, Attachments(notes=notes))
 
 
-def copied_quality(evidence: ModelMeasurements, copying: OperatingPoint) -> NllPair:
+def measure_state_copying_nll(evidence: ModelMeasurements, copying: OperatingPoint) -> NllPair:
     """State copying against exact free depth on the openings of documents: copies are decoded."""
-    windows = evidence.subject.sequences("evaluate", DECODED)
+    windows = evidence.subject.cut_windows("evaluate", DECODED)
     texts = [replace(window, tokens=window.tokens[:DECODED_TOKENS]) for window in windows]
-    with evidence.subject.open_audited(copying) as decoder:
+    with evidence.subject.open_audited_decoder(copying) as decoder:
         copied, tokens = teacher_forced_nll_sums(decoder, texts)
-    with evidence.subject.open_audited(replace(copying, schedule="free_eager")) as decoder:
+    with evidence.subject.open_audited_decoder(replace(copying, schedule="free_eager")) as decoder:
         exact, _ = teacher_forced_nll_sums(decoder, texts)
-    document = documents_of(texts)
+    document = documents_of_windows(texts)
     return (
         ByDocument.from_windows(copied, document),
         ByDocument.from_windows(exact, document),
@@ -456,7 +479,7 @@ QUESTIONS = (
         "EMAD-F2",
         "model",
         answer_speedup,
-        legs=lambda study, layers: legs_of(study),
+        legs=lambda study, layers: count_legs(study),
         measures=True,
         suite="cost",
         decide=decide_speedup,
@@ -466,7 +489,7 @@ QUESTIONS = (
         "EMAD-X3",
         "model",
         answer_exit_speedup,
-        legs=lambda study, layers: legs_of(study),
+        legs=lambda study, layers: count_legs(study),
         measures=True,
         suite="cost",
         budget="standard",
@@ -477,7 +500,7 @@ QUESTIONS = (
         "EMAD-X4",
         "model",
         answer_self_speculation,
-        legs=lambda study, layers: baselines_of(study),
+        legs=lambda study, layers: count_baselines(study),
         measures=True,
         suite="cost",
         budget="standard",

@@ -17,13 +17,13 @@ import numpy as np
 from scipy import stats
 
 from emad_ref.claims.base import Answer, ClaimContext, Question
-from emad_ref.claims.pair_answers import pair_answer, routing_answer_absent, writing_answer_absent
+from emad_ref.claims.pair_answers import answer_unmet_routing_premise, answer_unmet_writing_premise, make_pair_answer
 from emad_ref.decoding.switching import LARGE, SMALL
 from emad_ref.measurements.attachments import AttachedTable, Attachments
-from emad_ref.measurements.pair_answers import ItemAnswers, answer_row, describe_rule
+from emad_ref.measurements.pair_answers import ItemAnswers, describe_rule, make_answer_row
 from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.pair_models import DRAFT_TOKENS
-from emad_ref.measurements.pair_routing import PAPER, RoutedTask, turn_table
+from emad_ref.measurements.pair_routing import PAPER, RoutedTask, make_model_turns_table
 from emad_ref.record import Bools
 from emad_ref.statistics.accuracy import estimate_retained_share, estimate_score_difference
 from emad_ref.statistics.estimate import Estimate
@@ -44,7 +44,7 @@ RESULTS = ("llama", "qwen")  # the paper's two: names of thresholds
 NEAR = 0.05  # saving: further away than this, no rule is said to save what the paper's does
 
 
-def savings(claim: Claim) -> tuple[float, ...]:
+def get_reported_savings(claim: Claim) -> tuple[float, ...]:
     """The savings at which the paper reports scores, as the row in force states them."""
     return tuple(claim.thresholds[f"saving_{result}"] for result in RESULTS)
 
@@ -82,7 +82,7 @@ def decide_switching_score(found: SwitchingScoreEvidence, asked: ClaimContext) -
             )
             continue
         estimate = _share_kept(judged, alone, kept)
-        tests.append(asked.test(name, estimate, "below", kept))
+        tests.append(asked.make_leg_test(name, estimate, "below", kept))
         saved = build_count_leg(f"{name}: saving", judged.attained, len(judged.score), "saving", _turns(judged, wanted))
         beside.append(replace(saved, threshold=wanted))
     beside += [
@@ -90,7 +90,7 @@ def decide_switching_score(found: SwitchingScoreEvidence, asked: ClaimContext) -
             "accuracy", why)
         for task, gap, why in found.unrouted
     ]  # fmt: skip
-    return asked.decide(tests, beside)
+    return asked.decide_tests(tests, beside)
 
 
 def _share_kept(judged: RoutedTask, alone: ByItem, kept: float) -> Estimate:
@@ -132,32 +132,34 @@ def _turns(judged: RoutedTask, wanted: float) -> str:
 
 def answer_switching_score(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """Beside it all rules tried, and score against cost of every way to decode the judged items."""
-    if absent := routing_answer_absent(pair, asked):
+    if absent := answer_unmet_routing_premise(pair, asked):
         return absent
-    tasks, rules = pair.rules.tasks, pair.rules
+    tasks, rules = pair.routing_rules.tasks_worth_routing, pair.routing_rules
     routed = {
-        (task, result): (found, rules.judged_alone(LARGE, task).right) if found else None
+        (task, result): (found, rules.answer_judged_items_alone(LARGE, task).right) if found else None
         for task in tasks
         for result in RESULTS
-        for found in [rules.routed(task, asked.claim.thresholds[f"saving_{result}"])]
+        for found in [rules.route_at_saving(task, asked.claim.thresholds[f"saving_{result}"])]
     }
-    unrouted = tuple((task, both.gap, both.standing) for task, both in rules.compared.items() if task not in tasks)
+    unrouted = tuple((task, both.gap, both.summary) for task, both in rules.comparisons.items() if task not in tasks)
     verdict = decide_switching_score(SwitchingScoreEvidence(routed, unrouted), asked)
-    exhibits = Attachments(notes=(rules.note, *(note for task in tasks if (note := _shortened(pair, task)))))
+    exhibits = Attachments(
+        notes=(rules.tasks_not_worth_routing_note, *(note for task in tasks if (note := _shortened(pair, task))))
+    )
     for task in tasks:
-        tried = [answer_row(rules.called(rule), done) for rule, done in rules.tried(task).items()]
+        tried = [make_answer_row(rules.format_rule_name(rule), done) for rule, done in rules.try_rules(task).items()]
         exhibits += Attachments((AttachedTable(f"rules tried on {task}", tried),))
-        if task in rules.written:
+        if task in rules.written_tasks_worth_routing:
             rows = _cost_rows(pair, task)
             exhibits += Attachments((AttachedTable(f"score against cost on {task}", rows, "score against cost"),))
-    if written := [task for task in tasks if task in rules.written]:
-        exhibits += turn_table(rules, written[0])
-    return pair_answer(pair, verdict, exhibits)
+    if written := [task for task in tasks if task in rules.written_tasks_worth_routing]:
+        exhibits += make_model_turns_table(rules, written[0])
+    return make_pair_answer(pair, verdict, exhibits)
 
 
 def _shortened(pair: PairMeasurements, task: str) -> str:
     """One sentence where answers are too short for the paper's w and d_min."""
-    own, median = pair.rules.constants(task), pair.rules.median_answer(task)
+    own, median = pair.routing_rules.scale_paper_constants(task), pair.routing_rules.median_answer_tokens(task)
     if own == PAPER:
         return ""
     return (
@@ -168,11 +170,17 @@ def _shortened(pair: PairMeasurements, task: str) -> str:
 
 def _cost_rows(pair: PairMeasurements, task: str) -> list[dict[str, Any]]:
     """Both models alone, every rule on the front, speculative decoding: the same items."""
-    rules = pair.rules
-    rows = {rules.called(rule): rules.judged(rule, task) for rule in reversed(rules.front(task))}
-    rows |= {rules.called(pair.answers.never(model)): rules.judged_alone(model, task) for model in (SMALL, LARGE)}
-    rows |= {f"speculative, k = {DRAFT_TOKENS}": pair.answers.speculated(task, "evaluate", pair.size.judged)}
-    return [answer_row(name, done) for name, done in rows.items()]
+    rules = pair.routing_rules
+    rows = {
+        rules.format_rule_name(rule): rules.answer_judged_items(rule, task)
+        for rule in reversed(rules.find_front_rules(task))
+    }
+    rows |= {
+        rules.format_rule_name(pair.answers.make_single_model_rule(model)): rules.answer_judged_items_alone(model, task)
+        for model in (SMALL, LARGE)
+    }
+    rows |= {f"speculative, k = {DRAFT_TOKENS}": pair.answers.answer_by_speculation(task, "evaluate", pair.size.judged)}
+    return [make_answer_row(name, done) for name, done in rows.items()]
 
 
 # ---------------------------------------------------------------- EAD-A1 and A2: one constant is varied
@@ -212,17 +220,17 @@ def decide_constant(found: ConstantEvidence, asked: ClaimContext) -> Verdict:
             build_report_leg(f"{leg}: score lost at a saving of {found.saving:.1%}", lost),
             build_count_leg(share, large_share, len(varied), "share of tokens"),
         ]
-    return asked.combine(legs)
+    return asked.combine_legs(legs)
 
 
 def answer_constant(
     pair: PairMeasurements, asked: ClaimContext, field: str, values: Sequence[int], symbol: str
 ) -> Answer:
     """``field``: of ``SwitchingRule`` and ``SwitchingConstants``; ``symbol``: the paper's name for it."""
-    if absent := routing_answer_absent(pair, asked):
+    if absent := answer_unmet_routing_premise(pair, asked):
         return absent
-    task, saving = pair.rules.tasks[0], pair.savings[0]
-    reference = getattr(pair.rules.constants(task), field)
+    task, saving = pair.routing_rules.tasks_worth_routing[0], pair.savings[0]
+    reference = getattr(pair.routing_rules.scale_paper_constants(task), field)
     others = {
         value: varied
         for value in values
@@ -231,7 +239,7 @@ def answer_constant(
     own = _varied_score(pair, task, {field: reference})
     if own is None:
         reason = f"{task}: not even the small model alone saves {saving:.1%}: there is no equal saving to compare at"
-        return pair_answer(pair, asked.not_applicable(reason))
+        return make_pair_answer(pair, asked.not_applicable(reason))
     rows = [
         {
             symbol: value,
@@ -242,17 +250,19 @@ def answer_constant(
         for value, (score, large_share) in sorted({reference: own, **others}.items(), key=lambda item: item[0])
     ]
     found = ConstantEvidence(task, symbol, saving, reference, own, others)
-    return pair_answer(pair, decide_constant(found, asked), Attachments((AttachedTable(f"{symbol} on {task}", rows),)))
+    return make_pair_answer(
+        pair, decide_constant(found, asked), Attachments((AttachedTable(f"{symbol} on {task}", rows),))
+    )
 
 
 def _varied_score(pair: PairMeasurements, task: str, change: Mapping[str, Any]) -> VariedScore | None:
-    rules = pair.rules
-    routed = rules.routed(task, pair.savings[0], replace(rules.constants(task), **change))
-    same_tau = rules.judged(replace(rules.put_forward(task), **change), task)
+    rules = pair.routing_rules
+    routed = rules.route_at_saving(task, pair.savings[0], replace(rules.scale_paper_constants(task), **change))
+    same_tau = rules.answer_judged_items(replace(rules.propose_rule(task), **change), task)
     return None if routed is None else (routed.score, same_tau.large_share)
 
 
-def constant_row(claim: str, field: str, symbol: str, values: Sequence[int]) -> Question[PairMeasurements]:
+def make_constant_question(claim: str, field: str, symbol: str, values: Sequence[int]) -> Question[PairMeasurements]:
     """The row of a constant: ``field`` of ``SwitchingRule`` and ``SwitchingConstants``, ``symbol`` in the paper."""
 
     answer = partial(answer_constant, field=field, values=values, symbol=symbol)
@@ -291,7 +301,7 @@ def decide_decisive_tokens(found: DecisiveTokenEvidence, asked: ClaimContext) ->
         f"{name}: of its other tokens another than the large model's": (found.calm_wrong, found.calm),
     }
     legs = [_token_share(leg, part, whole, asked.rng) for leg, (part, whole) in shares.items()]
-    return asked.combine(legs)
+    return asked.combine_legs(legs)
 
 
 def _token_share(name: str, part: ByItem, whole: ByItem, rng: np.random.Generator) -> Leg:
@@ -305,19 +315,19 @@ def _token_share(name: str, part: ByItem, whole: ByItem, rng: np.random.Generato
 
 def answer_decisive_tokens(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """From the judged run of the rule put forward, on the task most worth routing whose answers are written."""
-    if absent := writing_answer_absent(pair, asked):
+    if absent := answer_unmet_writing_premise(pair, asked):
         return absent
-    task = pair.rules.written[0]
-    rule = pair.rules.put_forward(task)
-    done = pair.rules.judged(rule, task)
-    agrees = pair.answers.agreement(done, task, "evaluate", pair.size.judged)
+    task = pair.routing_rules.written_tasks_worth_routing[0]
+    rule = pair.routing_rules.propose_rule(task)
+    done = pair.routing_rules.answer_judged_items(rule, task)
+    agrees = pair.answers.find_large_model_choices(done, task, "evaluate", pair.size.judged)
     name = f"{task}, {describe_rule(rule)}"
-    return pair_answer(
-        pair, decide_decisive_tokens(decisive_token_counts(name, done, agrees, rule.threshold_bits), asked)
+    return make_pair_answer(
+        pair, decide_decisive_tokens(count_decisive_tokens(name, done, agrees, rule.threshold_bits), asked)
     )
 
 
-def decisive_token_counts(
+def count_decisive_tokens(
     name: str, done: ItemAnswers, agrees: list[Bools], threshold_bits: float
 ) -> DecisiveTokenEvidence:
     """``agrees``: per item, [emitted] whether the large model would have chosen the same."""
@@ -370,7 +380,7 @@ def decide_gated_speculation(found: GatedSpeculationEvidence, asked: ClaimContex
     task, gated, switched = found.task, found.gated, found.switched
     if gated is None:
         none = f"{task}: no gate leaves the large model as little as the paper's saving does"
-        return asked.combine([build_count_leg(none, found.allowed, len(switched), "share of tokens")])
+        return asked.combine_legs([build_count_leg(none, found.allowed, len(switched), "share of tokens")])
     lost = estimate_score_difference(switched, gated, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
     both = f"speculation ({found.ways[1]}) for EAD ({found.ways[0]})"
     legs = [
@@ -378,31 +388,38 @@ def decide_gated_speculation(found: GatedSpeculationEvidence, asked: ClaimContex
         build_count_leg(f"{task}: EAD's score", float(switched.values.mean()), len(switched), "score"),
         build_count_leg(f"{task}: gated speculation's score", float(gated.values.mean()), len(gated), "score"),
     ]
-    return asked.combine(legs)
+    return asked.combine_legs(legs)
 
 
 def answer_gated_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """On the task most worth routing; beside it every way on the fronts and what it costs."""
-    if absent := writing_answer_absent(pair, asked):
+    if absent := answer_unmet_writing_premise(pair, asked):
         return absent
-    task, saving = pair.rules.written[0], pair.savings[0]
-    routed, allowed = pair.rules.routed(task, saving), pair.models.share_for(saving)
+    task, saving = pair.routing_rules.written_tasks_worth_routing[0], pair.savings[0]
+    routed, allowed = pair.routing_rules.route_at_saving(task, saving), pair.models.large_share_at_saving(saving)
     if routed is None:
-        return pair_answer(pair, asked.not_applicable(f"{task}: not even the small model alone saves {saving:.1%}"))
-    options = gates_on_front(pair, task)
+        return make_pair_answer(
+            pair, asked.not_applicable(f"{task}: not even the small model alone saves {saving:.1%}")
+        )
+    options = find_front_gates(pair, task)
     judged = {option: _speculated(pair, task, "evaluate", option) for option in options}
     least = min(done.large_share for done in judged.values())
     gated, name = None, ""
     if least <= allowed:
-        mixture = mix_rules([done.ran for done in judged.values()], allowed, asked.rng)
+        mixture = mix_rules([done.routed_items for done in judged.values()], allowed, asked.rng)
         gated = routed.score.with_values(mixture.score)
         p, first, second = mixture.probability, options[mixture.first], options[mixture.second]
         name = f"{p:.0%} of items by {_gate_name(first)}, {1 - p:.0%} by {_gate_name(second)}"
-    rows = [answer_row(_gate_name(option), done) for option, done in judged.items()]
-    rows += [answer_row(f"EAD, {pair.rules.called(rule)}", pair.rules.judged(rule, task)) for rule in routed.rules]
+    rows = [make_answer_row(_gate_name(option), done) for option, done in judged.items()]
+    rows += [
+        make_answer_row(
+            f"EAD, {pair.routing_rules.format_rule_name(rule)}", pair.routing_rules.answer_judged_items(rule, task)
+        )
+        for rule in routed.rules
+    ]
     table = AttachedTable(f"entropy where speculation diverges, {task}", rows)
     found = GatedSpeculationEvidence(task, allowed, routed.score, gated, (routed.name, name))
-    return pair_answer(pair, decide_gated_speculation(found, asked), Attachments((table,)))
+    return make_pair_answer(pair, decide_gated_speculation(found, asked), Attachments((table,)))
 
 
 def _gate_name(option: GateOption) -> str:
@@ -412,21 +429,27 @@ def _gate_name(option: GateOption) -> str:
     return f"speculative, k = {k}" + ("" if gate is None else f", gate {gate:.3g} bits")
 
 
-def gates_on_front(pair: PairMeasurements, task: str) -> list[GateOption]:
+def find_front_gates(pair: PairMeasurements, task: str) -> list[GateOption]:
     """Widths and gates whose mixtures score best on validation, by falling share; k = 0 drafts nothing."""
-    options: list[GateOption] = [(0, None), *product(WIDTHS, gates_bits(pair, task))]
+    options: list[GateOption] = [(0, None), *product(WIDTHS, choose_gate_bits(pair, task))]
     tried = [_speculated(pair, task, "validate", option) for option in options]
-    return [options[at] for at in routing_front_indices([RoutingRun(done.large_share, done.score) for done in tried])]
+    return [
+        options[at] for at in routing_front_indices([RoutingRun(done.large_share, done.mean_score) for done in tried])
+    ]
 
 
 def _speculated(pair: PairMeasurements, task: str, split: Split, option: GateOption) -> ItemAnswers:
     (k, gate), count = option, pair.size.tried if split == "validate" else pair.size.judged
-    return pair.answers.gated(k, gate, task, split, count) if k else pair.answers.alone(LARGE, task, split, count)
+    return (
+        pair.answers.answer_by_gated_speculation(k, gate, task, split, count)
+        if k
+        else pair.answers.answer_by_one_model(LARGE, task, split, count)
+    )
 
 
-def gates_bits(pair: PairMeasurements, task: str) -> list[float | None]:
+def choose_gate_bits(pair: PairMeasurements, task: str) -> list[float | None]:
     """Gates from the entropies of drafts on validation; beyond the largest of all nothing is refused."""
-    drafts = pair.answers.gated(max(WIDTHS), None, task, "validate", pair.size.tried).entropy_bits
+    drafts = pair.answers.answer_by_gated_speculation(max(WIDTHS), None, task, "validate", pair.size.tried).entropy_bits
     most = math.nextafter(math.log2(pair.models.vocabulary), math.inf)
     return [
         None if share is None else most if share == 1 else float(np.quantile(np.concatenate(drafts), share))
@@ -444,8 +467,8 @@ QUESTIONS = (
         budget="standard",
         decide=decide_switching_score,
     ),
-    constant_row("EAD-A1", "window", "w", (1, 2, 5, 10, 20)),
-    constant_row("EAD-A2", "least_run", "d_min", (1, 5, 10, 20, 40)),
+    make_constant_question("EAD-A1", "window", "w", (1, 2, 5, 10, 20)),
+    make_constant_question("EAD-A2", "least_run", "d_min", (1, 5, 10, 20, 40)),
     Question("EAD-A3", "pair", answer_decisive_tokens, budget="standard", decide=decide_decisive_tokens),
     Question("EAD-A4", "pair", answer_gated_speculation, budget="standard", decide=decide_gated_speculation),
 )

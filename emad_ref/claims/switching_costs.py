@@ -9,7 +9,7 @@ import numpy as np
 
 from emad_ref.benchmark.flops import relative_cost, token_share_cost
 from emad_ref.claims.base import Answer, ClaimContext, Question
-from emad_ref.claims.pair_answers import pair_answer
+from emad_ref.claims.pair_answers import make_pair_answer
 from emad_ref.decoding.switching import LARGE, MODELS, SMALL, SwitchingRule
 from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.study import PairNames
@@ -90,7 +90,7 @@ def decide_catch_up(found: TaskCharges, asked: ClaimContext) -> Verdict:
     legs: list[Leg] = []
     for task, rules in tasks.items():
         legs += [leg for charged in rules for leg in _charge_legs(task, charged, parameters)]
-    return asked.combine(legs)
+    return asked.combine_legs(legs)
 
 
 def _charge_legs(task: str, charged: RuleCharges, parameters: tuple[float, float]) -> list[Leg]:
@@ -130,24 +130,27 @@ def _charge_legs(task: str, charged: RuleCharges, parameters: tuple[float, float
 
 def answer_catch_up(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """Each rule once, though it may be nearest to both savings."""
-    sizes, rules = pair.models.parameters, pair.rules
-    tasks = [] if pair.models.without_quality else rules.written[:TASKS]
+    sizes, rules = pair.models.parameters, pair.routing_rules
+    tasks = [] if pair.models.quality_unavailable_reason else rules.written_tasks_worth_routing[:TASKS]
     charged = {}
-    for task in tasks or rules.writable[:1]:
-        nearest = dict.fromkeys(rules.nearest(task, saving) for saving in pair.savings)
+    for task in tasks or rules.decodable_tasks[:1]:
+        nearest = dict.fromkeys(rules.find_rule_nearest_saving(task, saving) for saving in pair.savings)
         charged[task] = tuple(_charges_of_rule(pair, task, rule) for rule in nearest)
     found = charged, (sizes["small_parameters"], sizes["large_parameters"])
-    return pair_answer(pair, decide_catch_up(found, asked))
+    return make_pair_answer(pair, decide_catch_up(found, asked))
 
 
 def _charges_of_rule(pair: PairMeasurements, task: str, rule: SwitchingRule) -> RuleCharges:
-    done, alone = pair.rules.judged(rule, task), pair.rules.judged_alone(LARGE, task)
+    done, alone = (
+        pair.routing_rules.answer_judged_items(rule, task),
+        pair.routing_rules.answer_judged_items_alone(LARGE, task),
+    )
     processed, caught_up = (
         (sum(getattr(walk, what)(SMALL) for walk in done.walks), sum(getattr(walk, what)(LARGE) for walk in done.walks))
         for what in ("read", "caught_up")
     )
     return RuleCharges(
-        pair.rules.called(rule),
+        pair.routing_rules.format_rule_name(rule),
         len(done.right),
         int(done.emitted.sum()),
         done.large_share,
@@ -155,7 +158,7 @@ def _charges_of_rule(pair: PairMeasurements, task: str, rule: SwitchingRule) -> 
         sum(walk.count_tokens_read(LARGE) for walk in alone.walks),
         caught_up,
         done.flops,
-        None if done.flops is None else pair.models.walked(done.walks, opening=True),
+        None if done.flops is None else pair.models.compute_switched_flops(done.walks, opening=True),
         alone.flops,
     )
 

@@ -10,36 +10,40 @@ from collections.abc import Callable
 
 from emad_ref.extensions import list_added_parts, load_added_part
 from emad_ref.measurements.attachments import Attachments
-from emad_ref.measurements.early_exits import rule_table
+from emad_ref.measurements.early_exits import make_rule_table
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.operating_points import explorer_tables
+from emad_ref.measurements.operating_points import make_explorer_tables
 from emad_ref.protocol import Unsupported
 
 TableFunction = Callable[[ModelMeasurements], Attachments]
 
 
-def pareto(evidence: ModelMeasurements) -> Attachments:
+def make_pareto_tables(evidence: ModelMeasurements) -> Attachments:
     """Every family of rules: the best point at each net reduction."""
     if reason := evidence.subject.without_quality:
         raise Unsupported(reason)
-    return evidence.rivals.exhibits()
+    return evidence.baseline_comparison.make_pareto_tables()
 
 
-def early_exits(evidence: ModelMeasurements) -> Attachments:
+def make_early_exit_table(evidence: ModelMeasurements) -> Attachments:
     """Every early-exit rule, minimum layer and task: exit, score, FLOPs apart and together."""
-    if absence := evidence.exits.absence:
+    if absence := evidence.early_exits.absent_premise:
         raise Unsupported(absence[1])
-    return rule_table(evidence.exits)
+    return make_rule_table(evidence.early_exits)
 
 
-def margins_and_text(evidence: ModelMeasurements) -> Attachments:
+def make_margin_explorer(evidence: ModelMeasurements) -> Attachments:
     """Every margin of the sweep, and one short text at each of them: what the page's explorer moves through."""
     if reason := evidence.subject.without_quality:
         raise Unsupported(reason)
-    return explorer_tables(evidence.points)
+    return make_explorer_tables(evidence.points)
 
 
-TABLES: dict[str, TableFunction] = {"Pareto table": pareto, "explorer": margins_and_text, "early exits": early_exits}
+TABLES: dict[str, TableFunction] = {
+    "Pareto table": make_pareto_tables,
+    "explorer": make_margin_explorer,
+    "early exits": make_early_exit_table,
+}
 
 
 def table_names() -> list[str]:
@@ -47,7 +51,7 @@ def table_names() -> list[str]:
     return [*TABLES, *list_added_parts("tables")]
 
 
-def table_of(name: str) -> TableFunction:
+def find_table_function(name: str) -> TableFunction:
     """The function that makes a table of evidence.
 
     Raises:

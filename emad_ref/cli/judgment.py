@@ -138,7 +138,7 @@ def judge_claims(args: argparse.Namespace) -> JudgmentResult:
         row, verdict = register[answer.verdict.id], answer.verdict
         key = verdict_key(row.id, answer.fingerprint or verdict.model, answer.corpus, run)
         comparison = compare_with_record(row, verdict, known.find_outcome(key, run.seed))
-        is_gating = comparison.expected is not None if args.gate == "known" else plan.gates(row.id)
+        is_gating = comparison.expected is not None if args.gate == "known" else plan.is_gating(row.id)
         verdict = replace(verdict, gate=is_gating)
         comparisons.append(comparison.to_json())
         attachments += answer.exhibits
@@ -207,7 +207,7 @@ def _known_verdicts(args: argparse.Namespace) -> KnownVerdicts:
 
 
 def _run_conditions(args: argparse.Namespace, plan: RunPlan) -> RunConditions:
-    options = [*plan.study.departures, *describe_register_changes(plan.register, args.gate_claims)]
+    options = [*plan.study.non_default_settings, *describe_register_changes(plan.register, args.gate_claims)]
     return RunConditions(args.seed, args.budget, ", ".join(options))
 
 
@@ -220,14 +220,18 @@ def _choose_claims(args: argparse.Namespace, plan: RunPlan, pair: tuple[str, str
     Raises:
         BadArgument: an unknown claim, or only claims about a pair without a pair.
     """
-    from emad_ref.claims.base import questions_of
+    from emad_ref.claims.base import find_questions
 
     requested = match_id_patterns(args.claims, plan.register, "--claims")
     pair_named = bool(args.pair or args.small_model)
     questions = {
         name: question
-        for name, question in questions_of(plan.register).items()
-        if (name in requested if requested else question.suite == "claims" and plan.asks(name, pair_named=pair_named))
+        for name, question in find_questions(plan.register).items()
+        if (
+            name in requested
+            if requested
+            else question.suite == "claims" and plan.should_ask(name, pair_named=pair_named)
+        )
     }
     skipped = [name for name, question in questions.items() if pair is None and question.about != "model"]
     if skipped and len(skipped) == len(questions):
@@ -246,7 +250,7 @@ def _answer_claims(
 
     ``pair``: names of the small and the large model; None if no claim is about a pair.
     """
-    from emad_ref.claims.base import question_of
+    from emad_ref.claims.base import find_question
     from emad_ref.measurements.model_measurements import ModelMeasurements
     from emad_ref.measurements.model_under_test import open_model
 
@@ -256,7 +260,7 @@ def _answer_claims(
         def measure_model() -> tuple[NamedMeasurements, int]:
             with stop_run_on_error():
                 evidence = ModelMeasurements(stack.enter_context(open_model(args.model, plan.study)), plan.study, host)
-                evidence.check()
+                evidence.check_prerequisites()
             return evidence, evidence.subject.stepper.layers
 
         def name_pair() -> tuple[NamedMeasurements, int]:
@@ -276,15 +280,15 @@ def _answer_claims(
         }
         opened: dict[str, tuple[NamedMeasurements, int]] = {}
         for claim in claims:
-            subject = question_of(claim).about
+            subject = find_question(claim).about
             if subject not in opened:
                 opened[subject] = openers[subject]()
-            yield plan.answer(claim, *opened[subject])
+            yield plan.answer_claim(claim, *opened[subject])
 
 
 def _decoder_host(args: argparse.Namespace, stack: ExitStack) -> RunResources:
     """Maker of decoders: ours, those of another model, or those of ``--decoder``, whose connection ``stack`` closes."""
-    from emad_ref.measurements.run_resources import RemoteDecoders, RunResources, make_decoders_of
+    from emad_ref.measurements.run_resources import RemoteDecoders, RunResources, make_decoder_factory_over
 
     if args.other is not None:
         import torch
@@ -292,7 +296,7 @@ def _decoder_host(args: argparse.Namespace, stack: ExitStack) -> RunResources:
         from emad_ref.models.loading import load
 
         other = load(args.other, device=args.device, dtype=getattr(torch, args.decoder_dtype or args.dtype))
-        return RunResources(make_decoders_of(other))
+        return RunResources(make_decoder_factory_over(other))
     if args.decoder is None:
         return RunResources()
     remote = RemoteDecoders(args.decoder, args.decoder_timeout, args.decoder_dtype)
@@ -300,17 +304,24 @@ def _decoder_host(args: argparse.Namespace, stack: ExitStack) -> RunResources:
 
 
 def _open_pair(stack: ExitStack, plan: RunPlan, host: Any, names: tuple[str, str]) -> PairMeasurements:
-    from emad_ref.claims.switching import savings
+    from emad_ref.claims.switching import get_reported_savings
     from emad_ref.measurements.model_under_test import open_model
     from emad_ref.measurements.pair_measurements import PairMeasurements
 
     small, large = (stack.enter_context(open_model(name, plan.study)) for name in names)
-    return PairMeasurements(small, large, plan.study, host, names=names, savings=savings(plan.register["EAD-F1"]))
+    return PairMeasurements(
+        small, large, plan.study, host, names=names, savings=get_reported_savings(plan.register["EAD-F1"])
+    )
 
 
 def add_same_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
-    add("model", type=_reader(option_values.model, "MODEL"), metavar="MODEL", help="bundled name, folder or hub name")
+    add(
+        "model",
+        type=_reader(option_values.parse_model_name, "MODEL"),
+        metavar="MODEL",
+        help="bundled name, folder or hub name",
+    )
     add("other", metavar="OTHER", help=f"another model, or an engine: {ADDRESS_FORMS}")
     _add_text_arguments(add)
     add("--other-dtype", choices=option_values.DTYPES, metavar="DTYPE",
@@ -331,16 +342,16 @@ def _reader(reader: Callable[[str, Path, str], Any], where: str) -> Callable[[st
 
 def _add_text_arguments(add: Callable[..., Any]) -> None:
     """Arguments of both verbs: the text, and how models and decoders run."""
-    add("--corpus", type=_reader(option_values.corpus, "--corpus"),
+    add("--corpus", type=_reader(option_values.parse_corpus, "--corpus"),
         help=f"text to read: {', '.join(option_values.CORPORA)}, or a path (default: by model)")  # fmt: skip
-    add("--data", type=_reader(option_values.folder, "--data"), metavar="DIR",
+    add("--data", type=_reader(option_values.parse_existing_folder, "--data"), metavar="DIR",
         help="folder with data sets, searched before the hub")  # fmt: skip
-    add("--seed", type=_reader(option_values.seed, "--seed"), default=0, metavar="N",
+    add("--seed", type=_reader(option_values.parse_seed, "--seed"), default=0, metavar="N",
         help="seed of texts and resampling (default: 0)")  # fmt: skip
-    add("--device", type=_reader(option_values.device, "--device"), default="cpu", metavar="DEVICE",
+    add("--device", type=_reader(option_values.parse_device, "--device"), default="cpu", metavar="DEVICE",
         help="torch device, or auto (default: cpu)")  # fmt: skip
     add("--dtype", choices=option_values.DTYPES, default="float32", help="dtype of the weights (default: float32)")
-    add("--decoder-timeout", type=_reader(option_values.seconds, "--decoder-timeout"), default=120.0,
+    add("--decoder-timeout", type=_reader(option_values.parse_seconds, "--decoder-timeout"), default=120.0,
         metavar="SECONDS", help="time limit of each call to a decoder in another process (default: 120)")  # fmt: skip
 
 
@@ -348,8 +359,14 @@ def add_judge_arguments(sub: argparse.ArgumentParser) -> None:
     read = _reader
     add = sub.add_argument
     sub.set_defaults(other=None)
-    add("model", type=read(option_values.model, "MODEL"), metavar="MODEL", help="bundled name, folder or hub name")
-    add("--claims", "--only", type=read(option_values.patterns, "--claims"), default=frozenset(), metavar="IDS",
+    add(
+        "model",
+        type=read(option_values.parse_model_name, "MODEL"),
+        metavar="MODEL",
+        help="bundled name, folder or hub name",
+    )
+    add("--claims", "--only", type=read(option_values.parse_claim_patterns, "--claims"), default=frozenset(),
+        metavar="IDS",
         help="claims to judge, by id or pattern, e.g. EMAD-F1,EMAD-R* (default: those of suites/claims)")  # fmt: skip
     _add_text_arguments(add)
     add("--budget", choices=tuple(BUDGETS), default="smoke", help="how much text a run reads (default: smoke)")
@@ -357,36 +374,36 @@ def add_judge_arguments(sub: argparse.ArgumentParser) -> None:
         help=f"judge a decoder in another process instead of the reference decoder: {ADDRESS_FORMS}")  # fmt: skip
     add("--decoder-dtype", choices=option_values.DTYPES, metavar="DTYPE",
         help="precision that the decoder states, for ENG-1 and ENG-4 (default: --dtype)")  # fmt: skip
-    add("--profile", type=read(option_values.file, "--profile"), metavar="FILE",
+    add("--profile", type=read(option_values.parse_existing_file, "--profile"), metavar="FILE",
         help="calibration profile of emad calibrate (default: calibrate)")  # fmt: skip
-    add("--margin", type=read(option_values.pasted(option_values.nats), "--margin"), metavar="NATS",
+    add("--margin", type=read(option_values.accept_typeset_minus(option_values.parse_nats), "--margin"), metavar="NATS",
         help="also judge EMAD at this margin")  # fmt: skip
-    add("--exit", type=read(option_values.file, "--exit"), metavar="FILE",
+    add("--exit", type=read(option_values.parse_existing_file, "--exit"), metavar="FILE",
         help="exit of emad screen; also judge EMAD-X1, X2, X5 and X6 on it")  # fmt: skip
-    add("--lm-eval-tasks", dest="tasks", type=read(option_values.task_names, "--lm-eval-tasks"),
+    add("--lm-eval-tasks", dest="tasks", type=read(option_values.parse_task_names, "--lm-eval-tasks"),
         default=frozenset(), metavar="NAMES", help="lm-eval tasks to score, e.g. wikitext,gsm8k")  # fmt: skip
-    add("--limit", type=read(option_values.count, "--limit"), metavar="N",
+    add("--limit", type=read(option_values.parse_count, "--limit"), metavar="N",
         help="documents per lm-eval task (default: all)")  # fmt: skip
     add("--allow-code-execution", action="store_true", help="run generated programs in a sandbox")
-    add("--pair", type=read(option_values.two_models, "--pair"), metavar="SMALL,LARGE",
+    add("--pair", type=read(option_values.parse_model_pair, "--pair"), metavar="SMALL,LARGE",
         help="models for the claims about a pair (default: none, or the bundled pair for a bundled model)")  # fmt: skip
-    add("--small-model", type=read(option_values.model, "--small-model"),
+    add("--small-model", type=read(option_values.parse_model_name, "--small-model"),
         help="small model of --pair, if a name contains a comma")  # fmt: skip
-    add("--large-model", type=read(option_values.model, "--large-model"),
+    add("--large-model", type=read(option_values.parse_model_name, "--large-model"),
         help="large model of --pair, if a name contains a comma")  # fmt: skip
-    add("--register", type=read(option_values.file, "--register"), metavar="FILE",
+    add("--register", type=read(option_values.parse_existing_file, "--register"), metavar="FILE",
         help="TOML file that changes thresholds or gates of claims")  # fmt: skip
-    add("--gate-claims", type=read(option_values.names, "--gate-claims"), default=frozenset(), metavar="IDS",
+    add("--gate-claims", type=read(option_values.parse_claim_ids, "--gate-claims"), default=frozenset(), metavar="IDS",
         help="further claims that fail the run when falsified")  # fmt: skip
     add("--gate", choices=[gate for gate in GATES if gate != "decoder"], default="paper",
         help="what fails the run: a falsified gating claim (paper), or a verdict that differs from the recorded one "
              "(known) (default: paper)")  # fmt: skip
-    add("--golden", type=read(option_values.folder, "--golden"), metavar="DIR",
+    add("--golden", type=read(option_values.parse_existing_folder, "--golden"), metavar="DIR",
         help="folder of recorded verdicts, searched before the shipped ones")  # fmt: skip
     add("--inconclusive", choices=INCONCLUSIVE, default="warn",
         help="what an inconclusive gating claim does (default: warn)")  # fmt: skip
-    add("--require", type=read(option_values.some_of(REQUIREMENTS), "--require"), default=frozenset(), metavar="KINDS",
-        help=f"fail the run unless these are decided: {', '.join(REQUIREMENTS)}")  # fmt: skip
+    add("--require", type=read(option_values.make_subset_parser(REQUIREMENTS), "--require"), default=frozenset(),
+        metavar="KINDS", help=f"fail the run unless these are decided: {', '.join(REQUIREMENTS)}")  # fmt: skip
     add("--tables", dest="with_tables", action="store_true", help="also print the tables behind the verdicts")
     add_examples(
         sub,

@@ -33,7 +33,7 @@ from emad_ref.cli.arguments import add_examples, parse_path
 from emad_ref.console import print_error
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import is_file, resolve_path
-from emad_ref.measurements.option_values import LEAVE_OUT, report_folder
+from emad_ref.measurements.option_values import LEAVE_OUT, prepare_report_folder
 from emad_ref.report.deselection import PREFIX, list_shipped_tests, suite_folder_names
 from emad_ref.report.schema import REPORT_FILE, Report, read_report, read_reports, unfinished_run_start_time
 from emad_ref.report.tiers import TIERS, format_tier
@@ -94,7 +94,7 @@ def write_report_pages(args: argparse.Namespace) -> None:
     out = args.out or folders[0]
     if [resolve_path(out)] != [resolve_path(folder) for folder in folders]:
         require_no_report(out)
-    report_folder(str(out), Path(), "out")
+    prepare_report_folder(str(out), Path(), "out")
     pages = write_pages(reports, out, changes)
     print(f"{out}: {pages}")
 

@@ -196,7 +196,7 @@ def sweep_exit_rules(args: argparse.Namespace) -> None:
             raise BadArgument("model", loaded.name, "trained weights", "random weights have no meaningful perplexity")
         require_decoder_only(loaded)
         evidence = ModelMeasurements(loaded, study, RunResources(workers=workers))
-        evidence.check()
+        evidence.check_prerequisites()
         result = build_sweep_result(evidence)
     width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
     for title in dict.fromkeys(row["table"] for row in result["rows"]):
@@ -233,7 +233,7 @@ def build_sweep_result(evidence: ModelMeasurements) -> dict[str, Any]:
     """The Pareto tables, their notes and their provenance as JSON values; ``table`` of a row is its table's title."""
     from emad_ref import __version__
 
-    pareto, traces = evidence.rivals.exhibits(), evidence.traces
+    pareto, traces = evidence.baseline_comparison.make_pareto_tables(), evidence.traces
     splits = {"calibrate": traces.calibration, "validate": traces.validation, "evaluate": traces.evaluation}
     return {
         "model": evidence.name,
@@ -241,7 +241,7 @@ def build_sweep_result(evidence: ModelMeasurements) -> dict[str, Any]:
         "corpus": evidence.corpus,
         "dtype": evidence.subject.dtype,
         "version": __version__,
-        "window": evidence.subject.window,
+        "window": evidence.subject.window_size,
         "tokens": {split: len(trace) for split, trace in splits.items()},
         "full depth perplexity": evidence.points.full_loss.perplexity,
         "rows": [{"table": table.title, **row} for table in pareto.tables for row in table.rows],

@@ -24,7 +24,12 @@ from emad_ref.exit_rules import bin_names, default_probes
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
-from emad_ref.measurements.pareto import LEAST_PROFILES, ProfileFlatness, flatness_trend, profile_flatness
+from emad_ref.measurements.pareto import (
+    LEAST_PROFILES,
+    ProfileFlatness,
+    compute_flatness_trend,
+    measure_profile_flatness,
+)
 from emad_ref.measurements.traces import READ
 from emad_ref.models.bundled import bundled_names
 from emad_ref.models.stepper import Stepper
@@ -48,29 +53,29 @@ BEFORE = "tokens before first probe"
 TableRow = dict[str, Any]
 
 
-def require_quality(evidence: ModelMeasurements) -> None:
+def require_judgeable_quality(evidence: ModelMeasurements) -> None:
     """Raise Unsupported if quality cannot be judged, or replay does not hold for the decoder under test."""
-    if reason := evidence.subject.without_quality or evidence.replay_validity.refusal:
+    if reason := evidence.subject.without_quality or evidence.replay_validity.replay_invalid_reason:
         raise Unsupported(reason)
 
 
-def strided_probes(layers: int, stride: int) -> tuple[int, ...]:
+def probes_at_stride(layers: int, stride: int) -> tuple[int, ...]:
     """Probes after every ``stride`` layers, except the last layer."""
     return tuple(range(stride, layers, stride))
 
 
-def margins(profile: Profile, budget: str) -> list[float]:
+def make_margin_grid(profile: Profile, budget: str) -> list[float]:
     """Margins in nats from 0 to below the profile's highest target; the budget sets their number."""
     highest = max(profile.targets_nats)
     return [float(m) for m in np.linspace(0.0, highest, TRIED_MARGINS[budget], endpoint=False)]
 
 
-def tried_margins(evidence: ModelMeasurements) -> list[float]:
+def make_shared_margin_grid(evidence: ModelMeasurements) -> list[float]:
     """The margins of the run's own profile, common to all profiles of an ablation."""
-    return margins(evidence.traces.profile, evidence.study.budget.name)
+    return make_margin_grid(evidence.traces.profile, evidence.study.budget.name)
 
 
-def points(profile: Profile, margins: Iterable[float]) -> list[OperatingPoint]:
+def points_at_margins(profile: Profile, margins: Iterable[float]) -> list[OperatingPoint]:
     """The profile's point at each margin under which a token can exit."""
     highest = max(max(row) for row in profile.bin_targets_nats or (profile.targets_nats,))
     return [profile.point(margin) for margin in margins if margin <= highest]
@@ -87,17 +92,19 @@ class AblationRows:
     def _draws(self) -> Floats:
         return draw_document_counts(len(self._traces.lengths), RESAMPLES, self._rng)
 
-    def at(self, points: Sequence[OperatingPoint], first: TableRow, trace: Trace | None = None) -> list[TableRow]:
+    def make_point_rows(
+        self, points: Sequence[OperatingPoint], first: TableRow, trace: Trace | None = None
+    ) -> list[TableRow]:
         """One row per point; ``first``: leading columns. ``trace``: of the same windows, with estimates."""
-        trace = self._traces.holding("evaluate", points) if trace is None else trace
+        trace = self._traces.get_trace_covering("evaluate", points) if trace is None else trace
         return [first | self._row(loss, trace) for loss in loss_table(trace, self._geometry, points)]
 
-    def full(self, first: TableRow) -> TableRow:
+    def make_full_depth_row(self, first: TableRow) -> TableRow:
         """The row of full depth."""
-        return self.at([self._traces.subject.full], first)[0]
+        return self.make_point_rows([self._traces.subject.full_depth_point], first)[0]
 
     def _row(self, loss: PointLoss, trace: Trace) -> TableRow:
-        sums = self._points.nll(loss)
+        sums = self._points.nll_by_document(loss)
         rise = estimate_perplexity_rise(*sums, threshold=0.0, rng=self._rng, draws=self._draws)
         return quality_columns(loss, trace) | {"rise interval %": interval_if_finite(rise)}
 
@@ -123,11 +130,11 @@ def quality_columns(loss: PointLoss, trace: Trace) -> TableRow:
 NO_SPEED: TableRow = {"speed ×": None, "speed interval": None}
 
 
-def speed_columns(evidence: ModelMeasurements, points: Mapping[str, OperatingPoint]) -> dict[str, TableRow]:
+def measure_speed_columns(evidence: ModelMeasurements, points: Mapping[str, OperatingPoint]) -> dict[str, TableRow]:
     """Name → paired speed against full depth at batch 1, with interval; None if the decoder declines the point."""
     accepted = {name: point for name, point in points.items() if _is_accepted(evidence.subject, point)}
     arms = {f"point {name}": point for name, point in accepted.items()}  # "full" is the name of the reference arm
-    seconds = evidence.latency.against_full(arms).seconds if arms else {}
+    seconds = evidence.latency.time_against_full_depth(arms).seconds if arms else {}
     columns = dict.fromkeys(points, NO_SPEED)
     for name in accepted:
         ratio = estimate_total_speedup(ByPair(seconds["full"]), ByPair(seconds[f"point {name}"]), threshold=1.0)
@@ -137,7 +144,7 @@ def speed_columns(evidence: ModelMeasurements, points: Mapping[str, OperatingPoi
 
 def _is_accepted(subject: ModelUnderTest, point: OperatingPoint) -> bool:
     try:
-        with subject.open(point):
+        with subject.open_decoder(point):
             return True
     except Unsupported:
         return False
@@ -151,16 +158,18 @@ def ablate_calibration_corpus(evidence: ModelMeasurements, rng: np.random.Genera
 
     Raises Unsupported without a second corpus.
     """
-    require_quality(evidence)
-    if evidence.shifted is None:
+    require_judgeable_quality(evidence)
+    if evidence.on_shifted_corpus is None:
         raise Unsupported(f"no second corpus beside {evidence.corpus}")
-    at_hand, table_rows = (evidence, evidence.shifted), []
-    profiles = {other.corpus: other.traces.calibrated() for other in at_hand}
+    at_hand, table_rows = (evidence, evidence.on_shifted_corpus), []
+    profiles = {other.corpus: other.traces.calibrate_profile() for other in at_hand}
     for judged in at_hand:
         rows = AblationRows(judged, rng)
-        table_rows.append(rows.full({"text": judged.corpus, "profile": "none"}))
+        table_rows.append(rows.make_full_depth_row({"text": judged.corpus, "profile": "none"}))
         for corpus, profile in profiles.items():
-            table_rows += rows.at(points(profile, MARGINS_NATS), {"text": judged.corpus, "profile": corpus})
+            table_rows += rows.make_point_rows(
+                points_at_margins(profile, MARGINS_NATS), {"text": judged.corpus, "profile": corpus}
+            )
     return Attachments((AttachedTable("ablation, calibration corpus", table_rows),))
 
 
@@ -169,26 +178,28 @@ CONDITIONINGS = [features for count in (0, 1, 2) for features in combinations(FE
 
 def ablate_conditioning(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
     """EMAD, "Ablations": thresholds per bin of every feature and pair of features; notes name rare bins."""
-    require_quality(evidence)
+    require_judgeable_quality(evidence)
     rows = AblationRows(evidence, rng)
-    table, notes = [rows.full({"features": "–", "bins": 0, "fallen back": 0})], []
+    table, notes = [rows.make_full_depth_row({"features": "–", "bins": 0, "fallen back": 0})], []
     for features in CONDITIONINGS:
-        profile = evidence.traces.calibrated(features=features)
-        require_bins(profile, len(evidence.traces.calibration))
-        table += rows.at(points(profile, tried_margins(evidence)), conditioning_columns(profile))
+        profile = evidence.traces.calibrate_profile(features=features)
+        check_bin_counts(profile, len(evidence.traces.calibration))
+        table += rows.make_point_rows(
+            points_at_margins(profile, make_shared_margin_grid(evidence)), conditioning_columns(profile)
+        )
         if note := fallback_note(profile):
             notes.append(f"{evidence.name}: {note}")
     return Attachments((AttachedTable(f"ablation, conditioning on {evidence.corpus}", table),), tuple(notes))
 
 
-def require_bins(profile: Profile, tokens: int) -> None:
+def check_bin_counts(profile: Profile, tokens: int) -> None:
     """Check that every calibration token is in a bin, and that a bin has its own thresholds only with enough tokens."""
     statistics, fallen = profile.statistics, np.array(profile.fallbacks, dtype=int) > 0
     assert statistics is not None
     assert statistics.tokens.sum() == tokens, "a calibration token is in no bin"
     few = statistics.tokens < profile.minimum_tokens
     assert not profile.bins.features or (fallen == few).all(), "a bin seen too rarely keeps its own, or another fell"
-    assert all(len(point.thresholds) == profile.bins.bin_count for point in points(profile, [0.0]))
+    assert all(len(point.thresholds) == profile.bins.bin_count for point in points_at_margins(profile, [0.0]))
 
 
 def conditioning_columns(profile: Profile) -> TableRow:
@@ -213,34 +224,34 @@ TIMED_ESTIMATORS = ("full", "topk-64", "lowrank-32 top-64", "linear")
 
 def ablate_estimator(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
     """EMAD, "Ablations": every entropy estimator at every margin, the full softmax first."""
-    require_quality(evidence)
+    require_judgeable_quality(evidence)
     paper = [
         *(EntropyEstimator("topk", k=k) for k in KS),
         *(EntropyEstimator("lowrank", k=LOW_RANK_K, rank=r) for r in RANKS),
     ]
     estimated = FittedEstimators(
-        evidence, [*usable_estimators(evidence.subject.stepper, paper), evidence.estimates.linear]
+        evidence, [*usable_estimators(evidence.subject.stepper, paper), evidence.entropy_estimates.linear_estimator]
     )
-    margins = tried_margins(evidence)
-    fits = {estimator.name: estimated.fit(estimator, margins) for estimator in estimated.fitted}
-    require_bounds(fits)
+    margins = make_shared_margin_grid(evidence)
+    fits = {estimator.name: estimated.measure_agreement(estimator, margins) for estimator in estimated.fitted}
+    check_entropy_bounds(fits)
     by_name = {
         (estimator.name, margin): replace(evidence.traces.profile.point(margin), estimator=estimator)
         for estimator in (EntropyEstimator(), *estimated.fitted)
         for margin in margins
     }
     timed = {name: by_name[name, 0.0] for name in TIMED_ESTIMATORS if (name, 0.0) in by_name}
-    times = speed_columns(evidence, timed)
+    times = measure_speed_columns(evidence, timed)
     rows, table = AblationRows(evidence, rng), []
     for (name, margin), point in by_name.items():
-        cost = {"probe FLOPs per token": estimated.probe_flops(point)}
+        cost = {"probe FLOPs per token": estimated.compute_probe_flops(point)}
         first = {"estimator": name} | agreement_columns(fits.get(name), margin) | cost
-        (row,) = rows.at([point], first, estimated.trace)
+        (row,) = rows.make_point_rows([point], first, estimated.trace)
         table.append(row | (times.get(name, NO_SPEED) if margin == 0 else NO_SPEED))
     return Attachments((AttachedTable(f"ablation, entropy estimator on {evidence.corpus}: worst probe", table),))
 
 
-def require_bounds(fits: Mapping[str, EstimatorFit]) -> None:
+def check_entropy_bounds(fits: Mapping[str, EstimatorFit]) -> None:
     """Check that top-K bounds entropy from above, more tightly for larger K, and that exact search misses no row."""
     bounds = [fits[f"topk-{k}"].bias_nats for k in KS if f"topk-{k}" in fits]
     for fewer, more in pairwise(bounds):
@@ -285,24 +296,24 @@ class FittedEstimators:
     """Estimators fitted on calibration and validation text, with a trace of the whole evaluation split by each."""
 
     def __init__(self, evidence: ModelMeasurements, uncorrected: Sequence[EntropyEstimator]):
-        self._estimates, self._profile = evidence.estimates, evidence.traces.profile
+        self._estimates, self._profile = evidence.entropy_estimates, evidence.traces.profile
         self._subject = evidence.subject
-        self.fitted = self._estimates.corrected(uncorrected)
-        self.trace = self._estimates.read("evaluate", evidence.study.budget.evaluate, self.fitted)
+        self.fitted = self._estimates.correct_estimators(uncorrected)
+        self.trace = self._estimates.take_estimator_trace("evaluate", evidence.study.budget.evaluate, self.fitted)
 
     @cached_property
     def _recalls(self) -> dict[tuple[str, int], float]:
         stepper = self._subject.stepper
         counted = RecallCounter(stepper, self.fitted, self._estimates.probes)
-        take_trace(stepper, self._subject.sequences("evaluate", READ), observe=counted)
-        return counted.shares
+        take_trace(stepper, self._subject.cut_windows("evaluate", READ), observe=counted)
+        return counted.recall_by_probe
 
-    def fit(self, estimator: EntropyEstimator, margins: Sequence[float]) -> EstimatorFit:
+    def measure_agreement(self, estimator: EntropyEstimator, margins: Sequence[float]) -> EstimatorFit:
         """Agreement of ``estimator``, one of ``fitted``, with the full softmax."""
         estimates = self._estimates
-        raw = estimates.uncorrected(self.trace, estimator)
+        raw = estimates.undo_correction(self.trace, estimator)
         thresholds = [[target - margin for margin in margins] for target in self._profile.targets_nats]
-        full = estimates.columns(self.trace.entropy_nats)
+        full = estimates.select_probe_columns(self.trace.entropy_nats)
         rows = compare_estimators(estimates.probes, full, {estimator: raw}, thresholds)
         recalls = [share for (name, _), share in self._recalls.items() if name == estimator.name]
         changes = zip(*(row.changed.values() for row in rows), strict=True)
@@ -314,7 +325,7 @@ class FittedEstimators:
             changed={margin: max(shares) for margin, shares in zip(margins, changes, strict=True)},
         )
 
-    def probe_flops(self, point: OperatingPoint) -> float:
+    def compute_probe_flops(self, point: OperatingPoint) -> float:
         """FLOPs of readouts per token beyond the one head that emits it."""
         replayed = replay(self.trace, point)
         work = replay_decode_work(self.trace, replayed)
@@ -355,27 +366,30 @@ class RecallCounter:
             self._hits[key] = self._hits.get(key, 0.0) + float(recall_at_k(retrieved, true).sum())
 
     @property
-    def shares(self) -> dict[tuple[str, int], float]:
+    def recall_by_probe(self) -> dict[tuple[str, int], float]:
         return {key: hits / self._tokens[key[1]] for key, hits in self._hits.items()}
 
 
-def ablate_flatness(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
+def tabulate_profile_flatness(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
     """EMAD, "Limitations" (EMAD-E11): one row per available model and corpus, the steepest profile first."""
-    require_quality(evidence)
-    dots = [profile_flatness(each.traces, each.rivals, rng) for each in available_models(evidence)]
+    require_judgeable_quality(evidence)
+    dots = [
+        measure_profile_flatness(each.traces, each.baseline_comparison, rng)
+        for each in list_available_measurements(evidence)
+    ]
     dots.sort(key=lambda dot: dot.slope.value)
-    table = AttachedTable("ablation, flatness of the profile", [flatness_row(dot) for dot in dots])
-    return Attachments((table,), (trend_note(evidence.name, dots),))
+    table = AttachedTable("ablation, flatness of the profile", [make_flatness_row(dot) for dot in dots])
+    return Attachments((table,), (flatness_trend_note(evidence.name, dots),))
 
 
-def available_models(evidence: ModelMeasurements) -> list[ModelMeasurements]:
+def list_available_measurements(evidence: ModelMeasurements) -> list[ModelMeasurements]:
     """Each model that continues documents, on its corpus and on the one that shifts it."""
     others = [name for name in bundled_names() if name != evidence.name] if evidence.loaded.bundled else []
-    models = [evidence, *(other for name in others if not (other := evidence.beside(name)).subject.seq2seq)]
-    return [each for model in models for each in (model, model.shifted) if each is not None]
+    models = [evidence, *(other for name in others if not (other := evidence.for_other_model(name)).subject.is_seq2seq)]
+    return [each for model in models for each in (model, model.on_shifted_corpus) if each is not None]
 
 
-def flatness_row(dot: ProfileFlatness) -> TableRow:
+def make_flatness_row(dot: ProfileFlatness) -> TableRow:
     return {
         "model": dot.model,
         "corpus": dot.corpus,
@@ -386,11 +400,11 @@ def flatness_row(dot: ProfileFlatness) -> TableRow:
     }
 
 
-def trend_note(name: str, dots: Sequence[ProfileFlatness]) -> str:
+def flatness_trend_note(name: str, dots: Sequence[ProfileFlatness]) -> str:
     """The trend over ``dots``, or a note that they are too few."""
     if len(dots) < LEAST_PROFILES:
         return f"{name}: {len(dots)} profiles are no trend: EMAD-E11 needs {LEAST_PROFILES}"
-    rho, p = flatness_trend(dots)
+    rho, p = compute_flatness_trend(dots)
     return (
         f"EMAD-E11 over {len(dots)} profiles: Spearman ρ of steepness and gain {rho:.2f}, exact p = {p:.3f}; "
         "the paper expects ρ > 0"
@@ -403,14 +417,14 @@ INTERPOLATED_STRIDES = (3, 4, 6)
 
 def ablate_interpolation(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
     """EMAD, "Ablations": exits to layers between probes, on and off, for each stride; speed at m = 0."""
-    require_quality(evidence)
+    require_judgeable_quality(evidence)
     layers, rows = evidence.subject.stepper.layers, AblationRows(evidence, rng)
     table_rows: list[TableRow] = []
     notes: list[str] = []
     for stride in (s for s in INTERPOLATED_STRIDES if s < layers):
-        profile = evidence.traces.calibrated(strided_probes(layers, stride))
+        profile = evidence.traces.calibrate_profile(probes_at_stride(layers, stride))
         table_rows += interpolation_rows(evidence, rows, profile, stride)
-        if not layers_between(profile.probes):
+        if not find_interpolated_layers(profile.probes):
             few = f"{evidence.name}: stride {stride} leaves {len(profile.probes)} probes on {layers} layers"
             notes.append(f"{few}: a line through two readings never meets a next threshold, interpolation is off")
     table = AttachedTable(f"ablation, interpolation between probes on {evidence.corpus}", table_rows)
@@ -421,26 +435,26 @@ def interpolation_rows(
     evidence: ModelMeasurements, rows: AblationRows, profile: Profile, stride: int
 ) -> list[TableRow]:
     """Rows of one profile at every margin, interpolation off and on."""
-    between, first = layers_between(profile.probes), {"stride": stride}
+    between, first = find_interpolated_layers(profile.probes), {"stride": stride}
     table: list[TableRow] = []
-    for off in points(profile, tried_margins(evidence)):
+    for off in points_at_margins(profile, make_shared_margin_grid(evidence)):
         on = replace(off, name=f"{off.name} interpolated", interpolate=True)
         arms = {"off": off, "on": on}
         timed = between and off.margin_nats == 0
-        times = speed_columns(evidence, arms) if timed else dict.fromkeys(arms, NO_SPEED)
+        times = measure_speed_columns(evidence, arms) if timed else dict.fromkeys(arms, NO_SPEED)
         for name, point in arms.items():
-            (row,) = rows.at([point], first | {"interpolation": name, "layers between": len(between)})
+            (row,) = rows.make_point_rows([point], first | {"interpolation": name, "layers between": len(between)})
             table.append(row | times[name])
-        require_layers_between(evidence.traces.holding("evaluate", [off, on]), off, on, between)
+        check_interpolated_exits(evidence.traces.get_trace_covering("evaluate", [off, on]), off, on, between)
     return table
 
 
-def layers_between(probes: Sequence[int]) -> list[int]:
+def find_interpolated_layers(probes: Sequence[int]) -> list[int]:
     """Layers strictly between the second probe and the last: outside them a line or a next threshold is missing."""
     return sorted(set(range(probes[1], probes[-1])) - set(probes)) if len(probes) > 2 else []
 
 
-def require_layers_between(trace: Trace, off: OperatingPoint, on: OperatingPoint, between: Sequence[int]) -> None:
+def check_interpolated_exits(trace: Trace, off: OperatingPoint, on: OperatingPoint, between: Sequence[int]) -> None:
     """Check that interpolation never lets a token go deeper, and adds exits only at these layers."""
     plain, interpolated = (replay_depths(trace, point) for point in (off, on))
     assert (interpolated <= plain).all()
@@ -453,22 +467,26 @@ MARGIN_COUNTS = {"smoke": 5, "standard": 9, "full": 33}  # margins from 0 up to 
 
 def ablate_margin(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
     """EMAD, "Ablations": full depth, then margins from 0 up, with the accuracy of every replayed task."""
-    require_quality(evidence)
+    require_judgeable_quality(evidence)
     rows = AblationRows(evidence, rng)
-    table = [rows.full({"margin, nats": None}) | accuracy_columns(evidence, evidence.subject.full)]
+    table = [
+        rows.make_full_depth_row({"margin, nats": None}) | accuracy_columns(evidence, evidence.subject.full_depth_point)
+    ]
     saved = NetSavingFunction(evidence.traces.validation, evidence.loaded.geometry)
     for point in margin_points(evidence.traces.profile, saved, MARGIN_COUNTS[evidence.study.budget.name]):
-        (row,) = rows.at([point], {"margin, nats": point.margin_nats})
+        (row,) = rows.make_point_rows([point], {"margin, nats": point.margin_nats})
         table.append(row | accuracy_columns(evidence, point))
     return Attachments((AttachedTable(f"ablation, margin on {evidence.corpus}", table),))
 
 
 def accuracy_columns(evidence: ModelMeasurements, point: OperatingPoint) -> TableRow:
     """Share right of each replayed task, and the tasks that count at the point; empty without tasks."""
-    tasks = {task: evidence.scored.at(task, point) for task in evidence.scored.replayed}
+    tasks = {task: evidence.task_scores.measure_accuracy(task, point) for task in evidence.task_scores.replayed_tasks}
     counting = ", ".join(task for task, scores in tasks.items() if scores.is_counted) or "none"
     shares: TableRow = {f"{task} %": scores.accuracies[1] for task, scores in tasks.items()}
-    return shares | ({"tasks that count": None if point == evidence.subject.full else counting} if tasks else {})
+    return shares | (
+        {"tasks that count": None if point == evidence.subject.full_depth_point else counting} if tasks else {}
+    )
 
 
 FREE_SCHEDULES: dict[str, ScheduleName] = {"eager backfill": "free_eager", "deferred fill": "free_deferred"}
@@ -483,30 +501,30 @@ def ablate_schedule(evidence: ModelMeasurements, rng: np.random.Generator) -> At
 
     State copying changes later states, so it is decoded, on ``DecodedOpenings``.
     """
-    require_quality(evidence)
-    rules = points(evidence.traces.profile, tried_margins(evidence))
-    by_margin = {rule.margin_nats: schedule_points(evidence, rule) for rule in rules}
+    require_judgeable_quality(evidence)
+    rules = points_at_margins(evidence.traces.profile, make_shared_margin_grid(evidence))
+    by_margin = {rule.margin_nats: make_points_by_schedule(evidence, rule) for rule in rules}
     first, rule = by_margin[rules[0].margin_nats], rules[0]
     copying = replace(rule, name=f"{rule.name} copying", schedule="copying")
     timed = {name: point for name, point in first.items() if name in TIMED_SCHEDULES}
-    times = speed_columns(evidence, timed | {COPYING: copying})
+    times = measure_speed_columns(evidence, timed | {COPYING: copying})
     rows, table, notes = AblationRows(evidence, rng), [], []
     for margin, named in by_margin.items():
         for name, point in named.items():
             speed = times[name] if margin == 0 and name in times else NO_SPEED
-            table += [row | speed for row in rows.at([point], {"schedule": name, "text": REPLAYED})]
+            table += [row | speed for row in rows.make_point_rows([point], {"schedule": name, "text": REPLAYED})]
     openings = DecodedOpenings(evidence.subject)
-    table += [openings_row(name, openings.replayed(first[name])) for name in ("monotone", "eager backfill")]
+    table += [make_openings_row(name, openings.replay_row(first[name])) for name in ("monotone", "eager backfill")]
     try:
-        copied = openings.decoded(copying)
+        copied = openings.decode_row(copying)
     except Unsupported as refusal:
         notes.append(f"{evidence.name}: {COPYING}: not applicable ({refusal})")
     else:
-        table.append(openings_row(COPYING, copied) | times[COPYING])
+        table.append(make_openings_row(COPYING, copied) | times[COPYING])
     return Attachments((AttachedTable(f"ablation, schedule on {evidence.corpus}", table),), tuple(notes))
 
 
-def schedule_points(evidence: ModelMeasurements, rule: OperatingPoint) -> dict[str, OperatingPoint]:
+def make_points_by_schedule(evidence: ModelMeasurements, rule: OperatingPoint) -> dict[str, OperatingPoint]:
     """The rule under each schedule that replay knows, and positional depth that saves as much."""
     free = {
         name: replace(rule, name=f"{rule.name} {name}", schedule=schedule) for name, schedule in FREE_SCHEDULES.items()
@@ -516,14 +534,14 @@ def schedule_points(evidence: ModelMeasurements, rule: OperatingPoint) -> dict[s
         for period in CHUNK_LENGTHS
     }
     positional, geometry = positional_points(rule.layers), evidence.loaded.geometry
-    validation = evidence.traces.holding("validate", positional)
+    validation = evidence.traces.get_trace_covering("validate", positional)
     (mine,) = loss_table(validation, geometry, [rule])
     falls = loss_table(validation, geometry, positional)
     best = best_at_equal_flops(falls, mine.net_reduction)  # chosen on validation, as every point
     return {"monotone": rule, **free, **chunks, **({} if best is None else {"positional": best.point})}
 
 
-def openings_row(name: str, row: TableRow) -> TableRow:
+def make_openings_row(name: str, row: TableRow) -> TableRow:
     return {"schedule": name, "text": OPENED, **row, "rise interval %": None, **NO_SPEED}
 
 
@@ -532,23 +550,23 @@ class DecodedOpenings:
 
     def __init__(self, subject: ModelUnderTest):
         self.subject = subject
-        windows = subject.sequences("evaluate", DECODED)
+        windows = subject.cut_windows("evaluate", DECODED)
         self.texts = [replace(window, tokens=window.tokens[:DECODED_TOKENS]) for window in windows]
         self.trace = take_trace(subject.stepper, self.texts)
 
-    def replayed(self, point: OperatingPoint) -> TableRow:
+    def replay_row(self, point: OperatingPoint) -> TableRow:
         """The row of a point that replay knows."""
         (row,) = loss_table(self.trace, self.subject.loaded.geometry, [point])
         return quality_columns(row, self.trace)
 
-    def decoded(self, point: OperatingPoint) -> TableRow:
+    def decode_row(self, point: OperatingPoint) -> TableRow:
         """The row of any point; reductions are None for a decoder that does not count.
 
         Raises:
             Unsupported: the decoder declines the point.
         """
-        full = replay(self.trace, self.subject.full)
-        with self.subject.open_audited(point) as decoder:
+        full = replay(self.trace, self.subject.full_depth_point)
+        with self.subject.open_audited_decoder(point) as decoder:
             forced = [teacher_force(decoder, text) for text in self.texts]
         mean = float(np.concatenate([each.nll_nats for each in forced]).mean())
         works, geometry = [each.work for each in forced if each.work is not None], self.subject.loaded.geometry
@@ -573,27 +591,29 @@ PROBE_STRIDES = (2, 4, 6, 8)
 
 def ablate_stride(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
     """EMAD, "Ablations": a profile for every probe stride, from the same calibration text."""
-    require_quality(evidence)
-    rows, named = AblationRows(evidence, rng), probe_strides(evidence.subject.stepper.layers)
-    table_rows = [rows.full({"probes": "none", "layers": "–"})]
+    require_judgeable_quality(evidence)
+    rows, named = AblationRows(evidence, rng), make_probes_by_stride(evidence.subject.stepper.layers)
+    table_rows = [rows.make_full_depth_row({"probes": "none", "layers": "–"})]
     for name, probes in named.items():
-        at = points(evidence.traces.calibrated(probes), tried_margins(evidence))
+        at = points_at_margins(evidence.traces.calibrate_profile(probes), make_shared_margin_grid(evidence))
         assert at, f"{name}: nothing can exit at margin 0"
-        table_rows += rows.at(at, {"probes": name, "layers": ", ".join(map(str, probes))})
-    note = agreement_note(evidence.traces.evaluation.every_layer, sorted(set().union(*named.values())))
+        table_rows += rows.make_point_rows(at, {"probes": name, "layers": ", ".join(map(str, probes))})
+    note = last_layer_agreement_note(evidence.traces.evaluation.every_layer, sorted(set().union(*named.values())))
     table = AttachedTable(f"ablation, probe stride on {evidence.corpus}", table_rows)
     return Attachments((table,), (f"{evidence.name}: {note}",))
 
 
-def probe_strides(layers: int) -> dict[str, tuple[int, ...]]:
+def make_probes_by_stride(layers: int) -> dict[str, tuple[int, ...]]:
     """Name → probes: every stride that leaves one, and the default, which may be one of them."""
     default = default_probes(layers)
-    probes_by_name = {f"every {stride}": strided_probes(layers, stride) for stride in PROBE_STRIDES if stride < layers}
+    probes_by_name = {
+        f"every {stride}": probes_at_stride(layers, stride) for stride in PROBE_STRIDES if stride < layers
+    }
     named = {name + (" (default)" if probes == default else ""): probes for name, probes in probes_by_name.items()}
     return named | ({} if default in probes_by_name.values() else {"default": default})
 
 
-def agreement_note(trace: Trace, probes: Sequence[int]) -> str:
+def last_layer_agreement_note(trace: Trace, probes: Sequence[int]) -> str:
     """Agreement of the probed layers with the last; an early-exit loss may have trained only some of them."""
     rates = final_layer_agreement_rate(trace)
     text = ", ".join(f"{rates[layer - 1]:.0%} after layer {layer}" for layer in probes)

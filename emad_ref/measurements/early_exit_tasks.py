@@ -74,14 +74,14 @@ class TaskItems:
     drawn: str
 
     @cached_property
-    def cluster(self) -> Ints:
+    def text_ids(self) -> Ints:
         """int64 [items]: items about the same text have the same number."""
         numbers: dict[str, int] = {}
         return np.array([numbers.setdefault(pair.text, len(numbers)) for pair in self.pairs], dtype=np.int64)
 
-    def column(self, values: Any) -> ByItem:
+    def group_by_text(self, values: Any) -> ByItem:
         """``values`` [items, …] of these items, in their order."""
-        return ByItem(np.asarray(values), self.cluster)
+        return ByItem(np.asarray(values), self.text_ids)
 
 
 class EarlyExitTasks:
@@ -97,12 +97,12 @@ class EarlyExitTasks:
         return tuple(name for name, reason in self._reasons.items() if not reason)
 
     @property
-    def missing(self) -> dict[str, str]:
+    def unavailable_reasons(self) -> dict[str, str]:
         """Unavailable task → why; each becomes a leg, because unmeasured is not survived."""
         return {name: reason for name, reason in self._reasons.items() if reason}
 
     @property
-    def none(self) -> str:
+    def no_task_reason(self) -> str:
         """Why no task is available; "" if one is."""
         reasons = self._reasons
         return "" if self.names else "; ".join(dict.fromkeys(reasons.values()))
@@ -112,7 +112,7 @@ class EarlyExitTasks:
         """``world:pairs``, ``squad``, ``samsum`` or ``squad+samsum``."""
         return "+".join(dict.fromkeys(TASKS[name].corpus for name in self.names))
 
-    def title(self, name: str) -> str:
+    def format_title(self, name: str) -> str:
         """Task and corpus in words."""
         corpus = TASKS[name].corpus
         return name if name == corpus else f"{corpus}, {name}"
@@ -136,7 +136,7 @@ class EarlyExitTasks:
 
     # ------------------------------------------------------------ items
 
-    def items(self, name: str) -> TaskItems:
+    def load_items(self, name: str) -> TaskItems:
         """The evaluated items of ``name``. An unusable file ends the run (``errors.RunStopped``)."""
         if name not in self._items:
             self._items[name] = self._read(name)
@@ -153,17 +153,17 @@ class EarlyExitTasks:
         return notes
 
     def _note(self, name: str) -> str:
-        items = self.items(name)
+        items = self.load_items(name)
         sources, targets = items.cut
         if not (items.drawn or sources or targets):
             return ""
         origin = items.drawn or f"{len(items.pairs)} pairs"
         return (
-            f"{origin}; {sources} sources cut to {self._subject.window} tokens, {targets} references to "
+            f"{origin}; {sources} sources cut to {self._subject.window_size} tokens, {targets} references to "
             f"{TASKS[name].new}"
         )
 
-    def elsewhere(self, name: str, count: int, by: int = 1) -> TaskItems:
+    def load_unjudged_items(self, name: str, count: int, by: int = 1) -> TaskItems:
         """Up to ``count`` items about texts that are not judged, each about another text; a multiple of ``by``.
 
         An unusable file ends the run.
@@ -172,17 +172,17 @@ class EarlyExitTasks:
         if TASKS[name].corpus == WORLD:
             stream = generate_pairs(TASKS[name].kind, "calibrate", None, subject.seed)
         else:
-            judged = {pair.text for pair in self.items(name).pairs}
+            judged = {pair.text for pair in self.load_items(name).pairs}
             stream = (pair for pair in self._published(name, None).pairs if pair.text not in judged)
         chosen = tuple(islice(_one_per_text(stream), count))
         return self._tokenised(name, chosen[: len(chosen) // by * by], "")
 
-    def guessed(self, name: str) -> Floats:
+    def compute_guess_scores(self, name: str) -> Floats:
         """float64 [items] expected score of an honest guess without a model.
 
         It is the most frequent answer elsewhere, or what the source offers, whichever is better on average.
         """
-        judged, others = self.items(name).pairs, self.elsewhere(name, GUESSED_FROM).pairs
+        judged, others = self.load_items(name).pairs, self.load_unjudged_items(name, GUESSED_FROM).pairs
         length = int(np.median([len(pair.target.split()) for pair in others or judged]))
         common = [answer for answer, _ in Counter(pair.target for pair in others).most_common(1)]
         offers = GUESSES[TASKS[name].kind]
@@ -211,7 +211,7 @@ class EarlyExitTasks:
             return load_pairs(name, self._subject.data, count, self._subject.seed)
 
     def _tokenised(self, name: str, chosen: tuple[SourceTarget, ...], origin: str) -> TaskItems:
-        window, new = self._subject.window, TASKS[name].new
+        window, new = self._subject.window_size, TASKS[name].new
         sources = [self._tokens(pair.source) for pair in chosen]
         targets = [self._tokens(pair.target) for pair in chosen]
         cut = sum(len(ids) > window for ids in sources), sum(len(ids) > new for ids in targets)

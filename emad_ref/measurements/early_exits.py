@@ -66,19 +66,19 @@ ContrastReading = tuple[Floats, Bools]  # confidence, and whether the emitted to
 RuleRow = dict[str, object]
 
 
-def first_amateur(minimum: int) -> int:
+def first_amateur_layer(minimum: int) -> int:
     """The first layer that the authors' JSD contrasts with, for decisions from ``minimum`` ≥ 2 on."""
     return min(FIRST_AMATEUR, minimum - 1)
 
 
-def minimum_layers(layers: int) -> tuple[int, ...]:
+def minimum_exit_layers(layers: int) -> tuple[int, ...]:
     """The paper's minimum exit layers, 7 and 19 of 24, at the same share of ``layers`` ≥ 4."""
     scaled = (round(layers * minimum / PUBLISHED_LAYERS) for minimum in PUBLISHED_MINIMA)
     # contrasts need a layer below, pruning one above that is not the last
     return tuple(sorted({max(2, min(layers - 2, minimum)) for minimum in scaled}))
 
 
-def has_room(geometry: Geometry) -> bool:
+def can_use_paper_settings(geometry: Geometry) -> bool:
     """Whether the model is deep and wide enough for the paper's minimum layers and pruned vocabularies."""
     return geometry.layers >= LEAST_LAYERS and geometry.vocabulary >= LEAST_VOCABULARY
 
@@ -99,11 +99,11 @@ class FlopsPerItem:
     encoder: float
 
     @property
-    def together(self) -> float:
+    def total(self) -> float:
         return self.confidence + self.decoder + self.encoder
 
     @property
-    def decoding(self) -> float:
+    def without_encoder(self) -> float:
         """FLOPs without the encoder, which no rule changes."""
         return self.confidence + self.decoder
 
@@ -111,7 +111,7 @@ class FlopsPerItem:
 FlopSaving = tuple[float, float, float]  # FLOPs before over after: of confidence, of decoding, together
 
 
-def flops_per_item(work: Work, geometry: Geometry, items: int = 1) -> FlopsPerItem:
+def split_flops_per_item(work: Work, geometry: Geometry, items: int = 1) -> FlopsPerItem:
     """Split ``work`` of ``items`` items into parts."""
     counted = flops(work, geometry)
     confidence = sum(counted.readouts.values())
@@ -119,12 +119,12 @@ def flops_per_item(work: Work, geometry: Geometry, items: int = 1) -> FlopsPerIt
     return FlopsPerItem(confidence / items, decoder / items, counted.encoder / items)
 
 
-def flop_saving(before: FlopsPerItem, after: FlopsPerItem) -> FlopSaving:
+def compute_flop_ratios(before: FlopsPerItem, after: FlopsPerItem) -> FlopSaving:
     """Ratios of the FLOPs of ``before`` and ``after``; below 1 if more are executed."""
     return (
         float(before.confidence / after.confidence),
-        float(before.decoding / after.decoding),
-        float(before.together / after.together),
+        float(before.without_encoder / after.without_encoder),
+        float(before.total / after.total),
     )
 
 
@@ -143,17 +143,17 @@ class ExitScores:
         return len(self.score)
 
     @property
-    def exit_block(self) -> ByItem:
+    def mean_exit_by_item(self) -> ByItem:
         """Mean exit block of each item's tokens."""
         return self.depth_sums.with_values(self.depth_sums.values / self.tokens.values)
 
-    def exits_as(self, other: ExitScores) -> bool:
+    def has_same_exits(self, other: ExitScores) -> bool:
         """Whether every item took as many tokens and blocks as in ``other``."""
         same = np.array_equal(self.depth_sums.values, other.depth_sums.values)
         return same and np.array_equal(self.tokens.values, other.tokens.values)
 
     @property
-    def mean_exit(self) -> float:
+    def mean_exit_block(self) -> float:
         """Blocks per token, over all items."""
         return float(self.depth_sums.values.sum() / self.tokens.values.sum())
 
@@ -172,17 +172,17 @@ class EarlyExitAnswers:
     counted: Work | None
     exact: float | None = None
 
-    def costs(self, geometry: Geometry) -> FlopsPerItem:
+    def compute_flops_per_item(self, geometry: Geometry) -> FlopsPerItem:
         """FLOPs per item. Raises Unsupported if the decoder does not count its work."""
         if self.counted is None:
             raise Unsupported("the decoder does not count its work")
-        return flops_per_item(self.counted, geometry, len(self.texts))
+        return split_flops_per_item(self.counted, geometry, len(self.texts))
 
 
-def item_prompts(subject: ModelUnderTest, items: TaskItems) -> list[Prompt]:
+def make_item_prompts(subject: ModelUnderTest, items: TaskItems) -> list[Prompt]:
     """The decoder's start token, after each item's source."""
-    assert subject.opening is not None, "an encoder-decoder has a start token"
-    return [Prompt(np.array([subject.opening], dtype=np.int64), source) for source in items.sources]
+    assert subject.opening_token is not None, "an encoder-decoder has a start token"
+    return [Prompt(np.array([subject.opening_token], dtype=np.int64), source) for source in items.sources]
 
 
 def decode_items(subject: ModelUnderTest, task: str, items: TaskItems, point: OperatingPoint) -> EarlyExitAnswers:
@@ -191,14 +191,14 @@ def decode_items(subject: ModelUnderTest, task: str, items: TaskItems, point: Op
     Raises:
         Unsupported: the decoder under test declines the point.
     """
-    prompts = item_prompts(subject, items)
+    prompts = make_item_prompts(subject, items)
     texts: list[str] = []
     depths: list[Ints] = []
     work: Work | None = Work.none(subject.stepper.layers)
-    with subject.open_audited(point, max_rows=ITEM_ROWS) as decoder:
+    with subject.open_audited_decoder(point, max_rows=ITEM_ROWS) as decoder:
         for start in range(0, len(prompts), ITEM_ROWS):
             batch = prompts[start : start + ITEM_ROWS]
-            record = decoder.generate(batch, TASKS[task].new, subject.stop)
+            record = decoder.generate(batch, TASKS[task].new, subject.stop_tokens)
             work = work + record.work[0] if work is not None and record.work is not None else None
             depths += [record.tokens.of(row, phase=1).depth for row in range(len(batch))]
             texts += [
@@ -207,9 +207,9 @@ def decode_items(subject: ModelUnderTest, task: str, items: TaskItems, point: Op
             ]
     pairs = [(text, item.answers) for text, item in zip(texts, items.pairs, strict=True)]
     exited = ExitScores(
-        items.column([score_answer(task, *pair) for pair in pairs]),
-        items.column([float(depth.sum()) for depth in depths]),
-        items.column([len(depth) for depth in depths]),
+        items.group_by_text([score_answer(task, *pair) for pair in pairs]),
+        items.group_by_text([float(depth.sum()) for depth in depths]),
+        items.group_by_text([len(depth) for depth in depths]),
     )
     exact = [share for pair in pairs if (share := exact_match(task, *pair)) is not None]
     mean = float(np.mean(exact)) if len(exact) == len(pairs) else None
@@ -273,7 +273,7 @@ class LayerReadings:
 
 def read_layers(subject: ModelUnderTest, prompts: Sequence[Prompt], items: TaskItems, minimum: int) -> LayerReadings:
     """Feed every item's reference after its source and read each layer; contrasts decide from layer ``minimum`` on."""
-    each = enumerate(zip(prompts, items.targets, items.cluster, strict=True))
+    each = enumerate(zip(prompts, items.targets, items.text_ids, strict=True))
     parts = [_read_item(subject, number, *item, minimum) for number, item in each]
     columns = {
         name: np.concatenate([getattr(part, name) for part in parts])
@@ -350,8 +350,8 @@ def time_rules(
         Unsupported: the decoder under test declines one of them.
     """
     with ExitStack() as stack:
-        every = {"full": subject.full, **points}
-        decoders = {name: stack.enter_context(subject.open(point)) for name, point in every.items()}
+        every = {"full": subject.full_depth_point, **points}
+        decoders = {name: stack.enter_context(subject.open_decoder(point)) for name, point in every.items()}
 
         def arm(decoder: Decoder) -> Callable[[int], None]:
             def run(pair: int) -> None:
@@ -363,7 +363,7 @@ def time_rules(
         return time_pairs(arms, pairs, rng, warm_up=WARM_UP, synchronize=decoders["full"].synchronize)
 
 
-def timed_flops(
+def count_timed_flops(
     subject: ModelUnderTest, prompts: Sequence[Prompt], point: OperatingPoint, pairs: int, new: int
 ) -> FlopsPerItem:
     """FLOPs per item of the requests that ``time_rules`` times.
@@ -372,12 +372,12 @@ def timed_flops(
         Unsupported: the decoder under test declines the point, or does not count its work.
     """
     requests = range(WARM_UP, WARM_UP + pairs)
-    with subject.open_audited(point) as decoder:
+    with subject.open_audited_decoder(point) as decoder:
         records = [decoder.generate([prompts[pair % len(prompts)]], new, frozenset()) for pair in requests]
     works = [record.work[0] for record in records if record.work is not None]
     if len(works) < len(records):
         raise Unsupported("the decoder does not count its work")
-    return flops_per_item(sum(works, Work.none(subject.stepper.layers)), subject.loaded.geometry, len(works))
+    return split_flops_per_item(sum(works, Work.none(subject.stepper.layers)), subject.loaded.geometry, len(works))
 
 
 # ------------------------------------------------------------ all of one model
@@ -399,51 +399,54 @@ class EarlyExitMeasurements:
         self._read: dict[str, LayerReadings] = {}
 
     @property
-    def absence(self) -> Absence | None:
+    def absent_premise(self) -> Absence | None:
         """The first absent premise of all claims about early exits; None if items are available."""
         loaded = self.subject.loaded
-        if not self.subject.seq2seq:
+        if not self.subject.is_seq2seq:
             return "not applicable", "the claim needs an encoder-decoder model, not a decoder-only model"
         if not loaded.trained:
             return "not applicable", "random weights: confidence and score of noise say nothing"
         if loaded.tokenizer is None:
             return "unmeasured", "the model came without a tokenizer, and the tasks are text"
-        if not has_room(loaded.geometry):
+        if not can_use_paper_settings(loaded.geometry):
             few = f"fewer than {LEAST_LAYERS} decoder layers or {LEAST_VOCABULARY} tokens"
             return "not applicable", f"{few}: no room for the paper's settings"
-        return ("unmeasured", none) if (none := self.task_items.none) else None
+        return ("unmeasured", none) if (none := self.task_items.no_task_reason) else None
 
     @property
     def tasks(self) -> tuple[str, ...]:
         return self.task_items.names
 
     @property
-    def missing(self) -> Mapping[str, str]:
+    def unavailable_reasons(self) -> Mapping[str, str]:
         """Unavailable task → why."""
-        return self.task_items.missing
+        return self.task_items.unavailable_reasons
 
     @property
     def corpus(self) -> str:
         return self.task_items.corpus
 
     @property
-    def minima(self) -> tuple[int, ...]:
+    def minimum_exit_layers(self) -> tuple[int, ...]:
         """The paper's minimum layers for this depth."""
-        return minimum_layers(self.subject.stepper.layers)
+        return minimum_exit_layers(self.subject.stepper.layers)
 
     @property
-    def settings(self) -> list[tuple[str, int]]:
+    def task_settings(self) -> list[tuple[str, int]]:
         """(task, minimum layer) of every comparison."""
-        return [(task, minimum) for task in self.tasks for minimum in self.minima]
+        return [(task, minimum) for task in self.tasks for minimum in self.minimum_exit_layers]
 
     @cached_property
-    def unsolved(self) -> Mapping[str, str]:
+    def unsolved_reasons(self) -> Mapping[str, str]:
         """Task → why it is unsolved: full depth is not shown to beat an honest guess, so exits cannot cost anything."""
         reasons = {task: self._not_solved(task) for task in self.tasks}
         return {task: reason for task, reason in reasons.items() if reason}
 
     def _not_solved(self, task: str) -> str:
-        score, guess = self.under(task, self.full).exited.score, self.task_items.guessed(task)
+        score, guess = (
+            self.answer_at_point(task, self.full_depth_point).exited.score,
+            self.task_items.compute_guess_scores(task),
+        )
         rng = np.random.default_rng(self.subject.seed)
         beaten = estimate_score_difference(
             score, score.with_values(guess), threshold=0.0, rng=rng, unit="score above a guess"
@@ -453,73 +456,75 @@ class EarlyExitMeasurements:
         return f"not solved: full depth scores {score.values.mean():.3f}, an honest guess {guess.mean():.3f}"
 
     @property
-    def counting(self) -> list[tuple[str, int]]:
+    def solved_settings(self) -> list[tuple[str, int]]:
         """``settings`` of the solved tasks."""
-        return [(task, minimum) for task, minimum in self.settings if task not in self.unsolved]
+        return [(task, minimum) for task, minimum in self.task_settings if task not in self.unsolved_reasons]
 
     @property
-    def full(self) -> OperatingPoint:
-        return self.subject.full
+    def full_depth_point(self) -> OperatingPoint:
+        return self.subject.full_depth_point
 
-    def point(
+    def make_point(
         self, rule: str, minimum: int, threshold: float = THRESHOLD, schedule: ScheduleName = "copying"
     ) -> OperatingPoint:
         """The point of a row of ``RULES``, or of JSD ``AS_CODED``."""
         sizes = self.subject.stepper.layers, self.subject.stepper.vocabulary
         if rule == AS_CODED:
-            first = first_amateur(minimum)
+            first = first_amateur_layer(minimum)
             return early_exit_point(
                 "jsd_contrast", *sizes, minimum, threshold, schedule=schedule, emit="expert", amateurs_from=first
             )
         signal, pruning = RULES[rule]
         return early_exit_point(signal, *sizes, minimum, threshold, pruning=pruning, schedule=schedule)
 
-    def prompts(self, task: str) -> list[Prompt]:
-        return item_prompts(self.subject, self.task_items.items(task))
+    def make_prompts(self, task: str) -> list[Prompt]:
+        return make_item_prompts(self.subject, self.task_items.load_items(task))
 
-    def answered(
+    def answer_by_rule(
         self, task: str, rule: str, minimum: int, threshold: float = THRESHOLD, schedule: ScheduleName = "copying"
     ) -> EarlyExitAnswers:
         """All items of ``task`` under a row of ``RULES``."""
-        return self.under(task, self.point(rule, minimum, threshold, schedule))
+        return self.answer_at_point(task, self.make_point(rule, minimum, threshold, schedule))
 
-    def under(self, task: str, point: OperatingPoint) -> EarlyExitAnswers:
+    def answer_at_point(self, task: str, point: OperatingPoint) -> EarlyExitAnswers:
         """All items of ``task`` under ``point``."""
         if (task, point) not in self._answered:
-            self._answered[task, point] = decode_items(self.subject, task, self.task_items.items(task), point)
+            self._answered[task, point] = decode_items(self.subject, task, self.task_items.load_items(task), point)
         return self._answered[task, point]
 
-    def read(self, task: str) -> LayerReadings:
+    def read_layers(self, task: str) -> LayerReadings:
         """Readings of the reference answers; contrasts from the least minimum layer on."""
         if task not in self._read:
             self._read[task] = read_layers(
-                self.subject, self.prompts(task), self.task_items.items(task), self.minima[0]
+                self.subject, self.make_prompts(task), self.task_items.load_items(task), self.minimum_exit_layers[0]
             )
         return self._read[task]
 
-    def consistency(self, task: str, thresholds: tuple[float, ...]) -> TextConsistency:
+    def measure_consistency(self, task: str, thresholds: tuple[float, ...]) -> TextConsistency:
         """Consistency of softmax response at ``thresholds``: on judged items, and in sets of other items.
 
         Judged items have one text each.
         """
-        points = [self.point("softmax", self.minima[0], threshold) for threshold in thresholds]
-        early = [self.under(task, point) for point in points]
-        _, first = np.unique(self.task_items.items(task).cluster, return_index=True)
-        pool = text_differences(task, self.under(task, self.full), early)[first]
-        others = self.task_items.elsewhere(task, SET_SIZE * SETS[self.subject.budget.name], by=SET_SIZE)
+        points = [self.make_point("softmax", self.minimum_exit_layers[0], threshold) for threshold in thresholds]
+        early = [self.answer_at_point(task, point) for point in points]
+        _, first = np.unique(self.task_items.load_items(task).text_ids, return_index=True)
+        pool = text_differences(task, self.answer_at_point(task, self.full_depth_point), early)[first]
+        others = self.task_items.load_unjudged_items(task, SET_SIZE * SETS[self.subject.budget.name], by=SET_SIZE)
         sets = np.empty((0, SET_SIZE, len(points)))
         if others.pairs:
-            full, *rest = (decode_items(self.subject, task, others, point) for point in (self.full, *points))
+            full, *rest = (
+                decode_items(self.subject, task, others, point) for point in (self.full_depth_point, *points)
+            )
             sets = text_differences(task, full, rest).reshape(-1, SET_SIZE, len(points))
-        return TextConsistency(pool, sets, np.array([one.exited.mean_exit for one in early]))
+        return TextConsistency(pool, sets, np.array([one.exited.mean_exit_block for one in early]))
 
     @property
-    def pretrained(self) -> bool:
+    def is_untuned_bundled(self) -> bool:
         """Whether this is the bundled model before tuning."""
         return self.subject.name == PRETRAINED
 
     @cached_property
-    def twin(self) -> EarlyExitMeasurements | str:
+    def tuning_twin(self) -> EarlyExitMeasurements | str:
         """The same model before or after tuning, or why there is none."""
         name = TWINS.get(self.subject.name)
         if name is None:
@@ -530,34 +535,34 @@ class EarlyExitMeasurements:
 # ------------------------------------------------------------ tables
 
 
-def rule_row(exits: EarlyExitMeasurements, task: str, rule: str, minimum: int, done: EarlyExitAnswers) -> RuleRow:
+def make_rule_row(exits: EarlyExitMeasurements, task: str, rule: str, minimum: int, done: EarlyExitAnswers) -> RuleRow:
     """Exit, score and FLOPs per item of ``done``; FLOPs are None without counts."""
-    parts = None if done.counted is None else done.costs(exits.subject.loaded.geometry)
+    parts = None if done.counted is None else done.compute_flops_per_item(exits.subject.loaded.geometry)
     return {
         "task": task,
         "rule": rule,
         "j": minimum,
-        "mean exit": done.exited.mean_exit,
+        "mean exit": done.exited.mean_exit_block,
         "score": float(done.exited.score.values.mean()),
         "exact match": done.exact,
         "confidence MFLOPs": None if parts is None else parts.confidence / 1e6,
         "decoder MFLOPs": None if parts is None else parts.decoder / 1e6,
-        "together MFLOPs": None if parts is None else parts.together / 1e6,
+        "together MFLOPs": None if parts is None else parts.total / 1e6,
     }
 
 
-def rule_table(exits: EarlyExitMeasurements) -> Attachments:
+def make_rule_table(exits: EarlyExitMeasurements) -> Attachments:
     """Full depth, then every row of ``RULES`` at the paper's minimum layers, task by task; a note on unsolved tasks."""
-    rows = [line for task in exits.tasks for line in _rule_rows(exits, task, exits.minima)]
-    notes = tuple(f"{exits.subject.name}: {task}: {reason}" for task, reason in exits.unsolved.items())
+    rows = [line for task in exits.tasks for line in _rule_rows(exits, task, exits.minimum_exit_layers)]
+    notes = tuple(f"{exits.subject.name}: {task}: {reason}" for task, reason in exits.unsolved_reasons.items())
     return Attachments((AttachedTable(f"early exits on {exits.corpus}", rows, "FLOPs by rule"),), notes)
 
 
-def minimum_layer_tables(exits: EarlyExitMeasurements) -> Attachments:
+def make_minimum_layer_tables(exits: EarlyExitMeasurements) -> Attachments:
     """Early-exit LLMs, Figures 6 to 13: for each task, every rule at every minimum layer that it supports."""
     # a contrast needs a layer below, a pruned readout a layer above that is not the last
     minima = range(2, exits.subject.stepper.layers - 1)
-    titles = {task: f"ablation, minimum exit layer on {exits.task_items.title(task)}" for task in exits.tasks}
+    titles = {task: f"ablation, minimum exit layer on {exits.task_items.format_title(task)}" for task in exits.tasks}
     figure = "exits by minimum layer"
     return Attachments(
         tuple(AttachedTable(title, _rule_rows(exits, task, minima), figure) for task, title in titles.items())
@@ -565,9 +570,14 @@ def minimum_layer_tables(exits: EarlyExitMeasurements) -> Attachments:
 
 
 def _rule_rows(exits: EarlyExitMeasurements, task: str, minima: Sequence[int]) -> list[RuleRow]:
-    full = rule_row(exits, task, FULL_DEPTH, exits.subject.stepper.layers, exits.under(task, exits.full))
+    full = make_rule_row(
+        exits, task, FULL_DEPTH, exits.subject.stepper.layers, exits.answer_at_point(task, exits.full_depth_point)
+    )
     each = [(rule, minimum) for minimum in minima for rule in RULES]
     return [
         full,
-        *(rule_row(exits, task, rule, minimum, exits.answered(task, rule, minimum)) for rule, minimum in each),
+        *(
+            make_rule_row(exits, task, rule, minimum, exits.answer_by_rule(task, rule, minimum))
+            for rule, minimum in each
+        ),
     ]

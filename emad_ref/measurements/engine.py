@@ -99,13 +99,13 @@ class EngineAnswers:
         self._subject, self._documents = subject, documents
 
     @property
-    def dtype(self) -> str:
+    def stated_dtype(self) -> str:
         """The precision that the decoder states: of ``--emad-decoder-dtype``, else that of the judge."""
         return self._subject.study.decoder_dtype or self._subject.dtype
 
     @cached_property
     def _prompts(self) -> list[Prompt]:
-        return self._subject.openings(self._documents, min(PROMPT, self._subject.window - NEW))
+        return self._subject.make_opening_prompts(self._documents, min(PROMPT, self._subject.window_size - NEW))
 
     @cached_property
     def _varied(self) -> list[Prompt]:
@@ -116,14 +116,14 @@ class EngineAnswers:
     @cached_property
     def _longer(self) -> list[Prompt]:
         """``_prompts``, each as long as its document, within the positions that audits reach."""
-        return self._subject.openings(self._documents, self._subject.audited_window - NEW)
+        return self._subject.make_opening_prompts(self._documents, self._subject.audited_window_size - NEW)
 
     @cached_property
     def distributions(self) -> DistributionEvidence:
         """Raises Unsupported: the decoder reports no log-probabilities."""
         subject = self._subject
         shown: list[TokenLogProbs] = []
-        with subject.open(subject.full, max_rows=max(SIZES)) as decoder:
+        with subject.open_decoder(subject.full_depth_point, max_rows=max(SIZES)) as decoder:
             for rows in itertools.cycle(SIZES):
                 if not (batch := self._varied[len(shown) : len(shown) + rows]):
                     break
@@ -134,8 +134,8 @@ class EngineAnswers:
         positions = ByDocument.from_whole_documents(np.full(len(shown), NEW))
         tolerance = subject.tolerance
         return DistributionEvidence(
-            divergence, error, loss, own_loss, agreeing, positions, self.dtype,
-            {dtype: self._twin(dtype, shown, expected) for dtype in _twin_dtypes(self.dtype)},
+            divergence, error, loss, own_loss, agreeing, positions, self.stated_dtype,
+            {dtype: self._twin(dtype, shown, expected) for dtype in _twin_dtypes(self.stated_dtype)},
             tolerance**2 / 2 + REPORTED,
         )  # fmt: skip
 
@@ -152,7 +152,7 @@ class EngineAnswers:
     def _expected(self, prompt: Prompt, row: TokenLogProbs) -> Floats:
         """[m, V] log-probabilities by the oracle."""
         history = np.concatenate([prompt.tokens, row.tokens[:-1]])
-        expected: Floats = log_softmax(self._subject.lens(history).last[-len(row.tokens) :], axis=-1)
+        expected: Floats = log_softmax(self._subject.reference_lens(history).last[-len(row.tokens) :], axis=-1)
         return expected
 
     @torch.inference_mode()
@@ -169,10 +169,10 @@ class EngineAnswers:
         return float(divergence), float(error)
 
     @cached_property
-    def company(self) -> PartedRows:
+    def batch_invariance(self) -> PartedRows:
         """Rows alone against the same rows beside others, reordered, and token by token (ENG-2)."""
         subject, prompts = self._subject, self._ragged
-        with subject.open(subject.full, max_rows=max(COMPANY) + 1) as decoder:
+        with subject.open_decoder(subject.full_depth_point, max_rows=max(COMPANY) + 1) as decoder:
 
             def tokens(rows: Sequence[Prompt], new: int = NEW) -> list[Ints]:
                 return [np.asarray(each) for each in decoder.generate(rows, new, frozenset()).emitted]
@@ -199,10 +199,10 @@ class EngineAnswers:
         return np.array([tokens([Prompt(each)], 1)[0][0] for each in fed])
 
     @cached_property
-    def repeats(self) -> PartedRows:
+    def repeatability(self) -> PartedRows:
         """The same requests again, at once, alone, after other requests and sampled under one seed (ENG-3)."""
         subject, prompts = self._subject, self._ragged
-        with subject.open(subject.full, max_rows=len(prompts)) as decoder:
+        with subject.open_decoder(subject.full_depth_point, max_rows=len(prompts)) as decoder:
 
             def together() -> list[Ints]:
                 return decoder.generate(prompts, NEW, frozenset()).emitted
@@ -223,14 +223,16 @@ class EngineAnswers:
         drawn = []
         for _ in range(2):
             try:
-                with self._subject.open(self._subject.full, max_rows=len(prompts), temperature=1.0) as decoder:
+                with self._subject.open_decoder(
+                    self._subject.full_depth_point, max_rows=len(prompts), temperature=1.0
+                ) as decoder:
                     drawn.append(decoder.generate(prompts, NEW, frozenset()).emitted)
             except Unsupported:
                 return {}
         return {"sampled under one seed": _differing(*drawn)}
 
     @cached_property
-    def draws(self) -> SamplingEvidence:
+    def sampling(self) -> SamplingEvidence:
         """Each prompt twice in a request, under each of ``DRAWS`` seeds (ENG-6). Raises Unsupported: greedy only."""
         rng = np.random.default_rng([self._subject.seed, DRAWN])
         prompts = self._prompts[:DRAWN]
@@ -256,7 +258,9 @@ class EngineAnswers:
         subject, rows = self._subject, []
         for start in range(0, len(prompts), DRAWN_TOGETHER):
             batch, seed = prompts[start : start + DRAWN_TOGETHER], int(rng.integers(2**30))
-            with subject.open(subject.full, max_rows=2 * len(batch), temperature=temperature, seed=seed) as decoder:
+            with subject.open_decoder(
+                subject.full_depth_point, max_rows=2 * len(batch), temperature=temperature, seed=seed
+            ) as decoder:
                 emitted = decoder.generate([*batch, *batch], NEW, frozenset()).emitted
             for at, prompt in enumerate(batch):
                 rows.append([self._sampled_row(prompt, seed, np.asarray(emitted[at + n * len(batch)])) for n in (0, 1)])
@@ -264,13 +268,13 @@ class EngineAnswers:
 
     def _sampled_row(self, prompt: Prompt, seed: int, emitted: Ints) -> SampledRow:
         history = np.concatenate([prompt.tokens, emitted[:-1]])
-        return SampledRow(seed, 0, emitted, self._subject.lens(history).last[-len(emitted) :])
+        return SampledRow(seed, 0, emitted, self._subject.reference_lens(history).last[-len(emitted) :])
 
     @cached_property
     def acceptance(self) -> AcceptanceEvidence:
         """Counters of the decoder, else of our own drafts at half of its layers (ENG-5). Raises Unsupported."""
         prompts = self._prompts[:SPECULATED]
-        with self._subject.open(self._subject.full) as decoder:
+        with self._subject.open_decoder(self._subject.full_depth_point) as decoder:
             counters = getattr(decoder, "draft_counts", None)
             rows = [] if counters is None else self._counted_drafts(decoder, counters, prompts)
         rows = rows or self._own_drafts(prompts)
@@ -302,7 +306,7 @@ class EngineAnswers:
         """Self-speculation over the decoder's sessions, after half of its layers."""
         subject, layers = self._subject, self._subject.stepper.layers
         point, rows = drafting_point(layers), []
-        with subject.open(point, max_rows=ROWS) as decoder:
+        with subject.open_decoder(point, max_rows=ROWS) as decoder:
             for start in range(0, len(prompts), ROWS):
                 batch = prompts[start : start + ROWS]
                 found = self_speculate(Partner(decoder, point), layers // 2, batch, ACCEPTANCE_NEW, k=DRAFTED)
@@ -319,7 +323,7 @@ class EngineAnswers:
 
     def _parted(self, prompts: Sequence[Prompt], run: Sequence[Ints], alone: Sequence[Ints], noise: float) -> Ints:
         """[rows] 1 where tokens differ and no tie excuses it."""
-        given = self._subject.lens, self._subject.tolerance
+        given = self._subject.reference_lens, self._subject.tolerance
         rows = zip(prompts, run, alone, strict=True)
         found = [
             same_tokens(*given, [prompt], [one.tolist()], [other.tolist()], declared=noise, most_ties=1.0).passed

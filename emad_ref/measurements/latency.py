@@ -100,35 +100,35 @@ class TimingResult:
     def seconds(self) -> dict[str, Floats]:
         return self.timings.seconds
 
-    def by_pair(self) -> dict[str, ByPair]:
+    def seconds_by_pair(self) -> dict[str, ByPair]:
         """Arm → seconds [pairs], as intervals take them."""
         return {arm: ByPair(seconds, self.process) for arm, seconds in self.seconds.items()}
 
-    def emitted(self) -> dict[str, list[Sequence[Ints]]]:
+    def emitted_tokens(self) -> dict[str, list[Sequence[Ints]]]:
         """Arm → [pairs] of [rows] emitted tokens."""
-        return {arm: [emitted_tokens(each) for each in outputs] for arm, outputs in self.outputs.items()}
+        return {arm: [get_emitted_tokens(each) for each in outputs] for arm, outputs in self.outputs.items()}
 
-    def recorded(self, arm: str) -> list[Decoding]:
+    def audited_decodings(self, arm: str) -> list[Decoding]:
         """Outputs of an arm with records, for the audited pairs."""
         outputs = [self.outputs[arm][pair] for pair in self.audited]
         return [each for each in outputs if isinstance(each, Decoding)]
 
-    def decidable(self, threshold: float, legs: int) -> tuple[float, float]:
-        """``decidable_speedups`` by the larger variation: between pairs, or between processes."""
-        levels = [self.seconds, {arm: column.independent_values for arm, column in self.by_pair().items()}]
-        ups, downs = zip(*(decidable_speedups(each, threshold, legs) for each in levels), strict=True)
+    def compute_decidable_speedups(self, threshold: float, legs: int) -> tuple[float, float]:
+        """``compute_decidable_speedups`` by the larger variation: between pairs, or between processes."""
+        levels = [self.seconds, {arm: column.independent_values for arm, column in self.seconds_by_pair().items()}]
+        ups, downs = zip(*(compute_decidable_speedups(each, threshold, legs) for each in levels), strict=True)
         return max(ups), min(downs)
 
-    def skipped(self, arm: str, layers: int) -> float:
+    def compute_skipped_share(self, arm: str, layers: int) -> float:
         """Share of blocks, of ``layers`` a token, that the rule of ``arm`` skipped in audited pairs."""
-        tokens = [record_of(each).tokens for each in self.recorded(arm)]
+        tokens = [get_record(each).tokens for each in self.audited_decodings(arm)]
         depth = np.concatenate([each.depth[each.phase != PROMPT] for each in tokens])
         return 1 - float(depth.mean()) / layers
 
 
 # times batches of so many rows; pickled for other processes, so it may be no lambda
 TimingFunction = Callable[["LatencyBenchmark", int, RequestBatches], TimingResult]
-# ``ProcessReplicates.divide``
+# ``ProcessReplicates.time_over_processes``
 ProcessDivision = Callable[
     ["LatencyBenchmark", TimingFunction, Collection[OperatingPoint], Mapping[int, RequestBatches]],
     dict[int, TimingResult],
@@ -156,33 +156,33 @@ class LatencyBenchmark:
         self._compiled_in = 0.0  # seconds, after the first attempt
 
     @cached_property
-    def point(self) -> OperatingPoint:
+    def most_saving_point(self) -> OperatingPoint:
         """The proposed point that saves most, whatever its quality."""
         if not self.subject.loaded.trained:
             return self._points.traces.profile.point(0.0)
-        return max(self._points.losses, key=lambda loss: loss.net_reduction).point
+        return max(self._points.proposed_losses, key=lambda loss: loss.net_reduction).point
 
     @cached_property
-    def without_compiled(self) -> str:
+    def compiled_unavailable_reason(self) -> str:
         """Why no compiled baseline runs; empty if one does."""
         if not has_compiled_baseline(self.subject.study):
             return (
                 "not tried on a CPU below the budget full: its warm-up takes minutes, though its steps are faster then"
             )
         start = time.perf_counter()
-        reason = self.subject.without_compiling(self.subject.budget.batch_sizes)
+        reason = self.subject.compile_unavailable_reason(self.subject.budget.batch_sizes)
         self._compiled_in = time.perf_counter() - start
         return reason
 
     @cached_property
-    def without_lookup(self) -> str:
+    def lookup_unavailable_reason(self) -> str:
         """Why ``generate`` runs without prompt lookup here; empty if it runs with it. It serves one row at a time."""
         if LOOKUP_ROWS not in self.subject.budget.batch_sizes:
             return "the budget times no request of one row"
-        if self.subject.seq2seq:
+        if self.subject.is_seq2seq:
             return "an encoder-decoder model: what it emits is not in its prompt"
         try:
-            self._lookup(self.subject.prompts(1, 8), 3)
+            self._lookup(self.subject.make_equal_prompts(1, 8), 3)
         except ValueError as refusal:  # transformers', of a model whose cache cannot take tokens back
             return f"prompt lookup: {str(refusal).strip().partition(chr(10))[0]}"
         return ""
@@ -198,41 +198,43 @@ class LatencyBenchmark:
         """(prompt tokens, new tokens) of a timed request, shortened for a slow model or a short context."""
         if self._shape is not None:
             return self._shape
-        budget, room = self.subject.budget, (self.subject.stepper.max_positions or self.subject.window) - 1
+        budget, room = self.subject.budget, (self.subject.stepper.max_positions or self.subject.window_size) - 1
         prompt = min(budget.prompt_tokens, room // 2)
         new = min(budget.new_tokens, room - prompt)
         if budget.rank:
             return prompt, new
         prefill, step = self._trial_seconds(prompt)
-        return affordable_request(prompt, new, prefill, step, budget.pairs, budget.batch_sizes, self.arms)
+        return shorten_request(prompt, new, prefill, step, budget.pairs, budget.batch_sizes, self.n_arms)
 
     @property
-    def pairs(self) -> int:
+    def n_pairs(self) -> int:
         """Timed pairs of each batch size; under ``smoke`` few of random weights, whose ratios decide nothing."""
         budget = self.subject.budget
         return budget.pairs if budget.rank or self.subject.loaded.trained else min(INDICATIVE_PAIRS, budget.pairs)
 
     @property
-    def indicative_pairs(self) -> int:
+    def n_indicative_pairs(self) -> int:
         """Pairs of a point that F1 does not let stand: few of our own decoder under ``smoke``, else all.
 
         Times of other decoders are looked at for what may be wrong with them, whatever they decide.
         """
-        if self.subject.budget.rank or not self.subject.decoder_is_ours:
-            return self.pairs
-        return min(INDICATIVE_PAIRS, self.pairs)
+        if self.subject.budget.rank or not self.subject.has_reference_decoder:
+            return self.n_pairs
+        return min(INDICATIVE_PAIRS, self.n_pairs)
 
-    def requests(self, rows: int, pairs: int | None = None, audited: Collection[int] | None = None) -> RequestBatches:
+    def make_requests(
+        self, rows: int, pairs: int | None = None, audited: Collection[int] | None = None
+    ) -> RequestBatches:
         """Fresh prompts for every pair (the budget's number by default) and the warm-up, drawn by the run's seed."""
-        pairs = pairs or self.pairs
-        prompts = self.subject.prompts(rows * (pairs + WARM_UP), self.request_shape[0])
+        pairs = pairs or self.n_pairs
+        prompts = self.subject.make_equal_prompts(rows * (pairs + WARM_UP), self.request_shape[0])
         batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
         return RequestBatches(batches, audited, (self.subject.seed,))
 
     def _trial_seconds(self, prompt: int) -> tuple[float, float]:
         """Seconds of a prompt of so many tokens, and of a step, at full depth in this process; medians of three."""
-        with self.subject.open(self.subject.full) as decoder:
-            trial = self.subject.prompts(1, prompt)
+        with self.subject.open_decoder(self.subject.full_depth_point) as decoder:
+            trial = self.subject.make_equal_prompts(1, prompt)
             decoder.generate(trial, 2, frozenset())
 
             def run(new: int, pair: int) -> None:
@@ -244,7 +246,7 @@ class LatencyBenchmark:
         step = max(float(np.median(seconds["more"] - seconds["one"])) / 2, 1e-4)
         return max(float(np.median(seconds["one"])) - step, 0.0), step
 
-    def expected_s(self, sizes: Collection[int], pairs: int) -> float:
+    def estimate_seconds(self, sizes: Collection[int], pairs: int) -> float:
         """Expected seconds of ``pairs`` and their warm-up at all ``sizes``, compilation included.
 
         The estimate assumes full depth's time for every arm, and the time of one row for every row.
@@ -252,16 +254,16 @@ class LatencyBenchmark:
         length, new = self.request_shape
         prefill, step = self._trial_seconds(length)
         rows = sum(sizes) * (WARM_UP + pairs + PREFILL_REQUESTS)
-        return self.arms * rows * (prefill + new * step) + self._compiled_in
+        return self.n_arms * rows * (prefill + new * step) + self._compiled_in
 
     @property
-    def arms(self) -> int:
+    def n_arms(self) -> int:
         """Number of arms timed side by side at a point, in requests of one row."""
-        return 3 + (not self.without_compiled) + (not self.without_lookup)
+        return 3 + (not self.compiled_unavailable_reason) + (not self.lookup_unavailable_reason)
 
     # ------------------------------------------------------------ timings
 
-    def timed(self, point: OperatingPoint, pairs: int | None = None) -> dict[int, TimingResult]:
+    def time_point_by_batch_size(self, point: OperatingPoint, pairs: int | None = None) -> dict[int, TimingResult]:
         """Batch size → arms ``full``, ``adaptive`` (at ``point``), ``generate`` and, if they run, the other baselines.
 
         A point is timed once, with the ``pairs`` of the first call; by default the budget's.
@@ -272,20 +274,20 @@ class LatencyBenchmark:
         """
         if point not in self._timed:
             race = partial(LatencyBenchmark.time_point, point=point)
-            requests = {rows: self.requests(rows, pairs) for rows in self.subject.budget.batch_sizes}
-            self._timed[point] = self.races(race, (self.subject.full, point), requests)
+            requests = {rows: self.make_requests(rows, pairs) for rows in self.subject.budget.batch_sizes}
+            self._timed[point] = self.time_by_batch_size(race, (self.subject.full_depth_point, point), requests)
         return self._timed[point]
 
-    def swept(self, point: OperatingPoint) -> dict[int, TimingResult]:
+    def time_extra_batch_sizes(self, point: OperatingPoint) -> dict[int, TimingResult]:
         """The arms of ``timed`` at batch sizes that decide nothing, from ``SWEEP_PAIRS`` pairs."""
         if point not in self._swept:
             sizes = extra_batch_sizes(self.subject.study.budget)
             self._swept[point] = {
-                rows: self.time_point(rows, self.requests(rows, SWEEP_PAIRS), point=point) for rows in sizes
+                rows: self.time_point(rows, self.make_requests(rows, SWEEP_PAIRS), point=point) for rows in sizes
             }
         return self._swept[point]
 
-    def against_full(self, points: Mapping[str, OperatingPoint], *, decides: bool = False) -> TimingResult:
+    def time_against_full_depth(self, points: Mapping[str, OperatingPoint], *, decides: bool = False) -> TimingResult:
         """Arm ``full`` and each of ``points`` on the same fresh prompts at batch 1; every record is kept.
 
         ``decides``: a verdict rests on the times, which then come from fresh processes if the run has them. Raises as
@@ -293,13 +295,13 @@ class LatencyBenchmark:
         """
         if FULL in points:
             raise BadArgument("points", sorted(points), f"names other than {FULL!r}", "that arm is full depth")
-        requests = self.requests(1, audited=range(self.pairs))
+        requests = self.make_requests(1, audited=range(self.n_pairs))
         if decides:
             race = partial(LatencyBenchmark.time_points, points=points)
-            return self.races(race, points.values(), {1: requests})[1]
+            return self.time_by_batch_size(race, points.values(), {1: requests})[1]
         return self.time_points(1, requests, points=points)
 
-    def races(
+    def time_by_batch_size(
         self,
         race: TimingFunction,
         points: Collection[OperatingPoint] = (),
@@ -309,7 +311,7 @@ class LatencyBenchmark:
 
         ``requests``: of each batch size, the budget's pairs; by default of all that the budget has.
         """
-        requests = requests or {rows: self.requests(rows) for rows in self.subject.budget.batch_sizes}
+        requests = requests or {rows: self.make_requests(rows) for rows in self.subject.budget.batch_sizes}
         if self._divide is not None:
             return self._divide(self, race, points, requests)
         return {rows: race(self, rows, each) for rows, each in requests.items()}
@@ -317,29 +319,31 @@ class LatencyBenchmark:
     def time_points(self, rows: int, requests: RequestBatches, *, points: Mapping[str, OperatingPoint]) -> TimingResult:
         """Full depth and ``points``, in this process."""
         with ExitStack() as stack:
-            decoders = self._open(stack, {FULL: self.subject.full, **points}, rows)
+            decoders = self._open(stack, {FULL: self.subject.full_depth_point, **points}, rows)
             return time_arms(self._decoder_arms(decoders), requests, decoders[FULL].synchronize)
 
     def time_point(self, rows: int, requests: RequestBatches, *, point: OperatingPoint) -> TimingResult:
         """Full depth, ``point`` and the baselines, in this process."""
         with ExitStack() as stack:
-            decoders = self._open(stack, {FULL: self.subject.full, ADAPTIVE: point}, rows)
-            arms = self._decoder_arms(decoders) | self.baselines(rows)
+            decoders = self._open(stack, {FULL: self.subject.full_depth_point, ADAPTIVE: point}, rows)
+            arms = self._decoder_arms(decoders) | self.make_baseline_arms(rows)
             timed = time_arms(arms, requests, decoders[FULL].synchronize)
             return replace(timed, prefill_s=time_first_tokens(decoders, requests))
 
-    def baselines(self, rows: int) -> dict[str, Arm]:
+    def make_baseline_arms(self, rows: int) -> dict[str, Arm]:
         """The model's ``generate`` of so many rows and, where they run, its compiled twin and prompt lookup."""
         subject, new = self.subject, self.request_shape[1]
-        arms: dict[str, Arm] = {GENERATE: lambda prompts: subject.own_greedy(prompts, new)}
-        if not self.without_compiled:
-            arms[COMPILED] = lambda prompts: subject.own_greedy(prompts, new, compiled=True)
-        if rows == LOOKUP_ROWS and not self.without_lookup:
+        arms: dict[str, Arm] = {GENERATE: lambda prompts: subject.generate_greedy(prompts, new)}
+        if not self.compiled_unavailable_reason:
+            arms[COMPILED] = lambda prompts: subject.generate_greedy(prompts, new, compiled=True)
+        if rows == LOOKUP_ROWS and not self.lookup_unavailable_reason:
             arms[LOOKUP] = lambda prompts: self._lookup(prompts, new)
         return arms
 
     def _open(self, stack: ExitStack, points: Mapping[str, OperatingPoint], rows: int) -> dict[str, Decoder]:
-        return {name: stack.enter_context(self.subject.open(point, max_rows=rows)) for name, point in points.items()}
+        return {
+            name: stack.enter_context(self.subject.open_decoder(point, max_rows=rows)) for name, point in points.items()
+        }
 
     def _decoder_arms(self, decoders: Mapping[str, Decoder]) -> dict[str, Arm]:
         def arm(decoder: Decoder) -> Arm:
@@ -349,13 +353,13 @@ class LatencyBenchmark:
 
     # ------------------------------------------------------------ checks after the clock
 
-    def checked(self, timed: TimingResult, point: OperatingPoint) -> Finding:
+    def check_point_outputs(self, timed: TimingResult, point: OperatingPoint) -> Finding:
         """Whether every arm emitted the tokens that it claims while timed (``audit.spot_checks``).
 
         Under ``APPROXIMATE_SCHEDULES`` the model's own states do not determine what follows an exit. Then our own
         decoder decodes the same requests again, and tokens and depths must be equal.
         """
-        full = {FULL: self.subject.full}
+        full = {FULL: self.subject.full_depth_point}
         if point.schedule not in APPROXIMATE_SCHEDULES:
             return self.check_outputs(timed, full | {ADAPTIVE: point})
         others = replace(timed, outputs={arm: each for arm, each in timed.outputs.items() if arm != ADAPTIVE})
@@ -382,11 +386,11 @@ class LatencyBenchmark:
     def check_outputs(self, timed: TimingResult, points: Mapping[str, OperatingPoint]) -> Finding:
         """Whether arms of ``points`` emitted what these claim, and all other arms the full-depth tokens."""
         rows, new = len(timed.prompts[0]), self.request_shape[1]
-        finding = timed_lengths(timed.emitted(), rows, new)
+        finding = timed_lengths(timed.emitted_tokens(), rows, new)
         if finding.passed is False:
             return finding
         subject, point = self.subject, [*points.values()][-1]
-        with subject.open(point, max_rows=rows) as decoder:
+        with subject.open_decoder(point, max_rows=rows) as decoder:
             capabilities = decoder.capabilities
         noisy = max(subject.tolerance, capabilities.logit_noise)
         tolerance = {arm: noisy if arm in points else subject.tolerance for arm in timed.outputs}
@@ -396,7 +400,9 @@ class LatencyBenchmark:
             audited_rows = np.random.default_rng([seed, rows]).choice(rows, AUDITED_ROWS, False).tolist()
         chosen = [_audited_request(timed, pair, points) for pair in timed.audited]
         counted = capabilities.counted
-        check = timed_requests(chosen, points, new, subject.lens, tolerance, counted=counted, rows=audited_rows)
+        check = timed_requests(
+            chosen, points, new, subject.reference_lens, tolerance, counted=counted, rows=audited_rows
+        )
         for arm in (arm for arm in timed.executed if arm != FULL and FULL in timed.executed):
             if check.passed is not False:
                 fast = no_faster_than_work(arm, FULL, rows, timed.seconds, timed.executed)
@@ -405,12 +411,12 @@ class LatencyBenchmark:
 
     # ------------------------------------------------------------ report
 
-    def row(self, point: OperatingPoint) -> dict[str, Any]:
+    def make_timing_row(self, point: OperatingPoint) -> dict[str, Any]:
         """Time and FLOPs of a timed point, prompt included: the columns that ``operating_points`` leaves open."""
         ratios = {
             str(rows): estimate_total_speedup(seconds[FULL], seconds[ADAPTIVE]).value
-            for rows, timed in self.timed(point).items()
-            if (seconds := timed.by_pair())
+            for rows, timed in self.time_point_by_batch_size(point).items()
+            if (seconds := timed.seconds_by_pair())
         }
         reduction = self._request_reduction(point)
         return {
@@ -423,49 +429,53 @@ class LatencyBenchmark:
     def _request_reduction(self, point: OperatingPoint) -> float | None:
         """Share of FLOPs saved in timed requests, prompt and decoding together; None without counts."""
         length, new = self.request_shape
-        prompts, geometry = self.subject.prompts(COUNTED_REQUESTS, length), self.subject.loaded.geometry
+        prompts, geometry = self.subject.make_equal_prompts(COUNTED_REQUESTS, length), self.subject.loaded.geometry
         totals = []
-        for each in (self.subject.full, point):
-            with self.subject.open(each) as decoder:
+        for each in (self.subject.full_depth_point, point):
+            with self.subject.open_decoder(each) as decoder:
                 works = [decoder.generate([prompt], new, frozenset()).work for prompt in prompts]
             if any(work is None for work in works):
                 return None
             totals.append(sum(flops(work[0], geometry).total for work in works if work is not None))
         return 1 - totals[1] / totals[0]
 
-    def note(self, point: OperatingPoint, threshold: float, legs: int) -> str:
+    def format_timing_note(self, point: OperatingPoint, threshold: float, legs: int) -> str:
         """One sentence: what was timed and where, and the speed-ups that this budget can decide.
 
         ``threshold``: the speed-up to exceed. ``legs``: size of Holm's family, which corrects falsification; for
         survival each leg is tested alone.
         """
         sentences = []
-        for rows, timed in self.timed(point).items():
-            above, below = timed.decidable(threshold, legs)
+        for rows, timed in self.time_point_by_batch_size(point).items():
+            above, below = timed.compute_decidable_speedups(threshold, legs)
             sentences.append(f"batch {rows}: survives from {above:.3f}×, falsified up to {below:.3f}×")
-        seeds = [f"{timed.entropy:#x}" for timed in self.timed(point).values() if timed.entropy is not None]
+        seeds = [
+            f"{timed.entropy:#x}"
+            for timed in self.time_point_by_batch_size(point).values()
+            if timed.entropy is not None
+        ]
         sentences += [f"pairs looked at afterwards were drawn by {', '.join(seeds)}"] if seeds else []
         compiled = f"; compiled in {self._compiled_in:.3g} s, outside the clock"
-        if self.without_compiled:
-            compiled = f"; compiled baseline not run: {self.without_compiled}"
+        if self.compiled_unavailable_reason:
+            compiled = f"; compiled baseline not run: {self.compiled_unavailable_reason}"
         return (
-            f"{self.description(repr(point.name), self.timed(point))}; {'; '.join(sentences)} "
+            f"{self.describe_timing(repr(point.name), self.time_point_by_batch_size(point))}; {'; '.join(sentences)} "
             f"(after correction over {legs} legs){compiled}"
         )
 
-    def description(self, what: str, races: Mapping[int, TimingResult]) -> str:
+    def describe_timing(self, what: str, races: Mapping[int, TimingResult]) -> str:
         """One sentence for any ``races``: ``what`` they timed, on which requests, and where."""
         length, new = self.request_shape
         first = next(iter(races.values()))
-        where = process_description(first.process, self._alone)
+        where = describe_processes(first.process, self._alone)
         return (
             f"{self.subject.name}: timed {what}, {length} prompt + {new} new tokens, "
             f"{len(next(iter(first.seconds.values())))} pairs {where}, {torch.get_num_threads()} CPU threads"
         )
 
-    def prefill_note(self, point: OperatingPoint) -> str:
+    def format_prefill_note(self, point: OperatingPoint) -> str:
         """One sentence: seconds of prefill and of each decoded token, and the K/V that the point frees."""
-        races, new, geometry = self.timed(point), self.request_shape[1], self.subject.loaded.geometry
+        races, new, geometry = self.time_point_by_batch_size(point), self.request_shape[1], self.subject.loaded.geometry
         times = []
         for rows, timed in races.items():
             split = split_latency(timed.prefill_s, timed.seconds, new)
@@ -475,7 +485,7 @@ class LatencyBenchmark:
         token_bytes = 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * element  # K and V of one token
         freed = f"none may be freed under the {point.schedule} schedule, which fills all of it"
         if point.schedule == FREEING_SCHEDULE:
-            skipped = next(iter(races.values())).skipped(ADAPTIVE, geometry.layers)
+            skipped = next(iter(races.values())).compute_skipped_share(ADAPTIVE, geometry.layers)
             freed = f"{100 * skipped:.1f} % of it may be freed while it decodes, as depth never rises (counted)"
         return (
             f"{self.subject.name} at {point.name!r}, to the first new token, and for each other: {'; '.join(times)}; "
@@ -509,7 +519,7 @@ def time_arms(arms: Mapping[str, Arm], requests: RequestBatches, synchronize: Ca
         audited = draw_audited_pairs(entropy, rows, range(pairs))
     each = {name: recorded[WARM_UP:] for name, recorded in outputs.items()}
     outputs_kept = {
-        name: [one if pair in audited else emitted_tokens(one) for pair, one in enumerate(recorded)]
+        name: [one if pair in audited else get_emitted_tokens(one) for pair, one in enumerate(recorded)]
         for name, recorded in each.items()
     }
     executed = {
@@ -553,7 +563,7 @@ def has_compiled_baseline(study: Study) -> bool:
     return study.device != "cpu" or study.budget.rank == len(BUDGETS) - 1
 
 
-def process_description(process: Ints | None, alone: str) -> str:
+def describe_processes(process: Ints | None, alone: str) -> str:
     """Phrase for where pairs were timed: ``process`` [pairs]; None: all in this process, for the reason ``alone``."""
     if process is None:
         return f"in this process alone ({alone})"
@@ -561,7 +571,7 @@ def process_description(process: Ints | None, alone: str) -> str:
     return f"in {process.max() + 1} fresh processes of {'–'.join(map(str, sizes))} pairs each"
 
 
-def decidable_speedups(seconds: Mapping[str, Floats], threshold: float, legs: int) -> tuple[float, float]:
+def compute_decidable_speedups(seconds: Mapping[str, Floats], threshold: float, legs: int) -> tuple[float, float]:
     """The smallest true speed-up shown above ``threshold``, and the largest shown below it, at a power of 80 %.
 
     Both are against the baseline with the largest variation. Survival is tested at 5 % a leg, falsification at 5 % over
@@ -578,7 +588,7 @@ def decidable_speedups(seconds: Mapping[str, Floats], threshold: float, legs: in
     return up, threshold**2 / down
 
 
-def affordable_request(
+def shorten_request(
     prompt: int, new: int, prefill: float, step: float, pairs: int, batch_sizes: Sequence[int], arms: int
 ) -> tuple[int, int]:
     """(prompt, new) tokens of a request, both shortened alike so that all timed runs take about ``TIMING_SECONDS``.
@@ -596,13 +606,13 @@ def draw_audited_pairs(entropy: int, rows: int, pairs: Collection[int]) -> list[
     return sorted(np.random.default_rng([entropy, rows]).choice(list(pairs), most, replace=False).tolist())
 
 
-def record_of(output: Decoding) -> Record:
+def get_record(output: Decoding) -> Record:
     return output if isinstance(output, Record) else output.record
 
 
-def emitted_tokens(output: ArmOutput | Sequence[Ints]) -> Sequence[Ints]:
+def get_emitted_tokens(output: ArmOutput | Sequence[Ints]) -> Sequence[Ints]:
     """[rows] of new tokens."""
-    return record_of(output).emitted if isinstance(output, Decoding) else list(output)
+    return get_record(output).emitted if isinstance(output, Decoding) else list(output)
 
 
 def _executed_work(record: Record) -> tuple[float, float]:
@@ -621,5 +631,5 @@ def _executed_work(record: Record) -> tuple[float, float]:
 def _audited_request(timed: TimingResult, pair: int, points: Collection[str]) -> TimedRequest:
     outputs = {arm: rows[pair] for arm, rows in timed.outputs.items()}
     records = {arm: rows for arm, rows in outputs.items() if isinstance(rows, Record) and arm in points}
-    emitted = {arm: emitted_tokens(rows) for arm, rows in outputs.items() if arm not in records}
+    emitted = {arm: get_emitted_tokens(rows) for arm, rows in outputs.items() if arm not in records}
     return TimedRequest(timed.prompts[pair], records, emitted)

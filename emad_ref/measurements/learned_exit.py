@@ -29,7 +29,7 @@ from emad_ref.measurements.latency import (
     RequestBatches,
     TimingResult,
     extra_batch_sizes,
-    record_of,
+    get_record,
     time_arms,
 )
 from emad_ref.measurements.traces import LensTraces
@@ -97,7 +97,7 @@ class ExitEvaluation:
         return self._exit_or_reason
 
     @property
-    def missing(self) -> str:
+    def exit_unavailable_reason(self) -> str:
         """Why there is no exit; "" if there is one."""
         return "" if isinstance(self._exit_or_reason, Exit) else self._exit_or_reason
 
@@ -126,44 +126,44 @@ class ExitEvaluation:
         return loaded_exit.attach(loaded)
 
     @property
-    def point(self) -> OperatingPoint | None:
+    def recommended_point(self) -> OperatingPoint | None:
         """The lossy point that screening recommends, or None."""
         return self.exit.lossy
 
     @property
-    def exact(self) -> OperatingPoint | None:
+    def exact_kv_point(self) -> OperatingPoint | None:
         """``point`` with exact K and V above exits, which audits compare with the model; None without one."""
-        point = self.point
+        point = self.recommended_point
         if point is None or point.schedule in REPLAYED:
             return point
         return replace(point, name=f"{point.name}, exact K and V", schedule=FREE_DEPTH, translators=None)
 
     @cached_property
-    def refusal(self) -> str:
+    def decoder_unusable_reason(self) -> str:
         """Why the exit allows no conclusion about the decoder under test; "" if it does.
 
         Raises:
             Unsupported: the decoder declines the exit's point.
         """
-        point = self.point
-        if point is None or self.subject.decoder_is_ours:
+        point = self.recommended_point
+        if point is None or self.subject.has_reference_decoder:
             return ""
-        with self.subject.open(point):
+        with self.subject.open_decoder(point):
             pass  # raises if the decoder declines
         if point.schedule not in REPLAYED:
             return f"replay does not speak for a decoder of somebody else under the schedule {point.schedule}"
-        finding = self._validity.bridged(point)
+        finding = self._validity.check_bridge(point)
         return "" if finding.passed is not False else f"replay does not speak for this decoder: {finding.detail}"
 
     @cached_property
-    def evaluated(self) -> SplitTraces:
+    def evaluation_traces(self) -> SplitTraces:
         """Traces of the evaluation split through the model's own head and the exit's lens, with divergences."""
-        return self._read(self._traces.evaluated, "evaluate")
+        return self._read(self._traces.evaluation_windows, "evaluate")
 
     @cached_property
-    def validated(self) -> SplitTraces:
+    def validation_traces(self) -> SplitTraces:
         """The same traces of the validation split."""
-        return self._read(self.subject.sequences("validate", self.subject.budget.validate), "validate")
+        return self._read(self.subject.cut_windows("validate", self.subject.budget.validate), "validate")
 
     @cached_property
     def _layers_read(self) -> tuple[int, ...] | None:
@@ -178,47 +178,57 @@ class ExitEvaluation:
             self.exit.fitted,
             self._layers_read,
             progress=f"{self.subject.name}: {split}, {self.subject.corpus}, own head and lens",
-            file=self.subject.progress_stream(),
+            file=self.subject.get_progress_stream(),
         )
 
     @cached_property
-    def full(self) -> FullDepthBaseline:
+    def full_depth_in_flops(self) -> FullDepthBaseline:
         """Full depth on the evaluated documents, with FLOPs as work."""
-        return FullDepthBaseline(self.spent("full depth", self.curves[0].columns, 0), self._tokens)
+        return FullDepthBaseline(self.make_document_costs("full depth", self.oracle_curves[0].columns, 0), self._tokens)
 
     @cached_property
-    def in_blocks(self) -> FullDepthBaseline:
+    def full_depth_in_blocks(self) -> FullDepthBaseline:
         """Full depth on the evaluated documents, with blocks as work."""
-        columns = self.curves[0].columns
+        columns = self.oracle_curves[0].columns
         full = DocumentCosts("full depth", self._by(columns.nll_nats[:, 0]), self._by(columns.depth[:, 0]))
         return FullDepthBaseline(full, self._tokens)
 
     @cached_property
-    def chosen(self) -> DocumentCosts | None:
+    def recommended_point_costs(self) -> DocumentCosts | None:
         """Costs of the exit's own point as it decodes, everything charged."""
-        if self.point is None:
+        if self.recommended_point is None:
             return None
-        stepper, geometry, sequences = self.subject.stepper, self.subject.loaded.geometry, self._traces.evaluated
-        return self.spent(
-            self.point.name, teacher_forced_columns(stepper, geometry, sequences, self.point, self._fed), 0
+        stepper, geometry, sequences = (
+            self.subject.stepper,
+            self.subject.loaded.geometry,
+            self._traces.evaluation_windows,
+        )
+        return self.make_document_costs(
+            self.recommended_point.name,
+            teacher_forced_columns(stepper, geometry, sequences, self.recommended_point, self._fed),
+            0,
         )
 
     @cached_property
     def _fed(self) -> list[TeacherForcedText]:
         """The evaluated texts as they are decoded at the exit's point."""
-        assert self.point is not None, "an exit with a point"
-        named = f"{self.subject.name}: decoding at {self.point.name}"
-        return teacher_force_at_point(self.subject.stepper, self._traces.evaluated, self.point, progress=named)
+        assert self.recommended_point is not None, "an exit with a point"
+        named = f"{self.subject.name}: decoding at {self.recommended_point.name}"
+        return teacher_force_at_point(
+            self.subject.stepper, self._traces.evaluation_windows, self.recommended_point, progress=named
+        )
 
     @property
-    def excess(self) -> ByDocument:
+    def excess_nll(self) -> ByDocument:
         """[documents] NLL that the exit's point adds, nats per token, as its guarantee counts it.
 
         Of each window, as many tokens count as windows had that certified it.
         """
-        longest = self.exit.screened.get("window", self.subject.window)  # exits of before have none
-        full = np.split(self.evaluated.own.nll_nats[:, -1].astype(np.float64), self.evaluated.own.starts[1:-1])
-        counted = [max(0, longest - 1 - each.adaptive_from) for each in self._traces.evaluated]
+        longest = self.exit.screened.get("window", self.subject.window_size)  # exits of before have none
+        full = np.split(
+            self.evaluation_traces.own.nll_nats[:, -1].astype(np.float64), self.evaluation_traces.own.starts[1:-1]
+        )
+        counted = [max(0, longest - 1 - each.adaptive_from) for each in self._traces.evaluation_windows]
         added, whole = (
             self._by(np.array([each[:n].sum() for each, n in zip(nll_nats, counted, strict=True)]))
             for nll_nats in ([text.nll_nats for text in self._fed], full)
@@ -228,12 +238,12 @@ class ExitEvaluation:
         return excess.with_values(excess.values[:, 0])
 
     @cached_property
-    def criteria(self) -> list[DocumentCosts]:
+    def criterion_costs(self) -> list[DocumentCosts]:
         """Every screened family at settings spaced evenly in what they save on validation."""
         points = [(family, point) for family in self._families for point in self._spaced(family)]
-        columns = replayed_columns(self.evaluated, [point for _, point in points], self.subject.loaded.geometry)
+        columns = replayed_columns(self.evaluation_traces, [point for _, point in points], self.subject.loaded.geometry)
         return [
-            self.spent(f"{family.readout}, {family.name}, {family.depth}, {point.name}", columns, at)
+            self.make_document_costs(f"{family.readout}, {family.name}, {family.depth}, {point.name}", columns, at)
             for at, (family, point) in enumerate(points, start=1)
         ]
 
@@ -245,44 +255,44 @@ class ExitEvaluation:
         return own + ([] if fitted.gate is None else tuned_lens_families(fitted, vocabulary))
 
     def _spaced(self, family: ExitFamily) -> list[OperatingPoint]:
-        along = (evenly_spaced_points(dial, self.chooser.saved, SETTINGS) for dial in family.dials)
+        along = (evenly_spaced_points(dial, self.point_selector.saved, SETTINGS) for dial in family.dials)
         return [*family.points, *(point for points in along for point in points)]
 
     @cached_property
-    def chooser(self) -> PointSelector:
-        return PointSelector(self.validated, self.evaluated.text.count, self.subject.loaded.geometry)
+    def point_selector(self) -> PointSelector:
+        return PointSelector(self.validation_traces, self.evaluation_traces.text.count, self.subject.loaded.geometry)
 
     # ------------------------------------------------------------ ceilings
 
     @cached_property
-    def curves(self) -> list[SavingsCurve]:
+    def oracle_curves(self) -> list[SavingsCurve]:
         """Oracles: tuned lens before own head, free depth before monotone."""
         geometry = self.subject.loaded.geometry
         return [
             oracle_curve(trace, geometry, monotone=monotone)
-            for trace in (self.evaluated.tuned, self.evaluated.own)
+            for trace in (self.evaluation_traces.tuned, self.evaluation_traces.own)
             for monotone in (False, True)
         ]
 
-    def at_loss(self, curve: SavingsCurve, loss: float) -> DocumentCosts:
+    def compute_costs_at_loss(self, curve: SavingsCurve, loss: float) -> DocumentCosts:
         """The setting of ``curve`` that saves most blocks at a rise of at most ``loss``; blocks are its work."""
-        at = self.within(curve, loss)
+        at = self.find_setting_within_loss(curve, loss)
         nll, depth = (self._by(column[:, at]) for column in (curve.columns.nll_nats, curve.columns.depth))
-        return DocumentCosts(self.named(curve), nll, depth)
+        return DocumentCosts(self.format_oracle_name(curve), nll, depth)
 
-    def named(self, curve: SavingsCurve) -> str:
+    def format_oracle_name(self, curve: SavingsCurve) -> str:
         """Readout and name of an oracle of ``curves``."""
-        return f"{'tuned lens' if curve in self.curves[:2] else 'own head'}, {curve.name}"
+        return f"{'tuned lens' if curve in self.oracle_curves[:2] else 'own head'}, {curve.name}"
 
     @staticmethod
-    def within(curve: SavingsCurve, loss: float) -> int:
+    def find_setting_within_loss(curve: SavingsCurve, loss: float) -> int:
         """Index of that setting; 0, full depth, if no other stays within ``loss``."""
         return int(np.argmin(np.where(curve.perplexity_rises <= loss, curve.columns.depth.sum(axis=0), np.inf)))
 
     @property
-    def slack(self) -> float:
+    def oracle_saving_bound(self) -> float:
         """Upper bound: the largest net share of FLOPs that an oracle with free readouts saves at ``JUDGED``."""
-        return max(self._saved(curve) for curve in self.curves)
+        return max(self._saved(curve) for curve in self.oracle_curves)
 
     @staticmethod
     def _saved(curve: SavingsCurve) -> float:
@@ -290,17 +300,17 @@ class ExitEvaluation:
         return float(1 - flops.min() / flops[0])
 
     @property
-    def losses(self) -> tuple[float, ...]:
+    def reported_rises(self) -> tuple[float, ...]:
         """Rises of perplexity at which oracles are reported, ``JUDGED`` first."""
         return tuple(sorted(RISE_LEVELS, key=lambda level: (level != JUDGED, level)))
 
-    def spent(self, name: str, columns: PointColumns, at: int) -> DocumentCosts:
+    def make_document_costs(self, name: str, columns: PointColumns, at: int) -> DocumentCosts:
         """Column ``at`` of ``columns`` by evaluated document, with FLOPs as work."""
         return DocumentCosts(name, self._by(columns.nll_nats[:, at]), self._by(columns.flops[:, at]))
 
     @property
     def _tokens(self) -> ByDocument:
-        return self._traces.by_document(self.evaluated.own.lengths)
+        return self._traces.by_document(self.evaluation_traces.own.lengths)
 
     def _by(self, values: Floats) -> ByDocument:
         return self._traces.by_document(values)
@@ -323,16 +333,16 @@ class SelfSpeculationTiming:
         return self._exit.drafting
 
     @cached_property
-    def timed(self) -> dict[int, TimingResult]:
+    def timings_by_batch_size(self) -> dict[int, TimingResult]:
         """Batch size → arms ``full``, ``adaptive`` (drafting), and the baselines."""
         latency, budget = self._latency, self._subject.budget
         race, alone = partial(time_self_speculation, drafting=self._drafting), min(budget.batch_sizes)
         larger = sorted({*budget.batch_sizes, *extra_batch_sizes(budget)} - {alone})
-        decisive = latency.races(race, requests={alone: latency.requests(alone)})
-        return decisive | {rows: race(latency, rows, latency.requests(rows, self._few)) for rows in larger}
+        decisive = latency.time_by_batch_size(race, requests={alone: latency.make_requests(alone)})
+        return decisive | {rows: race(latency, rows, latency.make_requests(rows, self._few)) for rows in larger}
 
     @cached_property
-    def beside(self) -> TimingResult:
+    def lossless_arm_timings(self) -> TimingResult:
         """At batch size 1: arms ``adaptive`` and each other lossless arm that runs here."""
         loaded, new = self._subject.loaded, self._latency.request_shape[1]
         ways = {ADAPTIVE: by_drafting(loaded, self._drafting)}
@@ -343,27 +353,27 @@ class SelfSpeculationTiming:
         def one_row(way: Generate) -> Arm:
             return lambda prompts: way(prompts[0], new)[None]
 
-        own = WalkedDecoder(self._subject.stepper, self._subject.full)
+        own = WalkedDecoder(self._subject.stepper, self._subject.full_depth_point)
         arms = {name: one_row(way) for name, way in ways.items()}
-        return time_arms(arms, self._latency.requests(1, self._few), own.synchronize)
+        return time_arms(arms, self._latency.make_requests(1, self._few), own.synchronize)
 
     @property
     def _drafting(self) -> Drafting:
         assert self.drafting is not None, "the caller checks ``drafting``"
         return self.drafting
 
-    def checked(self, rows: int) -> Finding:
+    def check_outputs(self, rows: int) -> Finding:
         """Whether every arm emitted the model's own full-depth tokens in the audited requests."""
-        full = {FULL: self._subject.full}
-        finding = self._latency.check_outputs(self.timed[rows], full)
-        if rows != min(self.timed) or finding.passed is False:
+        full = {FULL: self._subject.full_depth_point}
+        finding = self._latency.check_outputs(self.timings_by_batch_size[rows], full)
+        if rows != min(self.timings_by_batch_size) or finding.passed is False:
             return finding
-        others = self._latency.check_outputs(self.beside, full)
+        others = self._latency.check_outputs(self.lossless_arm_timings, full)
         return others if others.passed is False else finding
 
-    def accepted_share(self, rows: int) -> float:
+    def compute_accepted_share(self, rows: int) -> float:
         """Share of accepted tokens among verified ones in the audited requests; 1 if no draft was rejected."""
-        tokens = [record_of(each).tokens for each in self.timed[rows].recorded(ADAPTIVE)]
+        tokens = [get_record(each).tokens for each in self.timings_by_batch_size[rows].audited_decodings(ADAPTIVE)]
         verified = np.concatenate([each.kept[each.phase == VERIFY] for each in tokens])
         return float(verified.mean()) if len(verified) else 1.0  # with many rows the decoder may not draft at all
 
@@ -374,11 +384,11 @@ def time_self_speculation(
     """Time full depth, drafting and the baselines in this process."""
     subject, new = latency.subject, latency.request_shape[1]
     drafter = DraftingDecoder(subject.stepper, drafting, max_rows=rows)
-    full = WalkedDecoder(subject.stepper, subject.full, max_rows=rows)
+    full = WalkedDecoder(subject.stepper, subject.full_depth_point, max_rows=rows)
     arms: dict[str, Arm] = {
         FULL: lambda prompts: full.generate(prompts, new, frozenset()),
         ADAPTIVE: lambda prompts: drafter.generate(prompts, new, frozenset()),
-        **latency.baselines(rows),
+        **latency.make_baseline_arms(rows),
     }
     return time_arms(arms, requests, full.synchronize)
 
@@ -386,14 +396,14 @@ def time_self_speculation(
 ComponentExchange = tuple[str, DocumentCosts, DocumentCosts]  # a part; costs before and after it alone is exchanged
 
 
-def component_exchanges(evaluation: ExitEvaluation, traces: LensTraces) -> Iterator[ComponentExchange]:
+def iterate_component_exchanges(evaluation: ExitEvaluation, traces: LensTraces) -> Iterator[ComponentExchange]:
     """Ablation of EMAD: the published method against versions with one component exchanged (``sweep.components``).
 
     If two components fail together, neither exchange alone saves anything. So each component of EMAD is exchanged
     alone, and each of the best combination for EMAD's; then the exit's K/V for exact ones. FLOPs are their work.
     """
     geometry = traces.subject.loaded.geometry
-    own = ReadoutTraces(OWN_HEAD, evaluation.validated.own, evaluation.evaluated.own, traces.profile)
+    own = ReadoutTraces(OWN_HEAD, evaluation.validation_traces.own, evaluation.evaluation_traces.own, traces.profile)
     for each in exchange_components(own, _through_lens(evaluation, traces), geometry, level=JUDGED):
         before, after = (_combination_costs(evaluation, one) for one in (each.before, each.after))
         if each.back:  # reported as a gain, as all others are
@@ -401,10 +411,10 @@ def component_exchanges(evaluation: ExitEvaluation, traces: LensTraces) -> Itera
         else:
             among = "alone" if each.before.way == PUBLISHED else "in place of the best combination's"
             yield f"{each.part} {among}", before, after
-    exact, chosen = evaluation.exact, evaluation.chosen
-    if exact is not None and chosen is not None and exact is not evaluation.point:
-        columns = replayed_columns(evaluation.evaluated, [exact], geometry)
-        yield "K/V", chosen, evaluation.spent(f"the exit, {exact.name}", columns, 1)
+    exact, chosen = evaluation.exact_kv_point, evaluation.recommended_point_costs
+    if exact is not None and chosen is not None and exact is not evaluation.recommended_point:
+        columns = replayed_columns(evaluation.evaluation_traces, [exact], geometry)
+        yield "K/V", chosen, evaluation.make_document_costs(f"the exit, {exact.name}", columns, 1)
 
 
 def _through_lens(evaluation: ExitEvaluation, traces: LensTraces) -> ReadoutTraces:
@@ -415,10 +425,10 @@ def _through_lens(evaluation: ExitEvaluation, traces: LensTraces) -> ReadoutTrac
     layers = tuple(fitted.lens.translators)
     calibration = take_trace(
         subject.stepper,
-        subject.sequences("calibrate", subject.budget.calibrate),
+        subject.cut_windows("calibrate", subject.budget.calibrate),
         lens=fitted.lens.digest,
         progress=f"{subject.name}: calibrate, {subject.corpus}, through the lens",
-        file=subject.progress_stream(),
+        file=subject.get_progress_stream(),
     )
     profile = profile_of(
         calibration,
@@ -428,8 +438,8 @@ def _through_lens(evaluation: ExitEvaluation, traces: LensTraces) -> ReadoutTrac
         corpus=subject.corpus,
         dtype=subject.dtype,
     )
-    chosen, _ = restrict_gate_to_probes(evaluation.validated.tuned, fitted.gate, layers, profile.probes)
-    judged, gate = restrict_gate_to_probes(evaluation.evaluated.tuned, fitted.gate, layers, profile.probes)
+    chosen, _ = restrict_gate_to_probes(evaluation.validation_traces.tuned, fitted.gate, layers, profile.probes)
+    judged, gate = restrict_gate_to_probes(evaluation.evaluation_traces.tuned, fitted.gate, layers, profile.probes)
     return ReadoutTraces(TUNED_LENS, chosen, judged, profile, gate)
 
 
@@ -437,4 +447,4 @@ def _combination_costs(evaluation: ExitEvaluation, combination: TunedCombination
     name = f"{combination.way.name}, {combination.point.name}"
     if combination.point.fixed:
         name = f"{combination.way.name}, which no setting keeps within {JUDGED:.0%}"
-    return evaluation.spent(name, combination.columns, 1)
+    return evaluation.make_document_costs(name, combination.columns, 1)

@@ -13,14 +13,14 @@ from emad_ref.measurements.learned_exit import (
     ComponentExchange,
     ExitEvaluation,
     SelfSpeculationTiming,
-    component_exchanges,
+    iterate_component_exchanges,
 )
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.operating_points import CandidatePoints
 from emad_ref.measurements.pareto import BaselineComparison
 from emad_ref.measurements.process_replicates import ProcessReplicates
 from emad_ref.measurements.run_resources import ModelIsolation, RunResources, SubprocessRunner, copy_model
-from emad_ref.measurements.stated_rule import OwnRuleEvidence, own_rule_evidence
+from emad_ref.measurements.stated_rule import OwnRuleEvidence, measure_own_rule
 from emad_ref.measurements.study import FEWEST, Study
 from emad_ref.measurements.task_scores import TaskScores
 from emad_ref.measurements.traces import EntropyEstimates, LensTraces
@@ -41,7 +41,7 @@ class ModelMeasurements:
         self.loaded, self.study, self.resources = loaded, study, resources
         self.subject = ModelUnderTest(loaded, study, resources, isolation)
 
-    def check(self) -> None:
+    def check_prerequisites(self) -> None:
         """Check what every claim needs before the first is decided, so that a failure is reported once.
 
         Raises:
@@ -51,7 +51,7 @@ class ModelMeasurements:
         """
         assert self.subject.tolerance > 0  # builds the stepper, which compares its logits with the model's
         for split in JUDGED_SPLITS:
-            if not self.subject.sequences(split, 1):
+            if not self.subject.cut_windows(split, 1):
                 raise EmptyCorpus(
                     f"corpus={self.corpus!r} has no document of two tokens for split {split!r}, but expected at least "
                     "one for each of calibrate, validate and evaluate; use a larger corpus"
@@ -59,8 +59,8 @@ class ModelMeasurements:
         if self.study.profile is not None or self.study.margin is not None:
             self.traces.profile.point(self.study.margin or 0.0)
         if self.study.exit is not None:
-            assert self.learned_exit.exit  # reads the file and compares its fingerprint
-        self.scored.published.check()
+            assert self.exit_evaluation.exit  # reads the file and compares its fingerprint
+        self.task_scores.published.check_tasks()
 
     @property
     def name(self) -> str:
@@ -75,18 +75,22 @@ class ModelMeasurements:
         return self.subject.fingerprint
 
     @property
-    def most_rows(self) -> int:
+    def max_request_rows(self) -> int:
         """The most rows per request that a verdict on this model reads."""
-        sizes = [*self.study.budget.batch_sizes, *extra_batch_sizes(self.study.budget), self.scored.rows]
-        return max(*sizes, ITEM_ROWS if self.subject.seq2seq else 1)
+        sizes = [
+            *self.study.budget.batch_sizes,
+            *extra_batch_sizes(self.study.budget),
+            self.task_scores.max_request_rows,
+        ]
+        return max(*sizes, ITEM_ROWS if self.subject.is_seq2seq else 1)
 
     @cached_property
-    def engine(self) -> EngineAnswers:
+    def engine_answers(self) -> EngineAnswers:
         return EngineAnswers(self.subject, max(DOCUMENTS, self.study.budget.evaluate))
 
     @cached_property
-    def own_rule(self) -> OwnRuleEvidence:
-        return own_rule_evidence(self.subject)
+    def own_rule_evidence(self) -> OwnRuleEvidence:
+        return measure_own_rule(self.subject)
 
     @cached_property
     def replay_validity(self) -> ReplayValidity:
@@ -101,45 +105,47 @@ class ModelMeasurements:
         return LensTraces(self.subject)
 
     @cached_property
-    def scored(self) -> TaskScores:
+    def task_scores(self) -> TaskScores:
         return TaskScores(self.subject)
 
     @cached_property
     def points(self) -> CandidatePoints:
-        return CandidatePoints(self.traces, self.scored, self.flop_verification)
+        return CandidatePoints(self.traces, self.task_scores, self.flop_verification)
 
     @cached_property
-    def estimates(self) -> EntropyEstimates:
+    def entropy_estimates(self) -> EntropyEstimates:
         return EntropyEstimates(self.traces)
 
     @cached_property
-    def rivals(self) -> BaselineComparison:
+    def baseline_comparison(self) -> BaselineComparison:
         return BaselineComparison(self.traces)
 
     @cached_property
     def latency(self) -> LatencyBenchmark:
         replicates = ProcessReplicates(self.resources.runner, self.subject)
-        return LatencyBenchmark(self.points, None if replicates.without else replicates.divide, replicates.without)
+        return LatencyBenchmark(
+            self.points, None if replicates.without else replicates.time_over_processes, replicates.without
+        )
 
     @cached_property
-    def learned_exit(self) -> ExitEvaluation:
+    def exit_evaluation(self) -> ExitEvaluation:
         return ExitEvaluation(self.traces, self.replay_validity)
 
     @cached_property
     def self_speculation(self) -> SelfSpeculationTiming:
-        return SelfSpeculationTiming(self.learned_exit, self.latency)
+        return SelfSpeculationTiming(self.exit_evaluation, self.latency)
 
     @cached_property
     def component_exchanges(self) -> list[ComponentExchange]:
-        return list(component_exchanges(self.learned_exit, self.traces))
+        return list(iterate_component_exchanges(self.exit_evaluation, self.traces))
 
     @cached_property
-    def exits(self) -> EarlyExitMeasurements:
-        return EarlyExitMeasurements(self.subject, lambda name: self.beside(name).exits)
+    def early_exits(self) -> EarlyExitMeasurements:
+        return EarlyExitMeasurements(self.subject, lambda name: self.for_other_model(name).early_exits)
 
     # ------------------------------------------------------------ other models and corpora
 
-    def of(self, loaded: LoadedModel) -> ModelMeasurements:
+    def for_loaded_model(self, loaded: LoadedModel) -> ModelMeasurements:
         """Measurements of a model made in memory (a copy of this one) under the same study.
 
         No other process can load it.
@@ -148,7 +154,7 @@ class ModelMeasurements:
         return ModelMeasurements(loaded, self.study, resources, ModelIsolation(loaded, copy_model))
 
     @cached_property
-    def shifted(self) -> ModelMeasurements | None:
+    def on_shifted_corpus(self) -> ModelMeasurements | None:
         """Measurements of the same model on another corpus, whose profile is foreign here; None without one."""
         other = SHIFTED_CORPORA.get(self.corpus, None if self.corpus == "self" else "self")
         if other is None or not self.loaded.trained:
@@ -160,7 +166,7 @@ class ModelMeasurements:
             study = replace(study, budget=replace(self.study.budget, calibrate=fewest))
         return ModelMeasurements(self.loaded, study, self.resources, self.subject.isolation)
 
-    def beside(self, name: str) -> ModelMeasurements:
+    def for_other_model(self, name: str) -> ModelMeasurements:
         """Measurements of another model under the same study."""
         study = self.study
         loaded = load(name, device=study.device, dtype=self.subject.stepper.dtype, seed=study.seed, backend=study.walk)

@@ -36,7 +36,7 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.signal_values import to_numpy
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Request, Session, Step
 from emad_ref.record import Floats, Ints, Record
-from emad_ref.screening.settings import traced_token_flops, work_share
+from emad_ref.screening.settings import compute_traced_token_flops, work_share
 from emad_ref.text.corpora import (
     CorpusUnavailable,
     DistinctDocuments,
@@ -97,7 +97,7 @@ class ModelUnderTest:
     ):
         self.loaded, self.study, self._resources = loaded, study, resources
         self.data, self.seed = study.data, study.seed
-        self.budget = study.budget.fitted(traced_token_flops(loaded.geometry))
+        self.budget = study.budget.fit_to_model(compute_traced_token_flops(loaded.geometry))
         self.isolation = isolation or ModelIsolation(loaded)
         self._read: dict[Split, tuple[list[Ints | LongDocument], Iterator[Ints | LongDocument]]] = {}
         self._texts: dict[Split, Documents] = {}
@@ -105,14 +105,14 @@ class ModelUnderTest:
     # ------------------------------------------------------------ model and text
 
     @property
-    def reads_less(self) -> str:
+    def reduced_reading(self) -> str:
         """What the run's budget reads less for a model of this size; empty if nothing."""
-        return self.budget.left_out(self.study.budget)
+        return self.budget.describe_reductions(self.study.budget)
 
     @property
     def stepper(self) -> Stepper:
         """The judge's model, layer by layer. Raises ModelMutatedError if a decoder changed it."""
-        self.isolation.require_whole()
+        self.isolation.require_unchanged_model()
         return self.loaded.stepper
 
     @property
@@ -129,30 +129,30 @@ class ModelUnderTest:
         return tolerance(self.loaded.geometry.family, self.dtype, self.stepper.device.type, self.stepper.kernel)
 
     @cached_property
-    def largest_noise(self) -> float:
+    def max_declarable_noise(self) -> float:
         """The largest noise, in logits, that a decoder may declare (``audit.tolerances``)."""
-        (prompt,), _ = self.drawn_rows(np.random.default_rng(self.seed), [min(NOISE_TOKENS, self.window)], 0)
-        return largest_noise(self.lens, prompt.tokens, self.tolerance)
+        (prompt,), _ = self.draw_prompts(np.random.default_rng(self.seed), [min(NOISE_TOKENS, self.window_size)], 0)
+        return largest_noise(self.reference_lens, prompt.tokens, self.tolerance)
 
-    def allowed(self, declared: Capabilities) -> float:
+    def compute_allowed_difference(self, declared: Capabilities) -> float:
         """Largest honest difference of a logit of a decoder: ``tolerance``, or its declared noise up to the largest."""
-        return max(self.tolerance, min(declared.logit_noise, self.largest_noise))
+        return max(self.tolerance, min(declared.logit_noise, self.max_declarable_noise))
 
     @property
     def dtype(self) -> str:
         return str(self.stepper.dtype).removeprefix("torch.")
 
     @cached_property
-    def window(self) -> int:
+    def window_size(self) -> int:
         return window_size(self.stepper.max_positions)
 
     @cached_property
-    def audited_window(self) -> int:
+    def audited_window_size(self) -> int:
         """Positions of the window that audits of long prompts reach; raises as ``open``."""
-        return self.share_of(self.window, AUDITED_AT_LEAST)
+        return self.scale_by_audit_share(self.window_size, AUDITED_AT_LEAST)
 
     @property
-    def opening(self) -> int | None:
+    def opening_token(self) -> int | None:
         return self.loaded.opening
 
     @property
@@ -168,7 +168,7 @@ class ModelUnderTest:
     @cached_property
     def corpus(self) -> str:
         """The study's corpus, else the default for this kind of model."""
-        if not self.loaded.trained or self.seq2seq:
+        if not self.loaded.trained or self.is_seq2seq:
             return "random tokens"
         if self.study.corpus is not None:
             return self.study.corpus
@@ -187,28 +187,28 @@ class ModelUnderTest:
         """Why quality rows of plain documents do not apply; empty if they do."""
         if not self.loaded.trained:
             return "random weights: perplexity and accuracy of noise say nothing"
-        return ENCODER_DECODER_REFUSAL if self.seq2seq else ""
+        return ENCODER_DECODER_REFUSAL if self.is_seq2seq else ""
 
     @property
-    def seq2seq(self) -> bool:
+    def is_seq2seq(self) -> bool:
         """Whether the model is an encoder-decoder."""
         return self.stepper.geometry.encoder_layers > 0
 
     @cached_property
-    def source(self) -> Ints | None:
+    def audit_source(self) -> Ints | None:
         """int64 [s] the source of every audit, fixed by the seed; None for decoder-only models."""
-        if not self.seq2seq:
+        if not self.is_seq2seq:
             return None
         rng = np.random.default_rng([self.seed, len(SPLITS)])
         tokens: Ints = rng.integers(0, self.stepper.vocabulary, SOURCE_TOKENS)
         return tokens
 
     @property
-    def stop(self) -> frozenset[int]:
+    def stop_tokens(self) -> frozenset[int]:
         """Tokens that end a text of the model."""
         return self.loaded.ends
 
-    def documents(self, split: Split) -> Iterator[Ints | LongDocument]:
+    def iterate_documents(self, split: Split) -> Iterator[Ints | LongDocument]:
         """int64 documents of the run's corpus without the opening token; kept once read, endless if generated.
 
         Slice the iterator: long documents are tokenised only as far as they are read.
@@ -234,50 +234,50 @@ class ModelUnderTest:
                 rng = np.random.default_rng([self.seed, SPLITS.index(split), number])
                 yield rng.integers(0, self.stepper.vocabulary, longest)
         if self.corpus == "self":
-            longest, ends = min(self.window, 256) - 1, self.loaded.ends
-            yield from sample_documents(self.stepper, self.opening, longest, split, self.seed, ends)
+            longest, ends = min(self.window_size, 256) - 1, self.loaded.ends
+            yield from sample_documents(self.stepper, self.opening_token, longest, split, self.seed, ends)
             return
         self._texts[split] = iterate_corpus_documents(self.corpus, split, seed=self.seed, data=self.data)
         for text in self._texts[split]:
             yield tokenize_document(self.tokenizer, text)
 
-    def near_duplicates(self, split: Split) -> int:
+    def count_near_duplicates(self, split: Split) -> int:
         """Number of documents of ``split`` dropped so far as near-duplicates."""
         texts = self._texts.get(split)
         return texts.left_out if isinstance(texts, DistinctDocuments) else 0
 
-    def sequences(self, split: Split, count: int) -> list[TokenSequence]:
+    def cut_windows(self, split: Split, count: int) -> list[TokenSequence]:
         """At most ``count`` windows from as many documents as possible: second windows only after all first ones.
 
         Intervals resample documents, so a third window of one says less than the first of another. In judged splits no
         document gives more than ``MOST_WINDOWS``.
         """
         count = UNTRAINED["documents"] if self.corpus == "random tokens" else count
-        cut = list(windows(self.documents(split), self.window, self.opening, count, per_document=1))
+        cut = list(windows(self.iterate_documents(split), self.window_size, self.opening_token, count, per_document=1))
         if len(cut) < count:  # the corpus is exhausted: each of its documents has given one
             most = count if split == "calibrate" else MOST_WINDOWS
             cut = round_robin_windows(
-                windows(self.documents(split), self.window, self.opening, per_document=most), count
+                windows(self.iterate_documents(split), self.window_size, self.opening_token, per_document=most), count
             )
-        return [replace(window, source=self.source) for window in cut]
+        return [replace(window, source=self.audit_source) for window in cut]
 
-    def openings(self, count: int, longest: int) -> list[Prompt]:
+    def make_opening_prompts(self, count: int, longest: int) -> list[Prompt]:
         """Prompts of at most ``longest`` tokens: beginnings of ``count`` evaluation documents, or of all there are.
 
         Of the corpus ``self`` no more than that is sampled.
         """
-        documents = self.documents("evaluate")
+        documents = self.iterate_documents("evaluate")
         if self.corpus == "self":
             ends = self.loaded.ends
-            documents = sample_documents(self.stepper, self.opening, longest, "evaluate", self.seed, ends)
-        cut = windows(documents, longest, self.opening, count, per_document=1)
-        return [Prompt(window.tokens, self.source) for window in cut]
+            documents = sample_documents(self.stepper, self.opening_token, longest, "evaluate", self.seed, ends)
+        cut = windows(documents, longest, self.opening_token, count, per_document=1)
+        return [Prompt(window.tokens, self.audit_source) for window in cut]
 
-    def progress_stream(self) -> TextIO | None:
+    def get_progress_stream(self) -> TextIO | None:
         """Stream of progress bars; None: standard error."""
         return self._resources.progress_stream()
 
-    def trace(
+    def take_lens_trace(
         self,
         sequences: Sequence[TokenSequence],
         what: str,
@@ -290,7 +290,7 @@ class ModelUnderTest:
         ``rules``, ``layers``, ``sample_every``: as of ``take_trace``.
         """
         read: dict[str, Any] = {"rules": rules, "layers": layers, "sample_every": sample_every}
-        named, file = f"{self.name}: {what}", self.progress_stream()
+        named, file = f"{self.name}: {what}", self.get_progress_stream()
         if (workers := self._resources.workers) is not None:
             spec = ModelSpec.of(self.loaded)
 
@@ -303,7 +303,7 @@ class ModelUnderTest:
     # ------------------------------------------------------------ decoders
 
     @contextmanager
-    def open(
+    def open_decoder(
         self,
         point: OperatingPoint,
         *,
@@ -320,33 +320,33 @@ class ModelUnderTest:
         """
         make, before = self._resources.make_decoder, ProcessSnapshot()
         if foreign := make is not make_judge_decoder:
-            self.isolation.seal()
+            self.isolation.take_snapshot()
         try:
-            with self.isolation.judge_visible():
+            with self.isolation.expose_judge_model():
                 made = make(Request(self.isolation.ref, point, self.seed + seed, max_rows, temperature, own_rule))
             decoder = self._with_source(made)
         except Exception:
             if foreign:
-                self.isolation.require_untouched(before)
+                self.isolation.require_unchanged_since(before)
             raise
-        foreign = foreign and not self.is_ours(decoder)
+        foreign = foreign and not self.is_reference_decoder(decoder)
         try:
             yield decoder
         finally:
             if foreign:
-                self.isolation.look()  # a hook may be gone once the decoder is closed
+                self.isolation.compare_with_snapshot()  # a hook may be gone once the decoder is closed
             decoder.close()
             if foreign:
-                self.isolation.require_untouched(before)
+                self.isolation.require_unchanged_since(before)
 
     @contextmanager
-    def open_audited(self, point: OperatingPoint, *, max_rows: int = 1) -> Iterator[Decoder]:
+    def open_audited_decoder(self, point: OperatingPoint, *, max_rows: int = 1) -> Iterator[Decoder]:
         """Open a decoder for greedy answers that a verdict reads; after the block a random few of them are checked.
 
         Raises:
             AuditRefutedError: one of them is not the model's at the depth claimed for it (``audit.spot_checks``).
         """
-        with self.open(point, max_rows=max_rows) as decoder:
+        with self.open_decoder(point, max_rows=max_rows) as decoder:
             audited = AuditedDecoder(
                 decoder,
                 point,
@@ -358,12 +358,12 @@ class ModelUnderTest:
             audited.finding().require()
 
     def _lens_of(self, source: Ints | None) -> ModelLens:
-        return self.lens if source is None else ModelLens(self.stepper, source)
+        return self.reference_lens if source is None else ModelLens(self.stepper, source)
 
     def _with_source(self, decoder: Decoder) -> Decoder:
-        return decoder if self.source is None else FixedEncoderInput(decoder, self.source)
+        return decoder if self.audit_source is None else FixedEncoderInput(decoder, self.audit_source)
 
-    def is_ours(self, decoder: Decoder) -> bool:
+    def is_reference_decoder(self, decoder: Decoder) -> bool:
         """Whether ``decoder`` is our own over the judge's model."""
         while isinstance(decoder, FixedEncoderInput | AuditedDecoder):
             decoder = decoder.wrapped
@@ -375,8 +375,8 @@ class ModelUnderTest:
         return self._at_full_depth[0]
 
     @property
-    def decoder_is_ours(self) -> bool:
-        """Whether the decoder at full depth ``is_ours``. Raises as ``open``."""
+    def has_reference_decoder(self) -> bool:
+        """Whether the decoder at full depth ``is_reference_decoder``. Raises as ``open``."""
         return self._at_full_depth[1]
 
     @cached_property
@@ -386,33 +386,33 @@ class ModelUnderTest:
         Under ``smoke`` our own is asked for less of a large model, so that the run ends in minutes: the same code is
         judged in full on smaller models. Raises as ``open``.
         """
-        if self.study.budget.rank or not self.decoder_is_ours:
+        if self.study.budget.rank or not self.has_reference_decoder:
             return 1.0
-        return work_share(traced_token_flops(self.loaded.geometry))
+        return work_share(compute_traced_token_flops(self.loaded.geometry))
 
-    def share_of(self, amount: int, least: int) -> int:
+    def scale_by_audit_share(self, amount: int, least: int) -> int:
         """``audit_share`` of ``amount``, at least ``least``; raises as ``open``."""
         return min(amount, max(least, round(self.audit_share * amount)))
 
     @cached_property
     def _at_full_depth(self) -> tuple[Capabilities, bool]:
-        with self.open(self.full) as decoder:
-            return decoder.capabilities, self.is_ours(decoder)
+        with self.open_decoder(self.full_depth_point) as decoder:
+            return decoder.capabilities, self.is_reference_decoder(decoder)
 
     @cached_property
-    def full(self) -> OperatingPoint:
+    def full_depth_point(self) -> OperatingPoint:
         return full_depth(self.stepper.layers)
 
     # ------------------------------------------------------------ prompts and oracles
 
-    def prompts(self, count: int, tokens: int) -> list[Prompt]:
+    def make_equal_prompts(self, count: int, tokens: int) -> list[Prompt]:
         """``count`` prompts of exactly ``tokens`` tokens: openings of documents, then later pieces.
 
         Raises:
             EmadError: the corpus is too small.
         """
-        starts = (self._opened(document[:tokens])[:tokens] for document in self.documents("evaluate"))
-        pieces = (s.tokens for s in windows(self.documents("evaluate"), tokens, self.opening))
+        starts = (self._opened(document[:tokens])[:tokens] for document in self.iterate_documents("evaluate"))
+        pieces = (s.tokens for s in windows(self.iterate_documents("evaluate"), tokens, self.opening_token))
         prompts: list[Prompt] = []
         for source, limit in ((starts, 20 * count), (pieces, 200 * count)):
             for piece in islice(source, limit):
@@ -426,22 +426,22 @@ class ModelUnderTest:
         )
 
     def _opened(self, document: Ints) -> Ints:
-        return document if self.opening is None else np.concatenate([[self.opening], document])
+        return document if self.opening_token is None else np.concatenate([[self.opening_token], document])
 
-    def rows(self, count: int, fed: int) -> tuple[list[Prompt], Ints]:
+    def make_ragged_prompts(self, count: int, fed: int) -> tuple[list[Prompt], Ints]:
         """``count`` ragged prompts and int64 [count, fed] tokens that continue them, from text of this run."""
         lengths = [5 + (4 * row) % 7 for row in range(count)]
-        texts = [p.tokens for p in self.prompts(count, max(lengths) + fed)]
+        texts = [p.tokens for p in self.make_equal_prompts(count, max(lengths) + fed)]
         prompts = [Prompt(text[:n]) for text, n in zip(texts, lengths, strict=True)]
         return prompts, np.stack([text[n : n + fed] for text, n in zip(texts, lengths, strict=True)])
 
-    def drawn_rows(self, rng: np.random.Generator, lengths: Sequence[int], fed: int) -> tuple[list[Prompt], Ints]:
+    def draw_prompts(self, rng: np.random.Generator, lengths: Sequence[int], fed: int) -> tuple[list[Prompt], Ints]:
         """Prompts of these ``lengths`` and int64 [rows, fed] tokens that continue them, cut at random from the text.
 
         The text is documents end to end, each behind its opening token, so short documents give long pieces too.
         """
         length, joined = 4 * (max(lengths) + fed), np.zeros(0, dtype=np.int64)
-        for document in self.documents("evaluate"):
+        for document in self.iterate_documents("evaluate"):
             joined = np.concatenate([joined, self._opened(document[:length])])
             if len(joined) >= length:
                 break
@@ -451,45 +451,47 @@ class ModelUnderTest:
         prompts = [Prompt(piece[:n]) for piece, n in zip(cut, lengths, strict=True)]
         return prompts, np.stack([piece[n:] for piece, n in zip(cut, lengths, strict=True)])
 
-    def brief(self, rng: np.random.Generator, rows: int, fed: int) -> list[int]:
+    def draw_short_lengths(self, rng: np.random.Generator, rows: int, fed: int) -> list[int]:
         """Random lengths of ``rows`` short prompts that leave room for ``fed`` tokens; raises EmadError."""
-        if self.window <= fed:
+        if self.window_size <= fed:
             raise EmadError(
-                f"model {self.name!r} holds {self.window} positions, but this audit feeds {fed} tokens after a prompt; "
-                f"judge a model of at least {fed + 1} positions"
+                f"model {self.name!r} holds {self.window_size} positions, but this audit feeds {fed} tokens after a "
+                f"prompt; judge a model of at least {fed + 1} positions"
             )
-        return short_lengths(rng, rows, min(MAX_SHORT_LENGTH, self.window - fed))
+        return short_lengths(rng, rows, min(MAX_SHORT_LENGTH, self.window_size - fed))
 
     @contextmanager
-    def open_drawn(
+    def open_with_drawn_prompts(
         self, point: OperatingPoint, rng: np.random.Generator, lengths: Sequence[int], fed: int, *, forces: bool = True
     ) -> Iterator[tuple[DecoderUnderTest, list[Prompt], Ints]]:
-        """A decoder under test for as many rows as ``lengths``, with ``drawn_rows``. Raises as ``open``."""
-        prompts, continuation = self.drawn_rows(rng, lengths, fed)
-        with self.open(point, max_rows=len(prompts)) as decoder:
-            yield self.under_test(decoder, point, forces=forces), prompts, continuation
+        """A decoder under test for as many rows as ``lengths``, with ``draw_prompts``. Raises as ``open``."""
+        prompts, continuation = self.draw_prompts(rng, lengths, fed)
+        with self.open_decoder(point, max_rows=len(prompts)) as decoder:
+            yield self.prepare_for_audit(decoder, point, forces=forces), prompts, continuation
 
-    def under_test(self, decoder: Decoder, point: OperatingPoint, *, forces: bool = True) -> DecoderUnderTest:
+    def prepare_for_audit(self, decoder: Decoder, point: OperatingPoint, *, forces: bool = True) -> DecoderUnderTest:
         """``decoder`` at ``point`` with this model's lens and tolerance, as audits take it."""
-        return DecoderUnderTest(decoder, self.lens, point, self.tolerance, window=self.window, forces=forces)
+        return DecoderUnderTest(
+            decoder, self.reference_lens, point, self.tolerance, window=self.window_size, forces=forces
+        )
 
     @cached_property
-    def lens(self) -> ModelLens:
+    def reference_lens(self) -> ModelLens:
         """The oracle of every audit: tokens [n] → reference logits [n, L, V] after every layer; from ``first`` on."""
-        return ModelLens(self.stepper, self.source)
+        return ModelLens(self.stepper, self.audit_source)
 
     @torch.inference_mode()
-    def own_logits(self, tokens: Ints) -> Floats:
+    def compute_model_logits(self, tokens: Ints) -> Floats:
         """Logits [n, V] of the model's own forward after each of ``tokens``."""
         ids = torch.from_numpy(tokens)[None].to(self.stepper.device)
-        inputs = {"input_ids": self._sources(1), "decoder_input_ids": ids} if self.seq2seq else {"input_ids": ids}
+        inputs = {"input_ids": self._sources(1), "decoder_input_ids": ids} if self.is_seq2seq else {"input_ids": ids}
         return to_numpy(self.loaded.model(**inputs).logits[0])
 
     def _sources(self, rows: int) -> torch.Tensor:
-        assert self.source is not None, "only an encoder-decoder is given sources"
-        return torch.from_numpy(self.source).repeat(rows, 1).to(self.stepper.device)
+        assert self.audit_source is not None, "only an encoder-decoder is given sources"
+        return torch.from_numpy(self.audit_source).repeat(rows, 1).to(self.stepper.device)
 
-    def own_greedy(self, prompts: Sequence[Prompt], new: int, *, compiled: bool = False) -> Ints:
+    def generate_greedy(self, prompts: Sequence[Prompt], new: int, *, compiled: bool = False) -> Ints:
         """int64 [rows, new]: greedy tokens of the model's own ``generate`` after prompts of equal length.
 
         ``compiled``: by ``torch.compile`` over a static cache, as transformers compiles if the model allows it; the
@@ -501,8 +503,8 @@ class ModelUnderTest:
         if compiled:
             settings = {"cache_implementation": "static", "compile_config": CompileConfig()}
             settings["compile_config"]._compile_all_devices = True
-        if self.seq2seq:
-            settings["decoder_start_token_id"] = self.opening
+        if self.is_seq2seq:
+            settings["decoder_start_token_id"] = self.opening_token
             sources = self._sources(len(ids))
             inputs = {"inputs": sources, "attention_mask": torch.ones_like(sources), "decoder_input_ids": ids}
             # generate() sizes the cache by the encoder's layers, of which there may be fewer
@@ -512,18 +514,18 @@ class ModelUnderTest:
         emitted: Ints = out[:, ids.shape[1] :].cpu().numpy()
         return emitted
 
-    def without_compiling(self, batch_sizes: Sequence[int] = (1,)) -> str:
+    def compile_unavailable_reason(self, batch_sizes: Sequence[int] = (1,)) -> str:
         """Why ``generate`` cannot be compiled here for these rows; empty if it just was. It takes a minute on a CPU.
 
         Each batch size comes with another length, so both are free in one graph.
         """
-        if self.seq2seq:
+        if self.is_seq2seq:
             return "an encoder-decoder model: transformers compiles no cache of two kinds"
         model, before = self.loaded.model, count_traced_graphs()
         had_compiled = "_compiled_call" in vars(model)
         try:
             for at, rows in enumerate(batch_sizes):
-                self.own_greedy(self.prompts(rows, 8 + at), 3, compiled=True)
+                self.generate_greedy(self.make_equal_prompts(rows, 8 + at), 3, compiled=True)
         except (
             RuntimeError,
             ValueError,

@@ -57,35 +57,35 @@ class CandidatePoints:
     """Proposed operating points of a run, with their losses and savings on the evaluation split."""
 
     def __init__(self, traces: LensTraces, scored: TaskScores, witnessed: FlopVerification):
-        self.traces, self.scored, self.flop_verification = traces, scored, witnessed
+        self.traces, self.task_scores, self.flop_verification = traces, scored, witnessed
         self.subject = traces.subject
 
     @cached_property
-    def margins(self) -> list[OperatingPoint]:
+    def margin_points(self) -> list[OperatingPoint]:
         """EMAD at margins from 0 up, spaced evenly in what they save on the validation split."""
         saved = NetSavingFunction(self.traces.validation, self.subject.loaded.geometry)
         return margin_points(self.traces.profile, saved, SETTINGS_PER_FAMILY)
 
     @cached_property
-    def selected(self) -> PointLoss | None:
+    def selected_margin(self) -> PointLoss | None:
         """The cheapest margin whose validation drop is within bounds; None without one."""
         geometry, validation = self.subject.loaded.geometry, self.traces.validation
-        table = loss_table(validation, geometry, self.margins)
-        (reference,) = loss_table(validation, geometry, [self.subject.full])
-        return cheapest_within_bounds(table, reference.perplexity, self.scored.validation_drops)
+        table = loss_table(validation, geometry, self.margin_points)
+        (reference,) = loss_table(validation, geometry, [self.subject.full_depth_point])
+        return cheapest_within_bounds(table, reference.perplexity, self.task_scores.compute_validation_drops)
 
     @property
-    def put_forward(self) -> list[OperatingPoint]:
+    def proposed_points(self) -> list[OperatingPoint]:
         """Calibrated default, the user's margin, the margin chosen on validation: each once."""
-        return list(self.roles)
+        return list(self.roles_by_point)
 
     @cached_property
-    def roles(self) -> dict[OperatingPoint, tuple[str, ...]]:
+    def roles_by_point(self) -> dict[OperatingPoint, tuple[str, ...]]:
         """Each proposed point → its roles. Equal points are one, and no two have the same name."""
         named, profile = self.subject.study.margin, self.traces.profile
         margins = {DEFAULT: 0.0} | ({} if named is None else {NAMED: named + 0.0})  # −0.0 + 0.0 is 0.0
-        if self.selected is not None and self.selected.point.margin_nats is not None:
-            margins[SELECTED] = self.selected.point.margin_nats
+        if self.selected_margin is not None and self.selected_margin.point.margin_nats is not None:
+            margins[SELECTED] = self.selected_margin.point.margin_nats
         roles: dict[OperatingPoint, tuple[str, ...]] = {}
         for (role, margin), text in zip(margins.items(), format_numbers_distinctly([*margins.values()]), strict=True):
             point = with_margin_in_name(profile.point(margin), text)
@@ -93,19 +93,19 @@ class CandidatePoints:
         return roles
 
     @cached_property
-    def losses(self) -> list[PointLoss]:
+    def proposed_losses(self) -> list[PointLoss]:
         """Evaluation losses of the points put forward."""
-        return loss_table(self.traces.evaluation, self.subject.loaded.geometry, self.put_forward)
+        return loss_table(self.traces.evaluation, self.subject.loaded.geometry, self.proposed_points)
 
     @cached_property
     def full_loss(self) -> PointLoss:
-        (reference,) = loss_table(self.traces.evaluation, self.subject.loaded.geometry, [self.subject.full])
+        (reference,) = loss_table(self.traces.evaluation, self.subject.loaded.geometry, [self.subject.full_depth_point])
         return reference
 
     @cached_property
     def emad_sweep(self) -> list[PointLoss]:
         """Evaluation losses of EMAD at every margin of the grid."""
-        return loss_table(self.traces.evaluation, self.subject.loaded.geometry, self.margins)
+        return loss_table(self.traces.evaluation, self.subject.loaded.geometry, self.margin_points)
 
     @cached_property
     def truncation_sweep(self) -> list[PointLoss]:
@@ -114,19 +114,19 @@ class CandidatePoints:
         depths = [point for point in truncation_points(self.subject.stepper.layers) if evaluation.reads(point)]
         return loss_table(evaluation, self.subject.loaded.geometry, depths)
 
-    def nll(self, loss: PointLoss) -> NllPair:
+    def nll_by_document(self, loss: PointLoss) -> NllPair:
         """NLL sums of ``loss`` and of full depth, and tokens, by evaluated document."""
         mine, full = (self.traces.by_document(each.nll_nats) for each in (loss, self.full_loss))
         return mine, full, self.traces.lengths
 
-    def at(self, loss: PointLoss, tasks: Sequence[str] | None = None) -> PointMeasurements:
+    def measure_point(self, loss: PointLoss, tasks: Sequence[str] | None = None) -> PointMeasurements:
         """Perplexity per document and answers per item against full depth, the input of EMAD-F1."""
-        chosen = self.scored.tasks if tasks is None else tasks
+        chosen = self.task_scores.accuracy_tasks if tasks is None else tasks
         return PointMeasurements(
             loss.point.name,
             loss.net_reduction,
-            {self.subject.corpus: self.nll(loss)},
-            {task: self.scored.at(task, loss.point) for task in chosen},
+            {self.subject.corpus: self.nll_by_document(loss)},
+            {task: self.task_scores.measure_accuracy(task, loss.point) for task in chosen},
         )
 
 
@@ -135,57 +135,60 @@ COLLAPSED = 0.9  # share of tokens at the first probe from which depth counts as
 Interval = tuple[float, float] | None
 
 
-def point_attachments(points: CandidatePoints, intervals: Mapping[str, Interval]) -> Attachments:
+def make_point_attachments(points: CandidatePoints, intervals: Mapping[str, Interval]) -> Attachments:
     """Rows of the point table, and notes: the judged text, and how soon each point fell to its first probe.
 
     ``intervals``: name of a point → 95 % interval of its perplexity rise, if a claim estimated one.
     """
-    scored_note = [note] if (note := points.scored.note) else []
+    scored_note = [note] if (note := points.task_scores.continuation_choice_note) else []
     notes = (
-        reading_note(points),
-        *guess_notes(points),
+        judged_text_note(points),
+        *worse_than_chance_notes(points),
         *scored_note,
-        *(collapse_note(points, loss) for loss in points.losses),
+        *(depth_collapse_note(points, loss) for loss in points.proposed_losses),
     )
-    return Attachments(notes=notes, points=tuple(point_rows(points, intervals)))
+    return Attachments(notes=notes, points=tuple(make_point_rows(points, intervals)))
 
 
-def guess_notes(points: CandidatePoints) -> tuple[str, ...]:
+def worse_than_chance_notes(points: CandidatePoints) -> tuple[str, ...]:
     """A sentence if full depth predicts this text worse than a uniform guess, as with a permuted vocabulary."""
     subject = points.subject
     sentence = describe_loss_above_chance(np.log(points.full_loss.perplexity), subject.stepper.vocabulary)
     return (f"{subject.name} on {subject.corpus}: {sentence}",) if sentence else ()
 
 
-def task_attachments(points: CandidatePoints) -> Attachments:
+def make_task_attachments(points: CandidatePoints) -> Attachments:
     """lm-eval's tasks at the proposed points; empty if none was scored."""
-    published: LmEvalScores = points.scored.published
-    rows = published.rows(points.put_forward)
+    published: LmEvalScores = points.task_scores.published
+    rows = published.make_task_rows(points.proposed_points)
     if not rows:
         return Attachments()
-    return Attachments((AttachedTable("lm-eval's tasks at the points put forward", rows),), (published.note,))
+    return Attachments(
+        (AttachedTable("lm-eval's tasks at the points put forward", rows),), (published.scored_documents_note,)
+    )
 
 
-def point_rows(points: CandidatePoints, intervals: Mapping[str, Interval]) -> list[dict[str, Any]]:
+def make_point_rows(points: CandidatePoints, intervals: Mapping[str, Interval]) -> list[dict[str, Any]]:
     """Full depth, the proposed points, and for each the best truncation; keys as ``report.tables`` reads them."""
-    scored = points.scored
+    scored = points.task_scores
     tasks = [
-        {task: scored.at(task, loss.point) for task in scored.tasks} for loss in (points.full_loss, *points.losses)
+        {task: scored.measure_accuracy(task, loss.point) for task in scored.accuracy_tasks}
+        for loss in (points.full_loss, *points.proposed_losses)
     ]
-    rivals = best_truncations(points)
+    rivals = find_best_truncations(points)
     return [
         _row(points, loss, scores, intervals.get(loss.point.name))
         for loss, scores in zip(
-            [points.full_loss, *points.losses, *rivals], [*tasks, *({} for _ in rivals)], strict=True
+            [points.full_loss, *points.proposed_losses, *rivals], [*tasks, *({} for _ in rivals)], strict=True
         )
     ]
 
 
-def best_truncations(points: CandidatePoints) -> list[PointLoss]:
+def find_best_truncations(points: CandidatePoints) -> list[PointLoss]:
     """For each proposed point with a saving, the best fixed depth that saves as much; each once."""
     rivals = [
         best_at_equal_flops(points.truncation_sweep, loss.net_reduction)
-        for loss in points.losses
+        for loss in points.proposed_losses
         if loss.net_reduction > 0
     ]
     return list(dict.fromkeys(rival for rival in rivals if rival is not None))
@@ -198,16 +201,16 @@ def _row(
     return {
         "model": subject.name,
         "name": loss.point.name,
-        "roles": list(points.roles.get(loss.point, ())),
+        "roles": list(points.roles_by_point.get(loss.point, ())),
         "family": loss.point.family,
         "corpus": subject.corpus,
-        "window_tokens": subject.window,
+        "window_tokens": subject.window_size,
         "mean_depth": loss.mean_depth,
         "depth_p50": loss.depth_p50,
         "depth_p90": loss.depth_p90,
         "depth_shares": {str(depth): share for depth, share in loss.depth_shares.items()},
         "depth_by_position": depth_by_position(evaluation, replay_depths(evaluation, loss.point)),
-        "flop_evidence": points.flop_verification.evidence,
+        "flop_evidence": points.flop_verification.evidence_grade,
         "gross_reduction": loss.gross_reduction,
         "net_reduction": loss.net_reduction,
         "perplexity_reference": points.full_loss.perplexity,
@@ -216,7 +219,7 @@ def _row(
         "interval": interval,
         "accuracy": {task: list(scores.accuracies) for task, scores in tasks.items()},
         "not_counted": {} if loss is points.full_loss else exclusion_reasons(tasks),
-        "time_ratio": None,  # set by ``LatencyBenchmark.row``
+        "time_ratio": None,  # set by ``LatencyBenchmark.make_timing_row``
     }
 
 
@@ -225,22 +228,22 @@ def exclusion_reasons(tasks: Mapping[str, TaskAccuracy]) -> dict[str, str]:
     return {task: scores.exclusion_reason for task, scores in tasks.items() if not scores.is_counted}
 
 
-def reading_note(points: CandidatePoints) -> str:
+def judged_text_note(points: CandidatePoints) -> str:
     """One sentence: the judged text and its windows."""
     subject, traces = points.subject, points.traces
     source = f", text sampled from the model itself (seed {subject.seed})" if subject.corpus == "self" else ""
     documents, windows = len(traces.lengths), traces.evaluation.sequences
-    alike = subject.near_duplicates("evaluate")
+    alike = subject.count_near_duplicates("evaluate")
     left_out = f" ({alike} near-duplicates left out)" if alike else ""
-    fewer = f"; a model of this size reads less ({subject.reads_less}; all of it with --emad-budget standard)"
+    fewer = f"; a model of this size reads less ({subject.reduced_reading}; all of it with --emad-budget standard)"
     return (
         f"{subject.name}: perplexity on {subject.corpus}{source}, {documents} documents{left_out} in {windows} windows "
-        f"of up to {subject.window} tokens, each from full depth; no prompt: decode FLOPs are all there are"
-        f"{fewer if subject.reads_less else ''}"
+        f"of up to {subject.window_size} tokens, each from full depth; no prompt: decode FLOPs are all there are"
+        f"{fewer if subject.reduced_reading else ''}"
     )
 
 
-def collapse_note(points: CandidatePoints, loss: PointLoss) -> str:
+def depth_collapse_note(points: CandidatePoints, loss: PointLoss) -> str:
     """One sentence: how soon depth fell to the first probe, from which it never returns."""
     evaluation, prefix = points.traces.evaluation, f"{points.subject.name}: {loss.point.name}: "
     if not loss.point.probes:
@@ -265,7 +268,7 @@ READABLE = 2.0  # letters per word: a text below this spells single letters, and
 RESAMPLES = 2000  # of the documents: bounds to two digits, as shown
 
 
-def explorer_tables(points: CandidatePoints) -> Attachments:
+def make_explorer_tables(points: CandidatePoints) -> Attachments:
     """Tables of the page's explorer: every margin of the sweep, and a short text at each margin.
 
     The text is a prompt with the model's own greedy continuation: of ``TRIED``, the one on which depth differs most,
@@ -274,35 +277,35 @@ def explorer_tables(points: CandidatePoints) -> Attachments:
     Raises:
         Unsupported: thresholds differ from token to token, or no document is as long as a prompt.
     """
-    losses = margin_losses(points)
+    losses = compute_margin_losses(points)
     if any(len(loss.point.thresholds) > 1 for loss in losses):
         raise Unsupported("thresholds of this profile depend on the token: no margin has one per probe")
-    margins = AttachedTable(f"margins on {points.subject.corpus}", margin_rows(points, losses), MARGINS)
-    text = AttachedTable("a text at every margin", token_rows(points, [loss.point for loss in losses]), TOKENS)
+    margins = AttachedTable(f"margins on {points.subject.corpus}", make_margin_rows(points, losses), MARGINS)
+    text = AttachedTable("a text at every margin", make_token_rows(points, [loss.point for loss in losses]), TOKENS)
     return Attachments((margins, text))
 
 
-def margin_losses(points: CandidatePoints) -> list[PointLoss]:
+def compute_margin_losses(points: CandidatePoints) -> list[PointLoss]:
     """Full depth, then every margin of the sweep and of the proposed points, by rising saving."""
-    at = {loss.point.margin_nats: loss for loss in (*points.emad_sweep, *points.losses)}
+    at = {loss.point.margin_nats: loss for loss in (*points.emad_sweep, *points.proposed_losses)}
     return [points.full_loss, *sorted(at.values(), key=lambda loss: -(loss.point.margin_nats or 0.0))]
 
 
-def margin_rows(points: CandidatePoints, losses: Sequence[PointLoss]) -> list[dict[str, Any]]:
+def make_margin_rows(points: CandidatePoints, losses: Sequence[PointLoss]) -> list[dict[str, Any]]:
     """A row per loss. Columns that end in " %" are fractions; ``thresholds, nats`` one per probe, () at full depth."""
     draws = draw_document_counts(len(points.traces.lengths), RESAMPLES, np.random.default_rng(points.subject.seed))
     return [_margin_row(points, loss, draws) for loss in losses]
 
 
 def _margin_row(points: CandidatePoints, loss: PointLoss, draws: Any) -> dict[str, Any]:
-    nll, full, tokens = points.nll(loss)
+    nll, full, tokens = points.nll_by_document(loss)
     rise = estimate_perplexity_rise(
         nll, full, tokens, threshold=0.0, rng=np.random.default_rng(points.subject.seed), draws=draws
     )
     bounded = loss is not points.full_loss and np.isfinite([rise.low, rise.high]).all()
     return {
         "point": loss.point.name,
-        "put forward as": ", ".join(points.roles.get(loss.point, ())),
+        "put forward as": ", ".join(points.roles_by_point.get(loss.point, ())),
         "margin, nats": loss.point.margin_nats,
         "mean depth": loss.mean_depth,
         "net reduction %": loss.net_reduction,
@@ -315,7 +318,7 @@ def _margin_row(points: CandidatePoints, loss: PointLoss, draws: Any) -> dict[st
     }
 
 
-def token_rows(points: CandidatePoints, compared: Sequence[OperatingPoint]) -> list[dict[str, Any]]:
+def make_token_rows(points: CandidatePoints, compared: Sequence[OperatingPoint]) -> list[dict[str, Any]]:
     """A row per token; lists of prompt tokens are empty, because their depth is not decided.
 
     ``entropy, nats``: one per probe. ``depths``: one per point of ``compared``. ``instead``: the likeliest token at
@@ -325,19 +328,19 @@ def token_rows(points: CandidatePoints, compared: Sequence[OperatingPoint]) -> l
         Unsupported: no document is as long as a prompt.
     """
     subject, probes = points.subject, max((point.probes for point in compared), key=len)
-    read = min(PROMPT, subject.window // 2)
+    read = min(PROMPT, subject.window_size // 2)
     tokenizer = subject.loaded.tokenizer
-    windows = [window.tokens for window in subject.sequences("evaluate", TRIED)]
-    opened = [Prompt(readable_opening(tokenizer, tokens, read)) for tokens in windows if len(tokens) >= read]
+    windows = [window.tokens for window in subject.cut_windows("evaluate", TRIED)]
+    opened = [Prompt(find_readable_opening(tokenizer, tokens, read)) for tokens in windows if len(tokens) >= read]
     if not opened:
         raise Unsupported(f"corpus={subject.corpus!r} has no document of {read} tokens to open a text with")
-    continuation = subject.own_greedy(opened, min(CONTINUED, subject.window - read))
+    continuation = subject.generate_greedy(opened, min(CONTINUED, subject.window_size - read))
     texts = [np.concatenate([prompt.tokens, emitted]) for prompt, emitted in zip(opened, continuation, strict=True)]
     decided = [TokenSequence(text, adaptive_from=read - 1) for text in texts]
-    trace = subject.trace(decided, "texts for the page", layers=points.traces.layers_read)
+    trace = subject.take_lens_trace(decided, "texts for the page", layers=points.traces.layers_read)
     replays = list(replay_all(trace, compared))
-    number, rows = _most_varied(trace, replays, [letters_per_word(tokenizer, text) >= READABLE for text in texts])
-    words = token_texts(tokenizer, texts[number])
+    number, rows = _most_varied(trace, replays, [mean_word_length(tokenizer, text) >= READABLE for text in texts])
+    words = decode_tokens_singly(tokenizer, texts[number])
     columns: list[dict[str, Any]] = [{"depths": [], "instead": [], "entropy, nats": []}] * read
     columns += [_token_row(points, trace, replays, probes, row) for row in rows]
     return [
@@ -346,7 +349,7 @@ def token_rows(points: CandidatePoints, compared: Sequence[OperatingPoint]) -> l
     ]
 
 
-def readable_opening(tokenizer: Any, tokens: Ints, read: int) -> Ints:
+def find_readable_opening(tokenizer: Any, tokens: Ints, read: int) -> Ints:
     """``read`` tokens (int64) from the start of the line of ``tokens`` that has the longest words; the first of equals.
 
     A special token that opens ``tokens`` stays in front, since the model was trained behind it.
@@ -354,13 +357,16 @@ def readable_opening(tokenizer: Any, tokens: Ints, read: int) -> Ints:
     if tokenizer is None:
         return tokens[:read]
     front = tokens[:1] if tokens[0] in tokenizer.all_special_ids else tokens[:0]
-    lines = [len(front), *(at + 1 for at, text in enumerate(token_texts(tokenizer, tokens)) if text.endswith("\n"))]
+    lines = [
+        len(front),
+        *(at + 1 for at, text in enumerate(decode_tokens_singly(tokenizer, tokens)) if text.endswith("\n")),
+    ]
     length = read - len(front)
     openings = [np.concatenate([front, tokens[at : at + length]]) for at in lines if at + length <= len(tokens)]
-    return max(openings, key=lambda opening: letters_per_word(tokenizer, opening))
+    return max(openings, key=lambda opening: mean_word_length(tokenizer, opening))
 
 
-def letters_per_word(tokenizer: Any, tokens: Ints) -> float:
+def mean_word_length(tokenizer: Any, tokens: Ints) -> float:
     """Mean length of the words between spaces in the text of ``tokens``; infinite without a tokenizer."""
     if tokenizer is None:
         return float("inf")
@@ -385,12 +391,12 @@ def _token_row(
     tokenizer = points.subject.loaded.tokenizer
     return {
         "depths": [int(each.depth[row]) for each in replays],
-        "instead": [None if other is None else token_texts(tokenizer, other)[0] for other in others],
+        "instead": [None if other is None else decode_tokens_singly(tokenizer, other)[0] for other in others],
         "entropy, nats": [float(value) for value in trace.entropy_nats[row, columns]],
     }
 
 
-def token_texts(tokenizer: Any, tokens: Ints) -> list[str]:
+def decode_tokens_singly(tokenizer: Any, tokens: Ints) -> list[str]:
     """Text of each token alone; its id without a tokenizer."""
     if tokenizer is None:
         return [f"⟨{token}⟩" for token in tokens.tolist()]

@@ -23,36 +23,36 @@ REPORTED = {"report.json": rb'^\{\s*"schema"', "report.md": rb"^# Verdicts on ",
 CORPORA: tuple[str, ...] = ("world:premise", "world:mixed", "wikitext", "pile", "gsm8k", "self")
 
 
-def name(text: str, base: Path, where: str) -> str:
+def parse_name(text: str, base: Path, where: str) -> str:
     if not text.strip():
         raise BadArgument(where, text, "a name", "leave the option out to get its default")
     return text.strip()
 
 
-def model(text: str, base: Path, where: str) -> str:
+def parse_model_name(text: str, base: Path, where: str) -> str:
     """A name as ``models.loading`` reads it; loading checks that it exists."""
-    model_name = name(text, base, where)
+    model_name = parse_name(text, base, where)
     if model_name.startswith("@") or model_name.endswith("@"):
         raise BadArgument(where, text, "NAME or NAME@REVISION", "e.g. pythia-410m@step3000")
     return model_name
 
 
-def two_models(text: str, base: Path, where: str) -> tuple[str, str]:
+def parse_model_pair(text: str, base: Path, where: str) -> tuple[str, str]:
     """``SMALL,LARGE`` as a pair."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2 or not all(parts):
         remedy = "e.g. pythia-70m,pythia-410m; where a name has a comma, the options for small and large model take it"
         raise BadArgument(where, text, "SMALL,LARGE: two models", remedy)
-    small, large = (model(part, base, where) for part in parts)
+    small, large = (parse_model_name(part, base, where) for part in parts)
     return small, large
 
 
-def pasted(read: Callable[[str, Path, str], float]) -> Callable[[str, Path, str], float]:
+def accept_typeset_minus(read: Callable[[str, Path, str], float]) -> Callable[[str, Path, str], float]:
     """A reader of numbers that also accepts the minus sign of typeset text, U+2212."""
     return lambda text, base, where: read(text.replace("−", "-"), base, where)
 
 
-def reasoned(text: str, base: Path, where: str) -> tuple[str, str]:
+def parse_name_and_reason(text: str, base: Path, where: str) -> tuple[str, str]:
     """``NAME=REASON`` as a pair; the caller checks the name."""
     key, _, reason = (part.strip() for part in text.partition("="))
     if not key or not reason:
@@ -60,7 +60,7 @@ def reasoned(text: str, base: Path, where: str) -> tuple[str, str]:
     return key, reason
 
 
-def one_of(allowed: tuple[str, ...]) -> Callable[[str, Path, str], str]:
+def make_choice_parser(allowed: tuple[str, ...]) -> Callable[[str, Path, str], str]:
     def read(text: str, base: Path, where: str) -> str:
         if text not in allowed:
             raise BadArgument(where, text, f"one of {', '.join(allowed)}", suggest_nearest(text, allowed))
@@ -69,7 +69,7 @@ def one_of(allowed: tuple[str, ...]) -> Callable[[str, Path, str], str]:
     return read
 
 
-def some_of(allowed: tuple[str, ...]) -> Callable[[str, Path, str], frozenset[str]]:
+def make_subset_parser(allowed: tuple[str, ...]) -> Callable[[str, Path, str], frozenset[str]]:
     def read(text: str, base: Path, where: str) -> frozenset[str]:
         chosen = _some_words(text, where, f"a comma list of {', '.join(allowed)}", LEAVE_OUT)
         for word in sorted(chosen):
@@ -80,19 +80,19 @@ def some_of(allowed: tuple[str, ...]) -> Callable[[str, Path, str], frozenset[st
     return read
 
 
-def words(text: str) -> frozenset[str]:
+def split_comma_list(text: str) -> frozenset[str]:
     return frozenset(word.strip() for word in text.split(",") if word.strip())
 
 
 def _some_words(text: str, where: str, expected: str, remedy: str) -> frozenset[str]:
     """``words``, at least one: a blank text, such as an unset variable of a shell, would ask for nothing, silently."""
-    chosen = words(text)
+    chosen = split_comma_list(text)
     if not chosen:
         raise BadArgument(where, text, expected, remedy)
     return chosen
 
 
-def device(text: str, base: Path, where: str) -> str:
+def parse_device(text: str, base: Path, where: str) -> str:
     kind, _, index = text.partition(":")
     numbered = index.isascii() and index.isdecimal() and len(index) < 4
     is_absent = kind == "meta" or (kind == "cpu" and numbered and int(index) > 0)  # there is one cpu
@@ -101,7 +101,7 @@ def device(text: str, base: Path, where: str) -> str:
     return text
 
 
-def nats(text: str, base: Path, where: str) -> float:
+def parse_nats(text: str, base: Path, where: str) -> float:
     example = "e.g. 0.2"
     value = _number(text, where, "a number of nats", example)
     if not abs(value) <= MOST_NATS:
@@ -109,7 +109,7 @@ def nats(text: str, base: Path, where: str) -> float:
     return value
 
 
-def seconds(text: str, base: Path, where: str) -> float:
+def parse_seconds(text: str, base: Path, where: str) -> float:
     example = "e.g. 30"
     value = _number(text, where, "a number of seconds", example)
     if not 0 < value <= MOST:
@@ -135,68 +135,68 @@ def parse_number(text: str) -> float:
     return float(text)
 
 
-def seed(text: str, base: Path, where: str) -> int:
+def parse_seed(text: str, base: Path, where: str) -> int:
     return _whole(text, where, 0, LARGEST_SEED)
 
 
-def switch(text: str, base: Path, where: str) -> bool:
+def parse_boolean(text: str, base: Path, where: str) -> bool:
     values = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
     if text.strip().lower() not in values:
         raise BadArgument(where, text, "true or false")
     return values[text.strip().lower()]
 
 
-def file(text: str, base: Path, where: str) -> Path:
-    path = base / name(text, base, where)
+def parse_existing_file(text: str, base: Path, where: str) -> Path:
+    path = base / parse_name(text, base, where)
     if not is_file(path):
         raise BadArgument(where, text, "an existing file", f"looked at {path}")
     return path
 
 
-def folder(text: str, base: Path, where: str) -> Path:
-    path = base / name(text, base, where)
+def parse_existing_folder(text: str, base: Path, where: str) -> Path:
+    path = base / parse_name(text, base, where)
     if not is_folder(path):
         raise BadArgument(where, text, "an existing folder", f"looked at {path}")
     return path
 
 
-def report_folder(text: str, base: Path, where: str) -> Path:
+def prepare_report_folder(text: str, base: Path, where: str) -> Path:
     """Make a report folder and check that it is writable: access bits do not show a full or read-only file system.
 
     A folder in place of a page would otherwise fail only at the end of the run, and a page of the user's own be lost.
     """
-    path = base / name(text, base, where)
+    path = base / parse_name(text, base, where)
     require_writable_folder(path, where, Path(text))
     for page, start in REPORTED.items():
         require_replaceable_file(path / page, where, "one of a report", start)
     return path
 
 
-def corpus(text: str, base: Path, where: str) -> str:
+def parse_corpus(text: str, base: Path, where: str) -> str:
     names = (*CORPORA, *list_added_parts("corpora"))
     if text in names:
         return text
-    path = base / name(text, base, where)
+    path = base / parse_name(text, base, where)
     if not is_file(path) and not is_folder(path):
         raise BadArgument(where, text, f"one of {', '.join(names)}, or an existing file", f"looked at {path}")
     return str(path)
 
 
-def names(text: str, base: Path, where: str) -> frozenset[str]:
+def parse_claim_ids(text: str, base: Path, where: str) -> frozenset[str]:
     # ``settings`` checks them, since the ids depend on --emad-claims
     return _some_words(text, where, "a comma list of claims", LEAVE_OUT)
 
 
-def patterns(text: str, base: Path, where: str) -> frozenset[str]:
+def parse_claim_patterns(text: str, base: Path, where: str) -> frozenset[str]:
     return _some_words(text, where, "claims by id or pattern", "e.g. EMAD-F1,EMAD-R*")  # as ``names``
 
 
-def task_names(text: str, base: Path, where: str) -> frozenset[str]:
+def parse_task_names(text: str, base: Path, where: str) -> frozenset[str]:
     # lm-eval, an extra, checks them on first use
     return _some_words(text, where, "a comma list of task names", "leave the option out to score none")
 
 
-def count(text: str, base: Path, where: str) -> int:
+def parse_count(text: str, base: Path, where: str) -> int:
     return _whole(text, where, 1, MOST)
 
 

@@ -63,7 +63,7 @@ class ItemAnswers:
     entropy_bits: tuple[Floats, ...] = ()
 
     @classmethod
-    def of(
+    def from_marked_items(
         cls,
         marked: MarkedItems,
         flops: int | None,
@@ -78,12 +78,12 @@ class ItemAnswers:
         return cls(right, np.array(emitted), np.array(by_large), flops, runs, walks, entropies)
 
     @property
-    def ran(self) -> RoutedTaskItems:
+    def routed_items(self) -> RoutedTaskItems:
         """Input of a mixture by items."""
         return RoutedTaskItems(self.right.values.astype(np.float64), self.emitted, self.by_large)
 
     @property
-    def score(self) -> float:
+    def mean_score(self) -> float:
         return float(self.right.values.mean())
 
     @property
@@ -109,7 +109,7 @@ def is_right(item: TaskItem, text: str) -> bool:
     )
 
 
-def max_answer_tokens(items: Sequence[TaskItem]) -> int:
+def compute_max_answer_tokens(items: Sequence[TaskItem]) -> int:
     """New tokens of the longest right answer; for a program, of a line."""
     if any(item.example.scoring == "runs" for item in items):
         return GENERATED_LINE
@@ -122,11 +122,11 @@ def describe_rule(rule: SwitchingRule) -> str:
     return f"τ = {rule.threshold_bits:.3g} bits, w = {rule.window}, d_min = {rule.least_run}, {first} first"
 
 
-def answer_row(name: str, done: ItemAnswers, **more: Any) -> dict[str, Any]:
+def make_answer_row(name: str, done: ItemAnswers, **more: Any) -> dict[str, Any]:
     """A row of the table of ways to answer, all from records; ``more`` columns come last."""
     return {
         "decoding": name,
-        "score": done.score,
+        "score": done.mean_score,
         "large-model share %": done.large_share,
         "MFLOPs per token": None if done.flops_per_token is None else done.flops_per_token / 1e6,
         "items": len(done.right),
@@ -151,14 +151,14 @@ class PairTask:
     published: bool = False
 
 
-def world_task(name: str, models: PairModels, seed: int, guessed_on: int) -> PairTask:
+def make_world_task(name: str, models: PairModels, seed: int, guessed_on: int) -> PairTask:
     """A task of the world; ``seed`` makes its items, ``guessed_on`` validation items give the most frequent answer."""
     large = models.large.subject
 
     @cache
     def items(split: Split, count: int) -> list[TaskItem]:
         examples = world.generate_examples(name, split, count, seed)
-        return [encode_item(example, large.tokenizer, large.opening) for example in examples]
+        return [encode_item(example, large.tokenizer, large.opening_token) for example in examples]
 
     def guess() -> float:
         """The better of two guesses: from the input's own symbols, and the most frequent answer on validation."""
@@ -169,7 +169,7 @@ def world_task(name: str, models: PairModels, seed: int, guessed_on: int) -> Pai
 
     def texts(split: Split, count: int) -> list[TextRequest]:
         stop = frozenset(large.tokenizer.encode("\n", add_special_tokens=False))
-        most = max_answer_tokens(items(split, count))
+        most = compute_max_answer_tokens(items(split, count))
         return [TextRequest(item.prompt, most, stop) for item in items(split, count)]
 
     def answered(way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
@@ -181,7 +181,7 @@ def world_task(name: str, models: PairModels, seed: int, guessed_on: int) -> Pai
     return PairTask(name, guess, texts, answered)
 
 
-def lm_eval_task(task: PublishedTask, models: PairModels) -> PairTask:
+def make_lm_eval_task(task: PublishedTask, models: PairModels) -> PairTask:
     """A task of lm-eval's that the user named, scored by lm-eval."""
     study, generated = models.large.subject.study, task.metric != "acc"
     requests: dict[tuple[Split, int], list[TextRequest]] = {}
@@ -211,7 +211,7 @@ def lm_eval_task(task: PublishedTask, models: PairModels) -> PairTask:
     return PairTask(task.name, lambda: task.guess, texts, answered, generated, published=True)
 
 
-def document_openings(models: PairModels) -> PairTask:
+def make_openings_task(models: PairModels) -> PairTask:
     """Openings of the large model's documents, to be continued; answers are not scored.
 
     The splits have different documents: the first half of those drawn, and the second.
@@ -221,7 +221,7 @@ def document_openings(models: PairModels) -> PairTask:
 
     def texts(split: Split, count: int) -> list[TextRequest]:
         room = subject.stepper.max_positions - budget.new_tokens
-        prompts = subject.prompts(2 * count, min(budget.prompt_tokens, room))
+        prompts = subject.make_equal_prompts(2 * count, min(budget.prompt_tokens, room))
         half = prompts[:count] if split == "validate" else prompts[count:]
         return [TextRequest(prompt.tokens, budget.new_tokens) for prompt in half]
 
@@ -232,7 +232,7 @@ def document_openings(models: PairModels) -> PairTask:
     return PairTask(TEXTS, lambda: 0.0, texts, answered)
 
 
-def equal_length_groups(items: Sequence[TextRequest]) -> list[list[int]]:
+def group_by_prompt_length(items: Sequence[TextRequest]) -> list[list[int]]:
     """Indices of items in groups of equally long prompts, at most ``ROWS`` each."""
     groups: list[list[int]] = []
     for index in sorted(range(len(items)), key=lambda index: len(items[index].prompt)):
@@ -275,50 +275,54 @@ class PairAnswers:
         self._texts = PrefixTrees(PAIR_ROWS)
 
     @cached_property
-    def scored(self) -> dict[str, PairTask]:
+    def scorable_tasks(self) -> dict[str, PairTask]:
         """The tasks that this run can score, by name; empty for another corpus than the world's and no named task."""
         tasks = {}
         if self.models.large.corpus.startswith("world:"):
-            tasks = {name: world_task(name, self.models, self.seed, self._guessed_on) for name in world.TASKS}
-        published = self.models.large.scored.published
-        return tasks | {name: lm_eval_task(published.scored[name], self.models) for name in published.answered}
+            tasks = {name: make_world_task(name, self.models, self.seed, self._guessed_on) for name in world.TASKS}
+        published = self.models.large.task_scores.published
+        return tasks | {
+            name: make_lm_eval_task(published.scorable_tasks[name], self.models) for name in published.accuracy_tasks
+        }
 
     @cached_property
     def _unscored(self) -> PairTask:
-        return document_openings(self.models)
+        return make_openings_task(self.models)
 
-    def task(self, name: str) -> PairTask:
+    def get_task(self, name: str) -> PairTask:
         """A task of this run, or the texts that replace it if there is none."""
-        return self._unscored if name == TEXTS else self.scored[name]
+        return self._unscored if name == TEXTS else self.scorable_tasks[name]
 
-    def prompts(self, task: str, split: Split, count: int) -> list[Prompt]:
+    def make_prompts(self, task: str, split: Split, count: int) -> list[Prompt]:
         """Prompts of at most ``count`` items. Raises Unsupported if options are scored."""
-        return [Prompt(text.prompt) for text in self.task(task).texts(split, count)]
+        return [Prompt(text.prompt) for text in self.get_task(task).texts(split, count)]
 
     # ------------------------------------------------------------ ways to answer
 
-    def alone(self, model: int, task: str, split: Split, count: int) -> ItemAnswers:
+    def answer_by_one_model(self, model: int, task: str, split: Split, count: int) -> ItemAnswers:
         """Items answered by the ``SMALL`` or the ``LARGE`` model alone, at full depth."""
-        return self.switched(self.never(model), task, split, count)
+        return self.answer_by_switching(self.make_single_model_rule(model), task, split, count)
 
-    def never(self, model: int) -> SwitchingRule:
+    def make_single_model_rule(self, model: int) -> SwitchingRule:
         """The rule under which ``model`` writes everything: it starts, and τ is 0 or above every entropy."""
         # a uniform distribution has log₂ V itself, and one token alone never ends a run that long
         longest = min(evidence.subject.stepper.max_positions for evidence in self.models.both)
         bits = 0.0 if model == LARGE else float(np.log2(self.models.vocabulary))
         return SwitchingRule(bits, window=1, least_run=longest, start=model)
 
-    def switched(self, rule: SwitchingRule, task: str, split: Split, count: int) -> ItemAnswers:
+    def answer_by_switching(self, rule: SwitchingRule, task: str, split: Split, count: int) -> ItemAnswers:
         """Items answered by EAD, both models at full depth."""
-        return self.switched_all([rule], task, split, count)[0]
+        return self.answer_by_switching_rules([rule], task, split, count)[0]
 
-    def switched_all(self, rules: Sequence[SwitchingRule], task: str, split: Split, count: int) -> list[ItemAnswers]:
+    def answer_by_switching_rules(
+        self, rules: Sequence[SwitchingRule], task: str, split: Split, count: int
+    ) -> list[ItemAnswers]:
         """``switched`` for several rules: common prefixes are decoded once, and in full batches."""
-        scored_task = self.task(task)
+        scored_task = self.get_task(task)
         new = [rule for rule in rules if self._key(rule, task, split, count) not in self._answers]
         if scored_task.generated and len(new) > 1:
             texts = scored_task.texts(split, count)
-            with self.models.partners(rows=PAIR_ROWS, audited=True) as partners:
+            with self.models.open_partners(rows=PAIR_ROWS, audited=True) as partners:
                 self._texts.generate_switched(partners, [(text, rule) for rule in new for text in texts])
         return [self._switched(rule, task, split, count) for rule in rules]
 
@@ -329,12 +333,12 @@ class PairAnswers:
         walks: list[SwitchedText] = []
 
         def write(requests: Sequence[TextRequest]) -> list[WrittenAnswer]:
-            with self.models.partners(rows=PAIR_ROWS, audited=True) as partners:
+            with self.models.open_partners(rows=PAIR_ROWS, audited=True) as partners:
                 walks[:] = self._texts.generate_switched(partners, [(text, rule) for text in requests])
             return [WrittenAnswer(walk.tokens, walk.large_model_token_count, walk.entropy_bits) for walk in walks]
 
         def read(options: Continuations) -> list[OptionScore]:
-            with self.models.partners() as partners:
+            with self.models.open_partners() as partners:
                 answers = self._texts.score_continuations(partners, options, rule)
             return [
                 OptionScore(
@@ -346,13 +350,13 @@ class PairAnswers:
             ]
 
         def run() -> ItemAnswers:
-            marked = self.task(task).answered(AnswerStrategy(write, read), split, count)
-            flops = self.models.walked(walks) if walks and self.models.counted else None
-            return ItemAnswers.of(marked, flops, (), tuple(walks))
+            marked = self.get_task(task).answered(AnswerStrategy(write, read), split, count)
+            flops = self.models.compute_switched_flops(walks) if walks and self.models.has_work_counts else None
+            return ItemAnswers.from_marked_items(marked, flops, (), tuple(walks))
 
         return self._cached(self._key(rule, task, split, count), run)
 
-    def speculated(
+    def answer_by_speculation(
         self,
         task: str,
         split: Split,
@@ -371,8 +375,8 @@ class PairAnswers:
         """
 
         def generated(requests: Sequence[TextRequest]) -> tuple[list[WrittenAnswer], list[Decoding]]:
-            groups = equal_length_groups(requests)
-            with self.models.partners(rows=PAIR_ROWS, audited=True) as (small, large):
+            groups = group_by_prompt_length(requests)
+            with self.models.open_partners(rows=PAIR_ROWS, audited=True) as (small, large):
 
                 def decode(prompts: list[Prompt], text: TextRequest) -> SpeculationResult:
                     return speculate(
@@ -385,42 +389,46 @@ class PairAnswers:
                 by_large[rows] -= one.count_drafted(ACCEPTED) + one.count_drafted(GATED)
             return [WrittenAnswer(*both) for both in zip(emitted, by_large.tolist(), strict=True)], list(done)
 
-        if gate_bits is None and not self.task(task).generated:
-            return self.alone(LARGE, task, split, count)
+        if gate_bits is None and not self.get_task(task).generated:
+            return self.answer_by_one_model(LARGE, task, split, count)
         return self._decoded(("speculated", k, gate_bits, task, split, count), generated)
 
-    def gated(self, k: int, gate_bits: float | None, task: str, split: Split, count: int) -> ItemAnswers:
+    def answer_by_gated_speculation(
+        self, k: int, gate_bits: float | None, task: str, split: Split, count: int
+    ) -> ItemAnswers:
         """Tokens and shares of ``speculated``, read from the texts that rules share; without its work.
 
         ``entropy_bits``: of the drafts that were judged.
         """
 
         def write(requests: Sequence[TextRequest]) -> list[WrittenAnswer]:
-            with self.models.partners(rows=PAIR_ROWS, audited=True) as partners:
+            with self.models.open_partners(rows=PAIR_ROWS, audited=True) as partners:
                 spoken = self._texts.generate_speculative(partners, requests, k, gate_bits)
             return [WrittenAnswer(one.tokens, int(one.model.sum()), one.entropy_bits) for one in spoken]
 
         def run() -> ItemAnswers:
-            return ItemAnswers.of(self.task(task).answered(AnswerStrategy(write, None), split, count), None)
+            return ItemAnswers.from_marked_items(
+                self.get_task(task).answered(AnswerStrategy(write, None), split, count), None
+            )
 
         return self._cached(("gated", k, gate_bits, task, split, count), run)
 
-    def self_speculated(self, exit_layer: int, task: str, split: Split, count: int) -> ItemAnswers:
+    def answer_by_self_speculation(self, exit_layer: int, task: str, split: Split, count: int) -> ItemAnswers:
         """Items answered by the large model, which drafts for itself after ``exit_layer``: all tokens are its own."""
 
         def generated(requests: Sequence[TextRequest]) -> tuple[list[WrittenAnswer], list[Decoding]]:
-            with self.models.drafting(rows=PAIR_ROWS) as model:
+            with self.models.open_self_drafter(rows=PAIR_ROWS) as model:
 
                 def decode(prompts: list[Prompt], text: TextRequest) -> SpeculationResult:
                     return self_speculate(
                         model, exit_layer, prompts, text.most, k=DRAFT_TOKENS, stop=text.stop, ended=text.ended
                     )
 
-                emitted, done = decode_groups(requests, equal_length_groups(requests), decode)
+                emitted, done = decode_groups(requests, group_by_prompt_length(requests), decode)
             return [WrittenAnswer(tokens, len(tokens)) for tokens in emitted], list(done)
 
-        if not self.task(task).generated:
-            return self.alone(LARGE, task, split, count)
+        if not self.get_task(task).generated:
+            return self.answer_by_one_model(LARGE, task, split, count)
         return self._decoded(("self-speculated", exit_layer, task, split, count), generated)
 
     def _decoded(
@@ -438,9 +446,9 @@ class PairAnswers:
 
         def run() -> ItemAnswers:
             task, split, count = key[-3:]
-            marked = self.task(str(task)).answered(AnswerStrategy(write, None), split, count)  # type: ignore[arg-type]
-            spent = self.models.spent(runs)
-            return ItemAnswers.of(marked, None if spent is None else int(spent.sum()), tuple(runs))
+            marked = self.get_task(str(task)).answered(AnswerStrategy(write, None), split, count)  # type: ignore[arg-type]
+            spent = self.models.compute_flops_per_decoding(runs)
+            return ItemAnswers.from_marked_items(marked, None if spent is None else int(spent.sum()), tuple(runs))
 
         return self._cached(key, run)
 
@@ -451,10 +459,10 @@ class PairAnswers:
 
     # ------------------------------------------------------------ greedy choices of the large model
 
-    def agreement(self, done: ItemAnswers, task: str, split: Split, count: int) -> list[Bools]:
+    def find_large_model_choices(self, done: ItemAnswers, task: str, split: Split, count: int) -> list[Bools]:
         """Per item, [emitted] whether each token of a walk is the large model's greedy choice there."""
-        with self.models.partners(rows=PAIR_ROWS, audited=True) as partners:
+        with self.models.open_partners(rows=PAIR_ROWS, audited=True) as partners:
             return [
                 self._texts.is_greedy_choice(partners, text, walk, LARGE)
-                for text, walk in zip(self.task(task).texts(split, count), done.walks, strict=True)
+                for text, walk in zip(self.get_task(task).texts(split, count), done.walks, strict=True)
             ]

@@ -12,16 +12,16 @@ import numpy as np
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.pair_answers import TEXTS, WORLD, PairAnswers, answer_row, describe_rule
+from emad_ref.measurements.pair_answers import TEXTS, WORLD, PairAnswers, describe_rule, make_answer_row
 from emad_ref.measurements.pair_models import DRAFT_TOKENS, PairModels
 from emad_ref.measurements.pair_routing import RoutingRules
 from emad_ref.measurements.pair_timing import (
     PairArm,
     PairLatencyBenchmark,
-    self_speculative_arm,
-    single_model_arm,
-    speculative_arm,
-    switching_arm,
+    make_self_speculative_arm,
+    make_single_model_arm,
+    make_speculative_arm,
+    make_switching_arm,
 )
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import PAIR_SIZES, PairNames, PairSizes, Study
@@ -65,7 +65,7 @@ class PairMeasurements:
     @property
     def corpus(self) -> str:
         """Corpus of the pair: the world's tasks, the named lm-eval tasks, or plain documents without either."""
-        scored = self.answers.scored if not self.models.without_quality else {}
+        scored = self.answers.scorable_tasks if not self.models.quality_unavailable_reason else {}
         own = [WORLD] if not all(task.published for task in scored.values()) else []
         named = [name for name, task in scored.items() if task.published]
         return ", ".join([*own, *named]) or TEXTS
@@ -90,14 +90,14 @@ class PairMeasurements:
         return PairAnswers(self.models, self.study.seed, self.size.compared)
 
     @cached_property
-    def rules(self) -> RoutingRules:
+    def routing_rules(self) -> RoutingRules:
         """Tasks worth routing, and the rules proposed by validation."""
         return RoutingRules(self.answers, self.size, self.name, self.savings)
 
     @cached_property
-    def timing(self) -> PairLatencyBenchmark:
+    def latency(self) -> PairLatencyBenchmark:
         """Paired seconds of each way of decoding."""
-        return PairLatencyBenchmark(self.rules, self.names, self.study)
+        return PairLatencyBenchmark(self.routing_rules, self.names, self.study)
 
 
 TRIED_THRESHOLDS = 3  # thresholds by quantile, with either model first
@@ -110,44 +110,52 @@ TITLE = "switching and speculation of one pair"
 Widths = Mapping[str, tuple[int, float | None]]  # name → k, gate in bits
 
 
-def constants_table(pair: PairMeasurements) -> Attachments:
+def make_cost_score_tables(pair: PairMeasurements) -> Attachments:
     """The table over all tasks worth routing; a note says why self-speculation is missing, if it is."""
-    tasks, reason = pair.rules.written, pair.models.without_drafting
-    absent = dict(pair.timing.library.absent) | ({"self-speculation": reason} if reason else {})
+    tasks, reason = pair.routing_rules.written_tasks_worth_routing, pair.models.drafting_unavailable_reason
+    absent = dict(pair.latency.transformers_arms.absent) | ({"self-speculation": reason} if reason else {})
     notes = tuple(f"{pair.name}: {name}: not applicable ({why})" for name, why in absent.items())
     rows = [row for task in tasks for row in _constant_rows(pair, task)]
     return Attachments((AttachedTable(f"{TITLE}, {', '.join(tasks)}", rows),), notes)
 
 
 def _constant_rows(pair: PairMeasurements, task: str) -> list[dict[str, object]]:
-    rules = {describe_rule(rule): rule for rule in varied_rules(pair, task)}
+    rules = {describe_rule(rule): rule for rule in make_varied_rules(pair, task)}
     widths: dict[str, tuple[int, float | None]] = {f"speculative, k = {k}": (k, None) for k in WIDTHS}
     widths |= {f"speculative, k = {DRAFT_TOKENS}, gate {gate} bits": (DRAFT_TOKENS, gate) for gate in GATES_BITS}
-    exits = {f"self-speculative after layer {layer}, k = {DRAFT_TOKENS}": layer for layer in pair.models.exit_layers}
+    exits = {
+        f"self-speculative after layer {layer}, k = {DRAFT_TOKENS}": layer for layer in pair.models.drafting_exit_layers
+    }
     answers, count = pair.answers, pair.size.tried
     answered = {
-        "small alone": answers.alone(SMALL, task, "validate", count),
-        "large alone": answers.alone(LARGE, task, "validate", count),
+        "small alone": answers.answer_by_one_model(SMALL, task, "validate", count),
+        "large alone": answers.answer_by_one_model(LARGE, task, "validate", count),
     }
-    answered |= {name: pair.rules.validated(rule, task) for name, rule in rules.items()}
+    answered |= {name: pair.routing_rules.answer_validation_items(rule, task) for name, rule in rules.items()}
     answered |= {
-        name: answers.speculated(task, "validate", count, k=k, gate_bits=gate) for name, (k, gate) in widths.items()
+        name: answers.answer_by_speculation(task, "validate", count, k=k, gate_bits=gate)
+        for name, (k, gate) in widths.items()
     }
-    answered |= {name: answers.self_speculated(layer, task, "validate", count) for name, layer in exits.items()}
+    answered |= {
+        name: answers.answer_by_self_speculation(layer, task, "validate", count) for name, layer in exits.items()
+    }
     speeds = _tokens_per_second(pair, rules, widths, exits)
     rows = [
-        answer_row(name, done, **{"acceptance %": done.acceptance, "task": task, "tokens/s": speeds[name]})
+        make_answer_row(name, done, **{"acceptance %": done.acceptance, "task": task, "tokens/s": speeds[name]})
         for name, done in answered.items()
     ]
     unread: dict[str, object] = dict.fromkeys(rows[0])
-    library = [unread | {"decoding": name, "task": task, "tokens/s": speeds[name]} for name in pair.timing.library.arms]
+    library = [
+        unread | {"decoding": name, "task": task, "tokens/s": speeds[name]}
+        for name in pair.latency.transformers_arms.arms
+    ]
     return [*rows, *library]
 
 
-def varied_rules(pair: PairMeasurements, task: str) -> list[SwitchingRule]:
+def make_varied_rules(pair: PairMeasurements, task: str) -> list[SwitchingRule]:
     """Rules that vary one constant at a time from w and d_min in force at the middle threshold, small model first."""
-    own = pair.rules.constants(task)
-    taus = switching_thresholds(pair.rules.rolling_bits(task, own.window), TRIED_THRESHOLDS)
+    own = pair.routing_rules.scale_paper_constants(task)
+    taus = switching_thresholds(pair.routing_rules.rolling_entropy_bits(task, own.window), TRIED_THRESHOLDS)
     base = SwitchingRule(taus[len(taus) // 2], own.window, own.least_run, SMALL)
     rules = [replace(base, threshold_bits=tau, start=start) for start in (SMALL, LARGE) for tau in taus]
     rules += [replace(base, window=window) for window in TRIED_WINDOWS if window != own.window]
@@ -158,17 +166,17 @@ def _tokens_per_second(
     pair: PairMeasurements, rules: Mapping[str, SwitchingRule], widths: Widths, exits: Mapping[str, int]
 ) -> dict[str, float]:
     with ExitStack() as stack:
-        small, large = stack.enter_context(pair.models.partners())
+        small, large = stack.enter_context(pair.models.open_partners())
         arms: dict[str, PairArm] = {
-            "small alone": single_model_arm(small.decoder),
-            "large alone": single_model_arm(large.decoder),
+            "small alone": make_single_model_arm(small.decoder),
+            "large alone": make_single_model_arm(large.decoder),
         }
-        arms |= {name: switching_arm(small, large, rule) for name, rule in rules.items()}
-        arms |= {name: speculative_arm(small, large, k, gate) for name, (k, gate) in widths.items()}
+        arms |= {name: make_switching_arm(small, large, rule) for name, rule in rules.items()}
+        arms |= {name: make_speculative_arm(small, large, k, gate) for name, (k, gate) in widths.items()}
         if exits:
-            drafting = stack.enter_context(pair.models.drafting())
-            arms |= {name: self_speculative_arm(drafting, layer) for name, layer in exits.items()}
-        arms |= dict(pair.timing.library.arms)
-        timed = pair.timing.timed(arms, pair.size.reported)
-        pair.timing.require_lossless(timed, large.decoder.capabilities, "large alone")
-    return {name: float(pair.timing.new / np.median(seconds)) for name, seconds in timed.seconds.items()}
+            drafting = stack.enter_context(pair.models.open_self_drafter())
+            arms |= {name: make_self_speculative_arm(drafting, layer) for name, layer in exits.items()}
+        arms |= dict(pair.latency.transformers_arms.arms)
+        timed = pair.latency.time_arms(arms, pair.size.reported)
+        pair.latency.require_lossless(timed, large.decoder.capabilities, "large alone")
+    return {name: float(pair.latency.n_new_tokens / np.median(seconds)) for name, seconds in timed.seconds.items()}

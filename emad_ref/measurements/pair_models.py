@@ -17,7 +17,7 @@ from emad_ref.decoding.speculation import VERIFIER, SpeculationResult, speculate
 from emad_ref.decoding.switching import LARGE, SMALL
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import default_probes
-from emad_ref.measurements.latency import Decoding, record_of
+from emad_ref.measurements.latency import Decoding, get_record
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import PairSizes, Study
@@ -64,54 +64,54 @@ class PairModels:
         return "+".join(evidence.fingerprint for evidence in self.both)
 
     @property
-    def without_quality(self) -> str:
+    def quality_unavailable_reason(self) -> str:
         """Why scores mean nothing; empty if they are meaningful."""
         return self.small.subject.without_quality or self.large.subject.without_quality
 
     # ------------------------------------------------------------ cost
 
-    def saving(self, large_share: float) -> float:
+    def compute_paper_saving(self, large_share: float) -> float:
         """The paper's saving (EAD, abstract): tokens weighted by parameters, catch-up left out."""
         return 1 - token_share_cost(large_share, **self.parameters)
 
-    def share_for(self, saving: float) -> float:
+    def large_share_at_saving(self, saving: float) -> float:
         """The largest share of the large model that saves ``saving`` by the paper's cost; below 0 if none does."""
         ratio = self.parameters["small_parameters"] / self.parameters["large_parameters"]
         return (1 - saving - ratio) / (1 - ratio)
 
     @cached_property
-    def counted(self) -> bool:
+    def has_work_counts(self) -> bool:
         """Whether both decoders count their work."""
-        with self.partners() as both:
+        with self.open_partners() as both:
             return all(partner.decoder.capabilities.counted for partner in both)
 
-    def flops(self, work: Mapping[int, Work]) -> int:
+    def compute_flops(self, work: Mapping[int, Work]) -> int:
         """FLOPs of the models' executed work, by their geometries."""
         return sum(flops(part, self.both[model].loaded.geometry).total for model, part in work.items())
 
-    def walked(self, walks: Sequence[SwitchedText], opening: bool = False) -> int:
+    def compute_switched_flops(self, walks: Sequence[SwitchedText], opening: bool = False) -> int:
         """FLOPs of ``walks``, or of ``opening`` them with the prompts alone, at our full depth."""
         layers = [evidence.subject.stepper.layers for evidence in self.both]
         return sum(
-            self.flops({model: walk.compute_work(model, layers[model], opening)})
+            self.compute_flops({model: walk.compute_work(model, layers[model], opening)})
             for walk in walks
             for model in (SMALL, LARGE)
         )
 
-    def spent(self, results: Sequence[Decoding]) -> Floats | None:
+    def compute_flops_per_decoding(self, results: Sequence[Decoding]) -> Floats | None:
         """FLOPs of each result, prompts included, of the large model if only one worked; None without counts."""
         spent = []
         for one in results:
-            work = record_of(one).work
+            work = get_record(one).work
             if work is None:
                 return None
-            spent.append(self.flops({LARGE: work[0]} if len(work) == 1 else work))
+            spent.append(self.compute_flops({LARGE: work[0]} if len(work) == 1 else work))
         return np.array(spent, dtype=np.float64)
 
     # ------------------------------------------------------------ decoders
 
     @contextmanager
-    def partners(
+    def open_partners(
         self,
         small: OperatingPoint | None = None,
         large: OperatingPoint | None = None,
@@ -124,10 +124,12 @@ class PairModels:
         ``audited``: a random few of their answers are checked, which raises AuditRefutedError; too costly for timed
         ones.
         """
-        points = small or self.small.subject.full, large or self.large.subject.full
+        points = small or self.small.subject.full_depth_point, large or self.large.subject.full_depth_point
         with ExitStack() as stack:
             partners = [
-                (evidence.subject.open_audited if audited else evidence.subject.open)(point, max_rows=rows)
+                (evidence.subject.open_audited_decoder if audited else evidence.subject.open_decoder)(
+                    point, max_rows=rows
+                )
                 for evidence, point in zip(self.both, points, strict=True)
             ]
             one, other = (
@@ -137,31 +139,31 @@ class PairModels:
             yield one, other
 
     @contextmanager
-    def drafting(self, rows: int = 1) -> Iterator[Partner]:
+    def open_self_drafter(self, rows: int = 1) -> Iterator[Partner]:
         """Open the large model at full depth for self-speculation in the block.
 
         Raises:
             Unsupported: its decoder cannot complete tokens that stopped early.
         """
         point = drafting_point(self.large.subject.stepper.layers)
-        with self.large.subject.open(point, max_rows=rows) as decoder:
+        with self.large.subject.open_decoder(point, max_rows=rows) as decoder:
             if not decoder.capabilities.deepens:
                 raise Unsupported("the decoder does not take up tokens that stopped early: it cannot draft for itself")
             yield Partner(decoder, point, self.vocabulary)
 
     @cached_property
-    def without_drafting(self) -> str:
+    def drafting_unavailable_reason(self) -> str:
         """Why the large model cannot draft for itself; empty if it can."""
         try:
-            with self.drafting():
+            with self.open_self_drafter():
                 return ""
         except Unsupported as refusal:
             return str(refusal)
 
     @property
-    def exit_layers(self) -> tuple[int, ...]:
+    def drafting_exit_layers(self) -> tuple[int, ...]:
         """Exit layers of the large model's self-speculation: its default probes; empty if it cannot draft."""
-        return () if self.without_drafting else default_probes(self.large.subject.stepper.layers)
+        return () if self.drafting_unavailable_reason else default_probes(self.large.subject.stepper.layers)
 
 
 def _require_decoders(*models: LoadedModel) -> None:
@@ -204,7 +206,7 @@ class VerifierDecoder:
         """The partners belong to the caller."""
 
 
-def speculative_decoder(draft: Partner, verifier: Partner) -> VerifierDecoder:
+def make_speculative_decoder(draft: Partner, verifier: Partner) -> VerifierDecoder:
     """One model drafts ``DRAFT_TOKENS``, another verifies."""
     return VerifierDecoder(
         verifier,
@@ -213,7 +215,7 @@ def speculative_decoder(draft: Partner, verifier: Partner) -> VerifierDecoder:
     )
 
 
-def self_speculative_decoder(model: Partner, exit_layer: int) -> VerifierDecoder:
+def make_self_speculative_decoder(model: Partner, exit_layer: int) -> VerifierDecoder:
     """One model drafts ``DRAFT_TOKENS`` after ``exit_layer`` and verifies at its ceiling."""
     return VerifierDecoder(
         model,

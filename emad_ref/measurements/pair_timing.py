@@ -27,8 +27,8 @@ from emad_ref.measurements.latency import (
     ArmOutput,
     RequestBatches,
     TimingResult,
-    process_description,
-    record_of,
+    describe_processes,
+    get_record,
     time_arms,
 )
 from emad_ref.measurements.model_under_test import open_model
@@ -64,7 +64,7 @@ class TransformersArms:
     absent: Mapping[str, str]
 
 
-def transformers_arms(small: LoadedModel, large: LoadedModel, prompt: Prompt) -> TransformersArms:
+def try_transformers_arms(small: LoadedModel, large: LoadedModel, prompt: Prompt) -> TransformersArms:
     """Assisted generation and prompt lookup over the judge's own models, each tried on ``prompt``.
 
     They keep no record, so their FLOPs are not counted.
@@ -86,47 +86,49 @@ def transformers_arms(small: LoadedModel, large: LoadedModel, prompt: Prompt) ->
     return TransformersArms({name: one_row(arm) for name, arm in arms.items() if name not in absent}, absent)
 
 
-def switching_arms(models: PairModels, stack: ExitStack, *, rule: SwitchingRule) -> dict[str, PairArm]:
+def make_switching_arms(models: PairModels, stack: ExitStack, *, rule: SwitchingRule) -> dict[str, PairArm]:
     """``large``, ``speculative``, and ``EAD`` by ``rule``."""
-    small, large = stack.enter_context(models.partners())
+    small, large = stack.enter_context(models.open_partners())
     return {
-        "large": single_model_arm(large.decoder),
-        "speculative": speculative_arm(small, large),
-        "EAD": switching_arm(small, large, rule),
+        "large": make_single_model_arm(large.decoder),
+        "speculative": make_speculative_arm(small, large),
+        "EAD": make_switching_arm(small, large, rule),
     }
 
 
-def adaptive_arms(models: PairModels, stack: ExitStack, *, point: OperatingPoint) -> dict[str, PairArm]:
+def make_adaptive_arms(models: PairModels, stack: ExitStack, *, point: OperatingPoint) -> dict[str, PairArm]:
     """``large``, its ``EMAD`` at ``point``, ``speculative``, and ``self-speculative``.
 
     The last drafts after the first of ``exit_layers`` and is absent without one.
     """
-    small, large = stack.enter_context(models.partners())
+    small, large = stack.enter_context(models.open_partners())
     arms = {
-        "large": single_model_arm(large.decoder),
-        "EMAD": single_model_arm(stack.enter_context(models.large.subject.open(point))),
-        "speculative": speculative_arm(small, large),
+        "large": make_single_model_arm(large.decoder),
+        "EMAD": make_single_model_arm(stack.enter_context(models.large.subject.open_decoder(point))),
+        "speculative": make_speculative_arm(small, large),
     }
-    if exit_layers := models.exit_layers:
-        arms["self-speculative"] = self_speculative_arm(stack.enter_context(models.drafting()), exit_layers[0])
+    if exit_layers := models.drafting_exit_layers:
+        arms["self-speculative"] = make_self_speculative_arm(
+            stack.enter_context(models.open_self_drafter()), exit_layers[0]
+        )
     return arms
 
 
-def single_model_arm(decoder: Decoder) -> PairArm:
+def make_single_model_arm(decoder: Decoder) -> PairArm:
     return lambda prompt, new: decoder.generate([prompt], new, frozenset())
 
 
-def switching_arm(small: Partner, large: Partner, rule: SwitchingRule) -> PairArm:
+def make_switching_arm(small: Partner, large: Partner, rule: SwitchingRule) -> PairArm:
     return lambda prompt, new: switch(small, large, rule, [prompt], new)
 
 
-def speculative_arm(
+def make_speculative_arm(
     draft: Partner, verifier: Partner, k: int = DRAFT_TOKENS, gate_bits: float | None = None
 ) -> PairArm:
     return lambda prompt, new: speculate(draft, verifier, [prompt], new, k=k, gate_bits=gate_bits)
 
 
-def self_speculative_arm(model: Partner, exit_layer: int) -> PairArm:
+def make_self_speculative_arm(model: Partner, exit_layer: int) -> PairArm:
     return lambda prompt, new: self_speculate(model, exit_layer, [prompt], new, k=DRAFT_TOKENS)
 
 
@@ -137,17 +139,17 @@ def time_pair_arms(models: PairModels, arms: Mapping[str, PairArm], requests: Re
         return lambda prompts: arm(prompts[0], new)
 
     large = models.large.subject
-    with large.open(large.full) as decoder:
+    with large.open_decoder(large.full_depth_point) as decoder:
         return time_arms({name: of_one(arm) for name, arm in arms.items()}, requests, decoder.synchronize)
 
 
-def accepted_shares(timed: TimingResult, arm: str) -> list[float]:
+def compute_accepted_shares(timed: TimingResult, arm: str) -> list[float]:
     """Accepted over judged drafts, of each output of ``arm`` that was drafted."""
-    drafted = [output for output in timed.recorded(arm) if isinstance(output, SpeculationResult)]
+    drafted = [output for output in timed.audited_decodings(arm) if isinstance(output, SpeculationResult)]
     return [output.acceptance_rate for output in drafted if output.acceptance_rate is not None]
 
 
-def time_pair_share(
+def time_pair_in_subprocess(
     resources: RunResources,
     *,
     names: tuple[str, str],
@@ -175,7 +177,7 @@ def time_pair_share(
             raise FingerprintMismatch(f"{both} are not the models any more with which the run began")
         for measured, own in zip(models.both, attached, strict=True):
             attach_copies(measured.subject.stepper, own)
-        others = transformers_arms(small, large, requests.batches[0][0]).arms
+        others = try_transformers_arms(small, large, requests.batches[0][0]).arms
         return time_pair_arms(models, {**factory(models, stack), **others}, requests, new)
 
 
@@ -190,119 +192,119 @@ class PairLatencyBenchmark:
         self._replicates = ProcessReplicates(large.resources.runner, large.subject)
 
     @property
-    def task(self) -> str:
+    def timed_task(self) -> str:
         """The task most worth routing, else the first with written answers, else plain texts."""
-        return self._rules.writable[0]
+        return self._rules.decodable_tasks[0]
 
     @cached_property
-    def rule(self) -> SwitchingRule:
+    def timed_rule(self) -> SwitchingRule:
         """The rule of the arm ``EAD``: the proposed one, else the one nearest to the paper's first saving."""
-        if self._rules.written:
-            return self._rules.put_forward(self.task)
-        return self._rules.nearest(self.task, self._rules.savings[0])
+        if self._rules.written_tasks_worth_routing:
+            return self._rules.propose_rule(self.timed_task)
+        return self._rules.find_rule_nearest_saving(self.timed_task, self._rules.savings[0])
 
     @cached_property
-    def new(self) -> int:
+    def n_new_tokens(self) -> int:
         """New tokens of a timed request: the mean length of the large model's answers."""
-        return round(float(self._rules.judged_alone(LARGE, self.task).emitted.mean()))
+        return round(float(self._rules.answer_judged_items_alone(LARGE, self.timed_task).emitted.mean()))
 
     @cached_property
     def emad_point(self) -> OperatingPoint:
         """EMAD of the large model at its calibrated default."""
         return self._models.large.traces.profile.point(0.0)
 
-    def prompts(self, count: int) -> list[Prompt]:
+    def make_prompts(self, count: int) -> list[Prompt]:
         """Prompts of judged items of ``task``; they repeat if there are fewer."""
-        prompts = self._answers.prompts(self.task, "evaluate", max(self._rules.size.judged, count))
+        prompts = self._answers.make_prompts(self.timed_task, "evaluate", max(self._rules.size.judged, count))
         return [prompts[at % len(prompts)] for at in range(count)]
 
     @cached_property
-    def library(self) -> TransformersArms:
+    def transformers_arms(self) -> TransformersArms:
         small, large = (measured.loaded for measured in self._models.both)
-        return transformers_arms(small, large, self.prompts(1)[0])
+        return try_transformers_arms(small, large, self.make_prompts(1)[0])
 
     # ------------------------------------------------------------ timings
 
-    def timed(self, arms: Mapping[str, PairArm], pairs: int) -> TimingResult:
+    def time_arms(self, arms: Mapping[str, PairArm], pairs: int) -> TimingResult:
         """Time ``arms`` on the same fresh prompts in this process."""
-        return self._of_one_length(time_pair_arms(self._models, arms, self._requests(pairs), self.new))
+        return self._of_one_length(time_pair_arms(self._models, arms, self._requests(pairs), self.n_new_tokens))
 
     @cached_property
-    def rivals(self) -> TimingResult:
+    def switching_timings(self) -> TimingResult:
         """``large``, ``speculative``, ``EAD`` by ``rule``, and those of ``library``.
 
         Raises:
             AuditRefutedError: speculation emitted other tokens than the large model, and no tie excuses it.
             SubprocessFailed: a fresh process ended without its times.
         """
-        timed, large = self._raced(partial(switching_arms, rule=self.rule)), self._models.large.subject
-        with large.open(large.full) as verifier:
+        timed, large = self._raced(partial(make_switching_arms, rule=self.timed_rule)), self._models.large.subject
+        with large.open_decoder(large.full_depth_point) as verifier:
             self.require_lossless(timed, verifier.capabilities)
         return timed
 
-    def emad_rivals(self, point: OperatingPoint) -> TimingResult:
-        """Times of ``adaptive_arms`` and ``library``.
+    def time_emad_arms(self, point: OperatingPoint) -> TimingResult:
+        """Times of ``make_adaptive_arms`` and ``library``.
 
         Raises:
             AuditRefutedError: as ``rivals``; or EMAD's tokens, depths or work do not match its record.
             SubprocessFailed: as ``rivals``.
         """
-        timed, large = self._raced(partial(adaptive_arms, point=point)), self._models.large.subject
-        with large.open(large.full) as verifier, large.open(point) as emad:
+        timed, large = self._raced(partial(make_adaptive_arms, point=point)), self._models.large.subject
+        with large.open_decoder(large.full_depth_point) as verifier, large.open_decoder(point) as emad:
             self.require_lossless(timed, verifier.capabilities)
             self._require_claimed(timed, point, emad.capabilities)
         return timed
 
     def _requests(self, pairs: int) -> RequestBatches:
-        batches = [[prompt] for prompt in self.prompts(pairs + WARM_UP)]
+        batches = [[prompt] for prompt in self.make_prompts(pairs + WARM_UP)]
         return RequestBatches(batches, range(pairs), (self._seed,))
 
     def _raced(self, factory: ArmFactory) -> TimingResult:
         """Time our own arms and transformers', in this process or divided over fresh ones."""
         with ExitStack() as stack:
-            arms = {**factory(self._models, stack), **self.library.arms}
+            arms = {**factory(self._models, stack), **self.transformers_arms.arms}
             if self._replicates.without:
-                return self.timed(arms, self._pairs)
+                return self.time_arms(arms, self._pairs)
             request_s = self._seconds(arms)
         whole, models = self._requests(self._pairs), self._models
         timing = partial(
-            time_pair_share,
+            time_pair_in_subprocess,
             names=(self._names.small, self._names.large),
             fingerprint=models.fingerprint,
             study=self._study,
             size=self._rules.size,
             factory=factory,
             attached=[collect_attachments(measured.subject.stepper) for measured in models.both],
-            new=self.new,
+            new=self.n_new_tokens,
         )
 
         def share(number: int, pairs: Ints) -> SubprocessTask:
             return partial(timing, requests=select_share(whole, pairs, number))
 
-        parts = self._replicates.run(self._pairs, share, lambda pairs: (WARM_UP + pairs) * request_s)
+        parts = self._replicates.run_shares(self._pairs, share, lambda pairs: (WARM_UP + pairs) * request_s)
         return self._of_one_length(join_shares(parts))
 
     def _seconds(self, arms: Mapping[str, PairArm]) -> float:
         """Seconds of one request by each of ``arms``, after one warm-up request."""
-        (prompt,) = self.prompts(1)
+        (prompt,) = self.make_prompts(1)
         for _ in range(2):
             start = time.perf_counter()
             for arm in arms.values():
-                arm(prompt, self.new)
+                arm(prompt, self.n_new_tokens)
         return time.perf_counter() - start
 
-    def description(self, timed: TimingResult) -> str:
+    def describe_timing(self, timed: TimingResult) -> str:
         """One sentence: what was timed, on which requests, and where."""
-        where = process_description(timed.process, self._replicates.without)
+        where = describe_processes(timed.process, self._replicates.without)
         return (
-            f"{self._names.name}: timed {', '.join(timed.seconds)}, {self.new} new tokens after prompts of "
-            f"{self.task}, {len(timed.prompts)} pairs {where}"
+            f"{self._names.name}: timed {', '.join(timed.seconds)}, {self.n_new_tokens} new tokens after prompts of "
+            f"{self.timed_task}, {len(timed.prompts)} pairs {where}"
         )
 
     # ------------------------------------------------------------ checks after the clock
 
     def _of_one_length(self, timed: TimingResult) -> TimingResult:
-        timed_lengths(timed.emitted(), 1, self.new).require()
+        timed_lengths(timed.emitted_tokens(), 1, self.n_new_tokens).require()
         return timed
 
     def require_lossless(self, timed: TimingResult, verifier: Capabilities, alone: str = "large") -> None:
@@ -310,19 +312,21 @@ class PairLatencyBenchmark:
 
         Ties within the noise that the large model's decoder declares are excused. Raises AuditRefutedError.
         """
-        large, emitted = self._models.large.subject, timed.emitted()
-        prompts, declared = [prompt for (prompt,) in timed.prompts], large.allowed(verifier)
+        large, emitted = self._models.large.subject, timed.emitted_tokens()
+        prompts, declared = [prompt for (prompt,) in timed.prompts], large.compute_allowed_difference(verifier)
         expected, *others = (
             [rows[0].tolist() for rows in emitted[name]] for name in (alone, *LOSSLESS_ARMS) if name in emitted
         )
         for tokens in others:
-            same_tokens(large.lens, large.tolerance, prompts, tokens, expected, declared=declared).require()
+            same_tokens(large.reference_lens, large.tolerance, prompts, tokens, expected, declared=declared).require()
 
     def _require_claimed(self, timed: TimingResult, point: OperatingPoint, capabilities: Capabilities) -> None:
         """Check EMAD's records of a random few pairs."""
         large, pairs = self._models.large.subject, len(timed.prompts)
         audited = np.random.default_rng([self._seed, pairs]).choice(pairs, min(pairs, AUDITED_PAIRS), False)
-        records = timed.recorded("EMAD")
-        chosen = [TimedRequest(timed.prompts[pair], {"EMAD": record_of(records[pair])}, {}) for pair in audited]
+        records = timed.audited_decodings("EMAD")
+        chosen = [TimedRequest(timed.prompts[pair], {"EMAD": get_record(records[pair])}, {}) for pair in audited]
         noise = {"EMAD": max(large.tolerance, capabilities.logit_noise)}
-        timed_requests(chosen, {"EMAD": point}, self.new, large.lens, noise, counted=capabilities.counted).require()
+        timed_requests(
+            chosen, {"EMAD": point}, self.n_new_tokens, large.reference_lens, noise, counted=capabilities.counted
+        ).require()

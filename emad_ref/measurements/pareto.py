@@ -20,8 +20,8 @@ from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.attachments import AttachedTable, Attachments
-from emad_ref.measurements.early_exits import RULES, minimum_layers
-from emad_ref.measurements.traces import LensTraces, documents_of
+from emad_ref.measurements.early_exits import RULES, minimum_exit_layers
+from emad_ref.measurements.traces import LensTraces, documents_of_windows
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.record import Floats
@@ -85,55 +85,55 @@ class FamilyComparison:
         self._columns: dict[tuple[str, Of], PointColumns] = {}
 
     @cached_property
-    def validation(self) -> Trace:
+    def validation_trace(self) -> Trace:
         return self._trace("validate")
 
     @cached_property
-    def evaluation(self) -> Trace:
+    def evaluation_trace(self) -> Trace:
         return self._trace("evaluate")
 
     @cached_property
-    def families(self) -> dict[str, list[OperatingPoint]]:
+    def points_by_family(self) -> dict[str, list[OperatingPoint]]:
         """Family name in tables → its points."""
-        return self._make(NetSavingFunction(self.validation, self.geometry))
+        return self._make(NetSavingFunction(self.validation_trace, self.geometry))
 
-    def validated(self, name: str) -> list[PointLoss]:
+    def compute_validation_losses(self, name: str) -> list[PointLoss]:
         """Validation losses of a family."""
-        return loss_table(self.validation, self.geometry, self.families[name])
+        return loss_table(self.validation_trace, self.geometry, self.points_by_family[name])
 
     @cached_property
-    def validated_full(self) -> PointLoss:
+    def full_depth_validation_loss(self) -> PointLoss:
         """Full depth on the validation split."""
-        (reference,) = loss_table(self.validation, self.geometry, [full_depth(self.validation.layers)])
+        (reference,) = loss_table(self.validation_trace, self.geometry, [full_depth(self.validation_trace.layers)])
         return reference
 
-    def evaluated(self, point: OperatingPoint) -> PointLoss:
+    def compute_evaluation_loss(self, point: OperatingPoint) -> PointLoss:
         """The evaluation loss of one point."""
         if point not in self._evaluated:
-            (self._evaluated[point],) = loss_table(self.evaluation, self.geometry, [point])
+            (self._evaluated[point],) = loss_table(self.evaluation_trace, self.geometry, [point])
         return self._evaluated[point]
 
     # ------------------------------------------------------------ at equal FLOPs
 
-    def columns(self, name: str, of: Of) -> PointColumns:
+    def compute_family_columns(self, name: str, of: Of) -> PointColumns:
         """Loss and FLOPs of full depth and then of the family's points, on every window of a split."""
         if (name, of) not in self._columns:
-            self._columns[name, of] = self._replayed(self.families[name], of)
+            self._columns[name, of] = self._replayed(self.points_by_family[name], of)
         return self._columns[name, of]
 
-    def chosen_by(self, name: str) -> str:
+    def choose_criterion(self, name: str) -> str:
         """Criterion of a family's front: ``perplexity``, or ``accuracy`` if any point's perplexity is infinite.
 
         A pruned vocabulary that loses next tokens makes it infinite.
         """
-        finite = all(np.isfinite(self.columns(name, of).nll_nats).all() for of in SPLITS)
+        finite = all(np.isfinite(self.compute_family_columns(name, of).nll_nats).all() for of in SPLITS)
         return PERPLEXITY if finite else ACCURACY
 
-    def family(self, name: str, by: str = PERPLEXITY) -> PointFamily:
+    def make_family(self, name: str, by: str = PERPLEXITY) -> PointFamily:
         """A family by document, full depth first."""
-        return self._family(self.families[name], lambda of: self.columns(name, of), by)
+        return self._family(self.points_by_family[name], lambda of: self.compute_family_columns(name, of), by)
 
-    def family_of(self, points: Sequence[OperatingPoint]) -> PointFamily:
+    def make_family_of_points(self, points: Sequence[OperatingPoint]) -> PointFamily:
         """Full depth and ``points`` outside the tables' families, by document."""
         return self._family(points, lambda of: self._replayed(points, of), PERPLEXITY)
 
@@ -152,14 +152,14 @@ class FamilyComparison:
         return PointFamily(("full depth", *(point.name for point in points)), split("validate"), split("evaluate"))
 
     def _by_document(self, values: NDArray[Any], of: Of) -> ByDocument:
-        return ByDocument.from_windows(values, documents_of(self._sequences(of)))
+        return ByDocument.from_windows(values, documents_of_windows(self._sequences(of)))
 
     def _traced(self, of: Of) -> Trace:
-        return self.validation if of == "validate" else self.evaluation
+        return self.validation_trace if of == "validate" else self.evaluation_trace
 
     # ------------------------------------------------------------ the table
 
-    def table(self, seed: int, levels: Sequence[float] = SAVING_LEVELS) -> list[dict[str, Any]]:
+    def make_pareto_rows(self, seed: int, levels: Sequence[float] = SAVING_LEVELS) -> list[dict[str, Any]]:
         """Rows by net saving and family: the mixture chosen on validation, and its losses on evaluation.
 
         Within a saving, the least rise comes first. At each level all families that reach it on validation save exactly
@@ -167,7 +167,7 @@ class FamilyComparison:
         EMAD's; if perplexity is infinite (None), the share of wrong next tokens over EMAD's (``wrong over EMAD``).
         Intervals are two-sided 95 %, by document, over selection and evaluation.
         """
-        fronts = {name: self.family(name, self.chosen_by(name)) for name in self.families}
+        fronts = {name: self.make_family(name, self.choose_criterion(name)) for name in self.points_by_family}
         reached = {level: self._common(fronts, level) for level in levels}
         savings = {level: saving for level, saving in reached.items() if saving is not None}
         over = {name: self._over_emad(name, family, savings, seed) for name, family in fronts.items()}
@@ -179,7 +179,7 @@ class FamilyComparison:
         ]
         if all(row["chosen by"] == PERPLEXITY for row in rows):
             rows = [{name: value for name, value in row.items() if name not in WRONG} for row in rows]
-        return rank_rows(rows)
+        return sort_by_saving_and_rise(rows)
 
     def _common(self, fronts: dict[str, PointFamily], level: float) -> float | None:
         reached = [
@@ -192,7 +192,7 @@ class FamilyComparison:
     ) -> dict[float, Estimate]:
         if name == EMAD_FAMILY:
             return {}
-        emad = self.family(EMAD_FAMILY, self.chosen_by(name))
+        emad = self.make_family(EMAD_FAMILY, self.choose_criterion(name))
         both = [
             saving
             for level, saving in savings.items()
@@ -205,8 +205,12 @@ class FamilyComparison:
         return {each.level: each.estimate for each in comparisons if each.estimate is not None}
 
     def _row(self, name: str, front: FamilyFront, saving: float, over: Estimate | None) -> dict[str, Any]:
-        mixed, columns, by = front.mix_per_draw(saving), self.columns(name, "evaluate"), self.chosen_by(name)
-        tokens = int(self.evaluation.lengths.sum())
+        mixed, columns, by = (
+            front.mix_per_draw(saving),
+            self.compute_family_columns(name, "evaluate"),
+            self.choose_criterion(name),
+        )
+        tokens = int(self.evaluation_trace.lengths.sum())
 
         def mean(values: Floats) -> tuple[float, float]:
             """Per token, of the mixture and of full depth."""
@@ -242,7 +246,7 @@ def _difference_columns(over: Estimate | None, by: str) -> dict[str, Any]:
     return columns | {f"{label} %": scaled(over.value), f"{label} interval %": bounds if finite else None}
 
 
-def rank_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def sort_by_saving_and_rise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of one text by net saving, then by rise; those without one last, by the accuracy they lose."""
 
     def rank(row: dict[str, Any]) -> tuple[float, float, float]:
@@ -263,26 +267,26 @@ class BaselineComparison(FamilyComparison):
 
         super().__init__(
             subject.loaded.geometry,
-            lambda of: subject.sequences(of, getattr(subject.budget, of)),
+            lambda of: subject.cut_windows(of, getattr(subject.budget, of)),
             lambda of: traces.validation if of == "validate" else traces.evaluation,
             make,
         )
         self._traces = traces
 
     @cached_property
-    def confident(self) -> FamilyComparison:
+    def confidence_rules(self) -> FamilyComparison:
         """The confidence rules' sweeps."""
-        return confidence_comparison(self._traces)
+        return make_confidence_comparison(self._traces)
 
-    def exhibits(self) -> Attachments:
+    def make_pareto_tables(self) -> Attachments:
         """Pareto tables of all families and of early exits.
 
         Notes say which rule has no family, and why a perplexity is missing.
         """
         subject, seed = self._traces.subject, self._traces.subject.seed
-        rows, early, notes = self.table(seed), list[dict[str, Any]](), list[str]()
+        rows, early, notes = self.make_pareto_rows(seed), list[dict[str, Any]](), list[str]()
         titled = {f"best perplexity at equal net FLOPs on {subject.corpus}": rows}
-        if subject.reads_less:
+        if subject.reduced_reading:
             notes.append(
                 f"{subject.name}: early exits are not compared: their rules read a head after every layer, too "
                 "much for a model of this size; --emad-budget standard compares them"
@@ -290,9 +294,12 @@ class BaselineComparison(FamilyComparison):
         else:
             notes += [
                 f"{subject.name}: early exit: {rule} is not on the Pareto table: {reason}"
-                for rule, reason in self.confident.refused.items()
+                for rule, reason in self.confidence_rules.refused.items()
             ]
-            early, windows = self.confident.table(seed), self.confident.evaluation.sequences
+            early, windows = (
+                self.confidence_rules.make_pareto_rows(seed),
+                self.confidence_rules.evaluation_trace.sequences,
+            )
             titled[f"early exits at equal net FLOPs on the first {windows} windows of {subject.corpus}"] = early
         if not rows:
             notes.append(f"{subject.name}: no point of any sweep saves 15 % of FLOPs net")
@@ -302,7 +309,7 @@ class BaselineComparison(FamilyComparison):
         return Attachments(tables, tuple(notes))
 
 
-def confidence_comparison(traces: LensTraces) -> FamilyComparison:
+def make_confidence_comparison(traces: LensTraces) -> FamilyComparison:
     """Confidence rules and EMAD on the first windows of both splits, as readouts cost several times a plain trace."""
     subject = traces.subject
     layers, vocabulary = subject.stepper.layers, subject.stepper.vocabulary
@@ -310,7 +317,7 @@ def confidence_comparison(traces: LensTraces) -> FamilyComparison:
     for name, rule in CONFIDENCES.items():
         signal, pruning = rule
         try:
-            dial = confidence_sweep(signal, layers, vocabulary, minimum_layers(layers)[0], pruning)
+            dial = confidence_sweep(signal, layers, vocabulary, minimum_exit_layers(layers)[0], pruning)
             dials[f"early exit: {name}"] = dial
         except BadArgument as refusal:  # a vocabulary too small to prune, or too few layers
             refused[name] = str(refusal)
@@ -318,14 +325,14 @@ def confidence_comparison(traces: LensTraces) -> FamilyComparison:
     traced = [point for point in extremes if point.confidence is not None]
 
     def sequences(of: Of) -> list[TokenSequence]:
-        return subject.sequences(of, getattr(subject.budget, of))[: WINDOWS[subject.budget.name][of]]
+        return subject.cut_windows(of, getattr(subject.budget, of))[: WINDOWS[subject.budget.name][of]]
 
     def make(saved: NetSavingFunction) -> dict[str, list[OperatingPoint]]:
         rules = {name: evenly_spaced_points(dial, saved, SETTINGS_PER_FAMILY) for name, dial in dials.items()}
         return {EMAD_FAMILY: margin_points(traces.profile, saved, SETTINGS_PER_FAMILY)} | rules
 
     def trace(of: Of) -> Trace:
-        return subject.trace(sequences(of), f"{of} early exits, {subject.corpus}", rules=traced)
+        return subject.take_lens_trace(sequences(of), f"{of} early exits, {subject.corpus}", rules=traced)
 
     return FamilyComparison(subject.loaded.geometry, sequences, trace, make, refused)
 
@@ -347,26 +354,30 @@ class ProfileFlatness:
     gain: float
 
 
-def profile_flatness(traces: LensTraces, rivals: BaselineComparison, rng: np.random.Generator) -> ProfileFlatness:
+def measure_profile_flatness(
+    traces: LensTraces, rivals: BaselineComparison, rng: np.random.Generator
+) -> ProfileFlatness:
     """Flatness of a model on its corpus."""
     slope = estimate_entropy_slope(*traces.entropy_sums, threshold=0.0, rng=rng)
-    point, saved, _ = margin_gain(rivals)
+    point, saved, _ = measure_margin_gain(rivals)
     return ProfileFlatness(traces.subject.name, traces.subject.corpus, slope, point, saved)
 
 
 MarginGain = tuple[str, float, float]  # name of a margin; net share of FLOPs saved, and rise, on the evaluation split
 
 
-def margin_gain(rivals: BaselineComparison) -> MarginGain:
+def measure_margin_gain(rivals: BaselineComparison) -> MarginGain:
     """Gain of the margin that saves most within F1's bounds on validation; "no margin" without one."""
-    best = cheapest_within_bounds(rivals.validated(EMAD_FAMILY), rivals.validated_full.perplexity)
+    best = cheapest_within_bounds(
+        rivals.compute_validation_losses(EMAD_FAMILY), rivals.full_depth_validation_loss.perplexity
+    )
     if best is None or best.net_reduction <= 0:  # probes that never fire cost more than they save
         return "no margin", 0.0, 0.0
-    judged = rivals.evaluated(best.point)
+    judged = rivals.compute_evaluation_loss(best.point)
     return best.point.name, judged.net_reduction, judged.perplexity_rise
 
 
-def flatness_trend(dots: Sequence[ProfileFlatness]) -> tuple[float, float]:
+def compute_flatness_trend(dots: Sequence[ProfileFlatness]) -> tuple[float, float]:
     """(Spearman ρ of steepness and gain, exact two-sided p); the paper expects ρ > 0. NaN where all gains are equal.
 
     Raises:

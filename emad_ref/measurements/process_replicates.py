@@ -116,7 +116,7 @@ def _failure_message(how: str, output: Path, remedy: str) -> str:
     )
 
 
-def time_share(
+def time_in_subprocess(
     resources: RunResources,
     *,
     name: str,
@@ -154,7 +154,7 @@ class ProcessReplicates:
         if budget.processes > 1 and runner.start is not None:
             self.without = ""
 
-    def divide(
+    def time_over_processes(
         self,
         benchmark: LatencyBenchmark,
         race: TimingFunction,
@@ -170,10 +170,10 @@ class ProcessReplicates:
         subject = self._subject
         for rows in requests:
             for each in points:
-                with subject.open(each, max_rows=rows):
+                with subject.open_decoder(each, max_rows=rows):
                     pass  # raises by name if the decoder declines the point
         timing = partial(
-            time_share,
+            time_in_subprocess,
             name=subject.name,
             fingerprint=subject.fingerprint,
             study=subject.study,
@@ -186,10 +186,10 @@ class ProcessReplicates:
             own = {rows: select_share(whole, pairs, number) for rows, whole in requests.items()}
             return partial(timing, requests=own)
 
-        parts = self.run(subject.budget.pairs, share, partial(benchmark.expected_s, requests))
+        parts = self.run_shares(subject.budget.pairs, share, partial(benchmark.estimate_seconds, requests))
         return {rows: join_shares([part[rows] for part in parts]) for rows in requests}
 
-    def run(
+    def run_shares(
         self, pairs: int, share: Callable[[int, Ints], SubprocessTask], expected_s: Callable[[int], float]
     ) -> list[Any]:
         """Results of each process's ``share(number, pairs)``, in order.
@@ -199,7 +199,7 @@ class ProcessReplicates:
         split = np.array_split(np.arange(pairs), self._subject.budget.processes)
         longest = expected_s(max(map(len, split)))
         bar = tqdm(
-            split, desc=f"{self._subject.name}: fresh processes", file=self._subject.progress_stream(), leave=False
+            split, desc=f"{self._subject.name}: fresh processes", file=self._subject.get_progress_stream(), leave=False
         )
         return [run_in_subprocess(self._runner, share(number, each), longest) for number, each in enumerate(bar)]
 

@@ -3,7 +3,7 @@
 The oracle, ``generate`` and every baseline run on the judge's model. ``request.model.load()`` gives any other decoder
 its own copy, so quantised weights, hooks or a compiled forward change nothing for the judge. When such a decoder is
 closed, the judge's model is compared with its snapshot (``models.snapshots``). Our own decoder changes nothing and
-shares the judge's model, which no request leads to (``judge_model``).
+shares the judge's model, which no request leads to (``get_judge_model``).
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ class ModelIsolation:
         return self.copy
 
     @property
-    def copies(self) -> tuple[LoadedModel, ...]:
+    def loaded_copies(self) -> tuple[LoadedModel, ...]:
         """The copy, if a decoder has loaded it."""
         return (self.copy,) if "copy" in vars(self) else ()
 
     @contextmanager
-    def judge_visible(self) -> Iterator[None]:
-        """Inside the block ``judge_model`` returns the judge's model."""
+    def expose_judge_model(self) -> Iterator[None]:
+        """Inside the block ``get_judge_model`` returns the judge's model."""
         token = _JUDGE_MODEL.set(self._own)
         try:
             yield
         finally:
             _JUDGE_MODEL.reset(token)
 
-    def seal(self) -> None:
+    def take_snapshot(self) -> None:
         """Take the snapshot of the judge's model, once, before the first decoder."""
         _ = self._snapshot
 
@@ -84,25 +84,25 @@ class ModelIsolation:
     def _snapshot(self) -> ModelSnapshot:
         return ModelSnapshot(self._own.model)
 
-    def look(self) -> None:
+    def compare_with_snapshot(self) -> None:
         """Compare the judge's model with its snapshot; ``require_whole`` reports a difference."""
         self._broken = self._broken or self._snapshot.broken()
 
-    def require_untouched(self, before: ProcessSnapshot) -> None:
+    def require_unchanged_since(self, before: ProcessSnapshot) -> None:
         """Raise ModelMutatedError if the model differs from its snapshot, or the process from ``before``.
 
         The process is restored.
         """
-        self.look()
+        self.compare_with_snapshot()
         around = before.restored()
-        self.require_whole()
+        self.require_unchanged_model()
         if around:
             raise ModelMutatedError(
                 f"a decoder of {self._own.name} changed what the judge runs in, and every baseline with it: {around}; "
                 "it was put back: set it where it is needed, and put it back there, or decode in another process"
             )
 
-    def require_whole(self) -> None:
+    def require_unchanged_model(self) -> None:
         """Raise ModelMutatedError if an earlier ``look`` found a difference."""
         if self._broken:
             raise ModelMutatedError(
@@ -112,8 +112,8 @@ class ModelIsolation:
             )
 
 
-def judge_model() -> LoadedModel | None:
-    """The judge's model, for our own decoder only; None outside of ``ModelIsolation.judge_visible``."""
+def get_judge_model() -> LoadedModel | None:
+    """The judge's model, for our own decoder only; None outside of ``ModelIsolation.expose_judge_model``."""
     return _JUDGE_MODEL.get()
 
 
@@ -140,7 +140,7 @@ def make_reference_decoder(request: Request) -> Decoder:
 
 def make_judge_decoder(request: Request) -> Decoder:
     """Our own decoder over the judge's model; no copy is needed."""
-    return _reference_decoder(request, judge_model() or request.model.load())
+    return _reference_decoder(request, get_judge_model() or request.model.load())
 
 
 def _reference_decoder(request: Request, loaded: LoadedModel) -> Decoder:
@@ -150,14 +150,14 @@ def _reference_decoder(request: Request, loaded: LoadedModel) -> Decoder:
     return WalkedDecoder(loaded.stepper, request.point, seed=seed, max_rows=rows, temperature=request.temperature)
 
 
-def make_decoders_of(other: LoadedModel) -> Callable[[Request], Decoder]:
+def make_decoder_factory_over(other: LoadedModel) -> Callable[[Request], Decoder]:
     """Return a maker of decoders that run ``other`` at full depth in place of the model of a request.
 
     The maker raises BadArgument for models without shared ids, and Unsupported for a point with exits.
     """
 
     def make(request: Request) -> Decoder:
-        shared_vocabulary_size(judge_model() or request.model.load(), other)
+        shared_vocabulary_size(get_judge_model() or request.model.load(), other)
         if request.own_rule or not request.point.fixed or request.point.ceiling < request.point.layers:
             raise Unsupported("another model is compared at full depth alone")
         at_full_depth = replace(request, point=full_depth(other.stepper.layers))
@@ -216,7 +216,7 @@ class RemoteDecoders:
         """Open a decoder. Raises Unsupported, BadArgument, DecoderFailed as ``wire.client.DecoderClient.open``."""
         if request.own_rule:
             raise Unsupported("a decoder in another process states no exit rule of its own")
-        loaded = judge_model() or request.model.load()  # only its folder is sent: no copy is needed here
+        loaded = get_judge_model() or request.model.load()  # only its folder is sent: no copy is needed here
         if self._engine is not None:
             window = window_size(loaded.stepper.max_positions)
             return self._engine.open(request, loaded.geometry.vocabulary, window, self._noise(loaded))

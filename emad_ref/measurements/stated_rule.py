@@ -69,7 +69,7 @@ class OwnRuleEvidence:
     generate_s: ByPair | None = None
 
 
-def own_rule_evidence(subject: ModelUnderTest, documents: int = DOCUMENTS) -> OwnRuleEvidence:
+def measure_own_rule(subject: ModelUnderTest, documents: int = DOCUMENTS) -> OwnRuleEvidence:
     """Answers of both arms to requests about ``subject``'s evaluation documents.
 
     Raises:
@@ -77,7 +77,7 @@ def own_rule_evidence(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Ow
         AuditRefutedError: an answer has other than ``NEW`` tokens, or the rule remembers answers of full depth.
     """
     rng = np.random.default_rng([subject.seed, NEW])
-    prompts = subject.openings(documents + WITNESSED, min(PROMPT, subject.window - NEW))
+    prompts = subject.make_opening_prompts(documents + WITNESSED, min(PROMPT, subject.window_size - NEW))
     witnessed = set(rng.choice(len(prompts), min(WITNESSED, len(prompts) // 2), replace=False).tolist())
     seconds: dict[str, dict[int, float]] = {arm: {} for arm in ARMS}
     emitted: dict[str, list[Ints]] = {arm: [] for arm in ARMS}
@@ -85,8 +85,11 @@ def own_rule_evidence(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Ow
     first: dict[str, list[int]] = {arm: [] for arm in ARMS}  # timed prompts that the arm answered before the other
     generate_s: list[float] = []
     order = list(ARMS)
-    with subject.open(subject.full) as full, subject.open(subject.full, own_rule=True) as rule:
-        stated = stated_rule(rule)
+    with (
+        subject.open_decoder(subject.full_depth_point) as full,
+        subject.open_decoder(subject.full_depth_point, own_rule=True) as rule,
+    ):
+        stated = require_stated_rule(rule)
         decoders = dict(zip(ARMS, (full, rule), strict=True))
         for decoder in decoders.values():
             decoder.generate([Prompt(prompts[0].tokens[::-1].copy())], NEW, frozenset())  # the first may compile
@@ -114,8 +117,8 @@ def own_rule_evidence(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Ow
         for arm in ARMS
     }
     seen = _all_seen(runs)
-    rule_runs = BlockRuns.joined(runs["rule"])
-    full_runs = BlockRuns.joined(runs["full"]).needed(rule_runs, subject.stepper.layers)
+    rule_runs = BlockRuns.concatenate(runs["rule"])
+    full_runs = BlockRuns.concatenate(runs["full"]).reduce_to_full_depth_work(rule_runs, subject.stepper.layers)
     pairs = min(map(len, first.values()))
     new_s = {arm: ByPair(np.array([seconds[arm][at] for at in first[arm][:pairs]])) for arm in ARMS}
     return OwnRuleEvidence(
@@ -127,7 +130,7 @@ def own_rule_evidence(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Ow
         ByDocument.from_whole_documents(np.full(len(prompts), NEW)),
         ByDocument.from_whole_documents(full_runs.counts - rule_runs.counts) if seen else None,
         ByDocument.from_whole_documents(full_runs.counts) if seen else None,
-        EXPLAINED * explained_ratio(full_runs, rule_runs) if seen else None,
+        EXPLAINED * compute_explained_speedup(full_runs, rule_runs) if seen else None,
         None if seen else ByPair(np.array(generate_s)),
     )
 
@@ -141,7 +144,7 @@ def _answer(decoder: Decoder, prompt: Prompt) -> Ints:
 
 def _generate_seconds(subject: ModelUnderTest, prompt: Prompt) -> float:
     began = time.perf_counter()
-    subject.own_greedy([prompt], NEW)
+    subject.generate_greedy([prompt], NEW)
     return time.perf_counter() - began
 
 
@@ -166,7 +169,7 @@ class BlockRuns:
     passed: np.ndarray
 
     @classmethod
-    def joined(cls, runs: Sequence[BlockRuns]) -> BlockRuns:
+    def concatenate(cls, runs: Sequence[BlockRuns]) -> BlockRuns:
         """``runs`` end to end."""
         columns: dict[str, Any] = {}
         for each in fields(cls):
@@ -174,7 +177,7 @@ class BlockRuns:
             columns[each.name] = np.concatenate(values) if isinstance(values[0], np.ndarray) else sum(values)
         return cls(**columns)
 
-    def needed(self, rule: BlockRuns, layers: int) -> BlockRuns:
+    def reduce_to_full_depth_work(self, rule: BlockRuns, layers: int) -> BlockRuns:
         """What full depth needs of this: each of ``layers`` once for each token, and prompts in passes as ``rule``'s.
 
         Work that is done twice would otherwise count as work that the rule saves.
@@ -190,7 +193,7 @@ class BlockRuns:
         )
 
 
-def explained_ratio(full: BlockRuns, rule: BlockRuns) -> float:
+def compute_explained_speedup(full: BlockRuns, rule: BlockRuns) -> float:
     """Time of full depth over that of the rule, if they differ by the blocks and heads that run alone."""
     blocks = (full.counts.sum() - rule.counts.sum()) * rule.step_s / rule.counts.sum()
     paced = rule if rule.heads else full  # a rule may read no whole head at all
@@ -222,14 +225,14 @@ def _require_own_answers(seconds: Mapping[int, float], first: Container[int]) ->
 def _loss(subject: ModelUnderTest, prompt: Prompt, tokens: Ints) -> float:
     """−log p of ``tokens`` after ``prompt`` by the model at full depth, in nats."""
     history = np.concatenate([prompt.tokens, tokens[:-1]])
-    log_p = log_softmax(subject.lens(history).last[-len(tokens) :], axis=-1)
+    log_p = log_softmax(subject.reference_lens(history).last[-len(tokens) :], axis=-1)
     return -float(log_p[np.arange(len(tokens)), tokens].sum())
 
 
 def _block_runs(subject: ModelUnderTest, decoder: Decoder, prompt: Prompt) -> tuple[BlockRuns, Ints]:
     """Blocks and heads that run on modules that decoders were lent, while ``decoder`` answers; and its tokens."""
-    models = [loaded.model for loaded in subject.isolation.copies]
-    with timed_blocks(models, decoder.synchronize) as (ran, heads):
+    models = [loaded.model for loaded in subject.isolation.loaded_copies]
+    with record_block_calls(models, decoder.synchronize) as (ran, heads):
         began = time.perf_counter()
         tokens = _answer(decoder, prompt)
         whole_s = time.perf_counter() - began
@@ -242,7 +245,7 @@ def _block_runs(subject: ModelUnderTest, decoder: Decoder, prompt: Prompt) -> tu
     return BlockRuns(np.array([count]), step_s, prompt_s, len(heads), sum(heads), whole_s, *columns), tokens
 
 
-def stated_rule(decoder: Decoder) -> StatedRule:
+def require_stated_rule(decoder: Decoder) -> StatedRule:
     """What the decoder states of its own rule. Raises Unsupported: it states none."""
     stated: StatedRule | None = getattr(decoder, "stated", None)
     if stated is None:
@@ -260,7 +263,7 @@ class BlockCall(NamedTuple):
 
 
 @contextmanager
-def timed_blocks(
+def record_block_calls(
     models: Sequence[Any], synchronize: Callable[[], None]
 ) -> Iterator[tuple[list[BlockCall], list[float]]]:
     """Inside the ``with`` block, lists get every call of a transformer block of ``models``, and seconds of every call

@@ -45,7 +45,7 @@ class Budget:
         """0 for the smallest budget; a test runs when its own budget's rank does not exceed the run's."""
         return list(BUDGETS).index(self.name)
 
-    def fitted(self, token_flops: float) -> Budget:
+    def fit_to_model(self, token_flops: float) -> Budget:
         """The budget for a model whose traced token costs so many FLOPs: ``smoke`` has fewer documents for a large one.
 
         So it ends in minutes at every size. Larger budgets read all, whatever that takes.
@@ -56,7 +56,7 @@ class Budget:
         amounts = {name: max(least, round(share * getattr(self, name))) for name, least in FEWEST.items()}
         return replace(self, **{name: min(amount, getattr(self, name)) for name, amount in amounts.items()})
 
-    def left_out(self, whole: Budget) -> str:
+    def describe_reductions(self, whole: Budget) -> str:
         """What this budget reads less than ``whole``; empty if nothing."""
         parts = [
             f"{name} {getattr(self, name)} of {getattr(whole, name)}"
@@ -118,7 +118,7 @@ class Study:
     decoder_dtype: str | None = None
 
     @property
-    def departures(self) -> list[str]:
+    def non_default_settings(self) -> list[str]:
         """Settings that differ from the defaults and may change a verdict on the same text, as ``NAME=VALUE``.
 
         Corpus, budget and seed have their own keys; precision is in the fingerprint; a device should change nothing.

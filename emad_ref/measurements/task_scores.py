@@ -154,7 +154,9 @@ class LmEvalScores:
         for task in tasks.values():
             if reason := self._obstacle(task):
                 return reason
-        read = [(task, document) for task in tasks.values() for document in islice(task.eval_docs, self.limit)]
+        read = [
+            (task, document) for task in tasks.values() for document in islice(task.eval_docs, self.documents_per_task)
+        ]
         guess = max(float(np.mean([_guess_chance(*each) for each in read])), _majority_share(read))
         everything = sum(len(task.eval_docs) for task in tasks.values())
         metric = str(tasks[members[0]].config.metric_list[0]["metric"])
@@ -176,60 +178,60 @@ class LmEvalScores:
             else ""
         )
 
-    def check(self) -> None:
+    def check_tasks(self) -> None:
         """Raise RunStopped for an unknown task or unusable data."""
         assert self._scorable is not None
 
     @property
-    def limit(self) -> int | None:
+    def documents_per_task(self) -> int | None:
         """Documents per task: the study's limit, else all; the smallest budget uses its number of items."""
         if self._study.limit is not None:
             return self._study.limit
         return self._subject.budget.items if self._subject.budget.rank == 0 else None
 
     @property
-    def scored(self) -> dict[str, PublishedTask]:
+    def scorable_tasks(self) -> dict[str, PublishedTask]:
         return self._scorable[0]
 
     @property
-    def unmeasured(self) -> dict[str, str]:
+    def unavailable_reasons(self) -> dict[str, str]:
         """Task → why it cannot be scored here."""
         return self._scorable[1]
 
     @property
-    def answered(self) -> list[str]:
+    def accuracy_tasks(self) -> list[str]:
         """Tasks with right or wrong documents."""
-        return [name for name, task in self.scored.items() if task.metric in RIGHT_OR_WRONG]
+        return [name for name, task in self.scorable_tasks.items() if task.metric in RIGHT_OR_WRONG]
 
     # ------------------------------------------------------------ scores
 
-    def correct(self, name: str, point: OperatingPoint) -> ByItem:
+    def correctness_by_item(self, name: str, point: OperatingPoint) -> ByItem:
         """[documents] bool, right under ``point``; questions about one text share a cluster."""
-        result = self.result(name, point)
+        result = self.evaluate_task(name, point)
         return ByItem(result.scores == 1, np.unique(result.texts, return_inverse=True)[1].astype(np.int64))
 
-    def guess(self, name: str) -> float:
-        return self.scored[name].guess
+    def get_guess_accuracy(self, name: str) -> float:
+        return self.scorable_tasks[name].guess
 
-    def saving(self, name: str, point: OperatingPoint) -> float:
+    def compute_flop_saving(self, name: str, point: OperatingPoint) -> float:
         """Net share of decode FLOPs that ``point`` saves, by replay of at most ``REPLAYED`` evenly spread requests.
 
         Generated answers are replayed with the tokens of full depth.
         """
         if name not in self._traces:
-            self.result(name, self._subject.full)
+            self.evaluate_task(name, self._subject.full_depth_point)
             requests = self._asked_at_full[name]
             spread = np.unique(np.linspace(0, len(requests) - 1, min(REPLAYED, len(requests))).astype(int))
-            self._traces[name] = self._subject.trace([requests[i] for i in spread], f"{name}, what is saved")
+            self._traces[name] = self._subject.take_lens_trace([requests[i] for i in spread], f"{name}, what is saved")
         trace, geometry = self._traces[name], self._subject.loaded.geometry
         return net_saving(trace, geometry, replay(trace, point), full_depth_flops(trace, geometry))
 
-    def corpora(self, point: OperatingPoint) -> dict[str, tuple[ByDocument, ByDocument, ByDocument]]:
+    def compute_nll_by_corpus(self, point: OperatingPoint) -> dict[str, tuple[ByDocument, ByDocument, ByDocument]]:
         """Perplexity tasks: Σ nats under ``point`` and at full depth, tokens."""
         pairs = {}
-        for name, task in self.scored.items():
+        for name, task in self.scorable_tasks.items():
             if task.metric in PERPLEXITIES:
-                result, full = self.result(name, point), self.result(name, self._subject.full)
+                result, full = self.evaluate_task(name, point), self.evaluate_task(name, self._subject.full_depth_point)
                 assert result.items == full.items
                 assert result.tokens is not None
                 documents = DocumentMembership(np.unique(result.texts, return_inverse=True)[1].astype(np.int64))
@@ -238,11 +240,11 @@ class LmEvalScores:
                 pairs[f"lm-eval's {name}"] = nll, reference, tokens
         return pairs
 
-    def result(self, name: str, point: OperatingPoint) -> TaskResult:
+    def evaluate_task(self, name: str, point: OperatingPoint) -> TaskResult:
         """One task at one point; the same documents in the same order at every point."""
         key = (name, point)
         if key not in self._results:
-            self._results[key] = self._evaluate(self.scored[name], point)
+            self._results[key] = self._evaluate(self.scorable_tasks[name], point)
         return self._results[key]
 
     def _evaluate(self, task: PublishedTask, point: OperatingPoint) -> TaskResult:
@@ -253,10 +255,10 @@ class LmEvalScores:
                 lm,
                 task.members,
                 data=self._study.data,
-                limit=self.limit,
+                limit=self.documents_per_task,
                 run_code=self._study.allow_code_execution,
             )
-            if point == self._subject.full:
+            if point == self._subject.full_depth_point:
                 self._asked_at_full[task.name] = lm.decided
         return _merge_results(task, [results[member] for member in task.members])
 
@@ -268,16 +270,16 @@ class LmEvalScores:
         """
         from emad_ref.tasks.lm_eval_model import EmadLM
 
-        with self._subject.open_audited(point, max_rows=FOREIGN_ROWS) as decoder:
-            if self._subject.is_ours(decoder):
+        with self._subject.open_audited_decoder(point, max_rows=FOREIGN_ROWS) as decoder:
+            if self._subject.is_reference_decoder(decoder):
                 ours: dict[str, Any] = {"journal": self._study.journal}
             else:
                 ours = {"decoder": decoder, "batch_size": FOREIGN_ROWS}
-            yield EmadLM(self._subject.loaded, point=point, progress=self._subject.progress_stream(), **ours)
+            yield EmadLM(self._subject.loaded, point=point, progress=self._subject.get_progress_stream(), **ours)
 
     # ------------------------------------------------------------ what a reader needs
 
-    def rows(self, points: Sequence[OperatingPoint]) -> list[dict[str, Any]]:
+    def make_task_rows(self, points: Sequence[OperatingPoint]) -> list[dict[str, Any]]:
         """Every task at each of ``points``, beside full depth."""
         return [
             {
@@ -285,23 +287,29 @@ class LmEvalScores:
                 "metric": task.metric,
                 "documents": task.documents,
                 "point": point.name,
-                "full depth": self.result(name, self._subject.full).value,
-                "at the point": (result := self.result(name, point)).value,
+                "full depth": self.evaluate_task(name, self._subject.full_depth_point).value,
+                "at the point": (result := self.evaluate_task(name, point)).value,
                 "standard error": result.standard_error,
             }
-            for name, task in self.scored.items()
+            for name, task in self.scorable_tasks.items()
             for point in points
         ]
 
     @property
-    def note(self) -> str:
+    def scored_documents_note(self) -> str:
         """One sentence: documents scored per task, and contexts cut."""
-        tasks = ", ".join(f"{task.name} ({task.documents} of {task.of} documents)" for task in self.scored.values())
-        counts = {name: self.result(name, self._subject.full).cut for name in self.scored}
+        tasks = ", ".join(
+            f"{task.name} ({task.documents} of {task.of} documents)" for task in self.scorable_tasks.values()
+        )
+        counts = {name: self.evaluate_task(name, self._subject.full_depth_point).cut for name in self.scorable_tasks}
         cut = ", ".join(f"{count} of {name}'s requests" for name, count in counts.items() if count) or "none did"
-        left_out = any(task.documents < task.of for task in self.scored.values())
+        left_out = any(task.documents < task.of for task in self.scorable_tasks.values())
         bounded = left_out and self._study.limit is None
-        bound = f"; --emad-budget smoke stops at {self.limit}, --emad-limit sets another number" if bounded else ""
+        bound = (
+            f"; --emad-budget smoke stops at {self.documents_per_task}, --emad-limit sets another number"
+            if bounded
+            else ""
+        )
         return (
             f"{self._subject.name}: lm-eval's {tasks}: contexts of up to {self._subject.stepper.max_positions} tokens, "
             f"longer ones lose their beginning ({cut}); no margin is chosen on them{bound}{self._ended}"
@@ -314,8 +322,8 @@ class LmEvalScores:
 
         parts = [
             f"{int(scores.sum())} of {name}'s programs {ENDING_TEXT[metric]}"
-            for name in self.scored
-            for (metric, _), scores in self.result(name, self._subject.full).others.items()
+            for name in self.scorable_tasks
+            for (metric, _), scores in self.evaluate_task(name, self._subject.full_depth_point).others.items()
             if metric in ENDING_TEXT and scores.any()
         ]
         return f"; at full depth {', '.join(parts)}, which counts as not solved" if parts else ""
@@ -383,24 +391,24 @@ class ReplayedTask:
         self._replayer: TraceReplayer | None = None
         self._at: dict[OperatingPoint, tuple[ByItem | None, float]] = {}
 
-    def right(self, point: OperatingPoint) -> ByItem:
+    def correctness_by_item(self, point: OperatingPoint) -> ByItem:
         """[items] bool."""
         right, _ = self._play(point)
         assert right is not None, "a program is run, not replayed"
         return right
 
-    def saving(self, point: OperatingPoint) -> float:
+    def compute_flop_saving(self, point: OperatingPoint) -> float:
         """Net share of the decode FLOPs of these sequences."""
         return self._play(point)[1]
 
-    def of(self, values: Bools) -> ByItem:
+    def group_by_text(self, values: Bools) -> ByItem:
         return ByItem(values, item_clusters(self.items))
 
     def _play(self, point: OperatingPoint) -> tuple[ByItem | None, float]:
         if point not in self._at:
             replayer = self._reading(point)
             replayed, trace = replayer.replay(point), replayer.trace
-            right = self.of(correct_items(self.items, trace, replayed.depth)) if self.replayable else None
+            right = self.group_by_text(correct_items(self.items, trace, replayed.depth)) if self.replayable else None
             self._at[point] = (
                 right,
                 net_saving(trace, self._geometry, replayed, full_depth_flops(trace, self._geometry)),
@@ -428,17 +436,17 @@ class TaskScores:
         self._items: dict[Split, tuple[dict[str, list[TaskItem]], dict[str, str]]] = {}
 
     @property
-    def tasks(self) -> list[str]:
+    def accuracy_tasks(self) -> list[str]:
         """Every task with right and wrong answers."""
-        return [*self._own, *self.published.answered]
+        return [*self._own, *self.published.accuracy_tasks]
 
     @property
-    def unmeasured(self) -> dict[str, str]:
+    def unavailable_reasons(self) -> dict[str, str]:
         """Task → why it cannot be scored here."""
-        return self._items_of("evaluate")[1] | self.published.unmeasured
+        return self._items_of("evaluate")[1] | self.published.unavailable_reasons
 
     @property
-    def note(self) -> str:
+    def continuation_choice_note(self) -> str:
         """One sentence about the items of continuation choice; "" without that task."""
         items = self._own.get(CONTINUATION_CHOICE, [])
         if not items:
@@ -450,40 +458,43 @@ class TaskScores:
         )
 
     @property
-    def rows(self) -> int:
+    def max_request_rows(self) -> int:
         """The most rows of one request with scored answers; 1 if all are replayed."""
         decoded = self._subject.corpus.startswith("world:")  # includes programs
         return max(ROWS if decoded else 1, FOREIGN_ROWS if self._subject.study.tasks else 1)
 
     @property
-    def replayed(self) -> list[str]:
+    def replayed_tasks(self) -> list[str]:
         """The corpus's tasks but programs: one trace decides them at every point."""
         return [task for task, items in self._own.items() if items[0].example.scoring != "runs"]
 
     @property
-    def sequences(self) -> list[TokenSequence]:
+    def reference_sequences(self) -> list[TokenSequence]:
         """Reference answers behind their prompts, of all replayed tasks."""
-        return [each for task in self.replayed for each in token_sequences(self._own[task])]
+        return [each for task in self.replayed_tasks for each in token_sequences(self._own[task])]
 
-    def at(self, task: str, point: OperatingPoint) -> TaskAccuracy:
+    def measure_accuracy(self, task: str, point: OperatingPoint) -> TaskAccuracy:
         """Accuracy of ``task`` at ``point`` and at full depth, and whether it counts there."""
-        full = self._subject.full
+        full = self._subject.full_depth_point
         return TaskAccuracy(
-            self.correct(task, full), self.correct(task, point), self.guess(task), self._saving(task, point)
+            self.correctness_by_item(task, full),
+            self.correctness_by_item(task, point),
+            self.compute_guess_accuracy(task),
+            self._saving(task, point),
         )
 
-    def correct(self, task: str, point: OperatingPoint) -> ByItem:
+    def correctness_by_item(self, task: str, point: OperatingPoint) -> ByItem:
         """[items] bool, right at ``point``: by replay, or by decoding for programs."""
-        if task in self.published.scored:
-            return self.published.correct(task, point)
+        if task in self.published.scorable_tasks:
+            return self.published.correctness_by_item(task, point)
         played, key = self._played[task], (task, point)
         if played.replayable:
-            return played.right(point)
+            return played.correctness_by_item(point)
         if key not in self._generated:
-            self._generated[key] = played.of(self._run_programs(played.items, point))
+            self._generated[key] = played.group_by_text(self._run_programs(played.items, point))
         return self._generated[key]
 
-    def decoded(self, task: str, point: OperatingPoint) -> tuple[ByItem, ByItem]:
+    def decode_correctness(self, task: str, point: OperatingPoint) -> tuple[ByItem, ByItem]:
         """[items] bool, right at full depth and at ``point``, of at most ``DECODED_ITEMS``.
 
         Our own decoder reads every option token by token, so that points count whose states replay does not have: a
@@ -501,16 +512,16 @@ class TaskScores:
         answers = [answer for batch in batches for answer in score_by_decoding(decoder, batch)]
         likelihood, greedy = (np.array(column) for column in zip(*answers, strict=True))
         kept = np.arange(len(played.items)) < len(items)
-        full = played.right(self._subject.full).select(kept)
+        full = played.correctness_by_item(self._subject.full_depth_point).select(kept)
         return full, full.with_values(mark_items(items, likelihood, greedy))
 
-    def guess(self, task: str) -> float:
+    def compute_guess_accuracy(self, task: str) -> float:
         """Share right by the better of two guesses: from the input's own symbols, or validation's majority."""
-        if task in self.published.scored:
-            return self.published.guess(task)
+        if task in self.published.scorable_tasks:
+            return self.published.get_guess_accuracy(task)
         return _guess(self._own[task], self._validation.get(task, self._own[task]))
 
-    def validation_drops(self, point: OperatingPoint) -> dict[str, float]:
+    def compute_validation_drops(self, point: OperatingPoint) -> dict[str, float]:
         """Validation accuracy, a fraction, lost at ``point`` by each task that counts there, without programs.
 
         Point estimates on 400 items a task: showing a bound of 0.5 % would take 600 items without one lost (rule of
@@ -519,7 +530,12 @@ class TaskScores:
         drops = {}
         for task, played in self._validated.items():
             guess = _guess(played.items, played.items)
-            scores = TaskAccuracy(played.right(self._subject.full), played.right(point), guess, played.saving(point))
+            scores = TaskAccuracy(
+                played.correctness_by_item(self._subject.full_depth_point),
+                played.correctness_by_item(point),
+                guess,
+                played.compute_flop_saving(point),
+            )
             if scores.is_counted:
                 full, adaptive = scores.accuracies
                 drops[task] = full - adaptive
@@ -549,7 +565,7 @@ class TaskScores:
             count = subject.budget.items if split == "evaluate" else min(VALIDATED_ITEMS, subject.budget.items)
             return {
                 task: [
-                    encode_item(example, subject.tokenizer, subject.opening)
+                    encode_item(example, subject.tokenizer, subject.opening_token)
                     for example in world.generate_examples(task, split, count, subject.seed)
                 ]
                 for task in world.TASKS
@@ -562,14 +578,14 @@ class TaskScores:
     def _continuations(self, split: Split) -> list[TaskItem]:
         """Of as many documents of ``split`` as perplexity is read on. Raises TaskDataUnavailable."""
         subject, n_tokens = self._subject, CONTEXT_TOKENS + CONTINUATION_TOKENS + 1
-        if subject.window < n_tokens:
-            problem = f"it reads {n_tokens} tokens, and {subject.name!r} has {subject.window} positions"
+        if subject.window_size < n_tokens:
+            problem = f"it reads {n_tokens} tokens, and {subject.name!r} has {subject.window_size} positions"
             raise TaskDataUnavailable(f"{CONTINUATION_CHOICE}: {problem}; judge a model that sees more")
         return continuation_items(
-            subject.documents(split),
+            subject.iterate_documents(split),
             subject.budget.evaluate if split == "evaluate" else subject.budget.validate,
             text=f"corpus={subject.corpus!r}, {split}",
-            opening=subject.opening,
+            opening=subject.opening_token,
             rng=np.random.default_rng([subject.seed, SPLITS.index(split)]),
         )
 
@@ -579,27 +595,27 @@ class TaskScores:
 
     @cached_property
     def _validated(self) -> dict[str, ReplayedTask]:
-        items = {task: self._validation[task] for task in self.replayed if task in self._validation}
+        items = {task: self._validation[task] for task in self.replayed_tasks if task in self._validation}
         return {task: self._traced(each, f"validate, {task}") for task, each in items.items()}
 
     def _traced(self, items: list[TaskItem], what: str) -> ReplayedTask:
         sequences = token_sequences(items)
 
         def trace(layers: Sequence[int]) -> Trace:
-            return self._subject.trace(sequences, what, layers=layers)
+            return self._subject.take_lens_trace(sequences, what, layers=layers)
 
         return ReplayedTask(items, trace, self._subject.loaded.geometry)
 
     def _saving(self, task: str, point: OperatingPoint) -> float:
-        if task in self.published.scored:
-            return self.published.saving(task, point)
-        return self._played[task].saving(point)
+        if task in self.published.scorable_tasks:
+            return self.published.compute_flop_saving(task, point)
+        return self._played[task].compute_flop_saving(point)
 
     def _run_programs(self, items: list[TaskItem], point: OperatingPoint) -> Bools:
         tokenizer = self._subject.tokenizer
         newline = frozenset(tokenizer.encode("\n", add_special_tokens=False))
         right = []
-        with self._subject.open_audited(point, max_rows=ROWS) as decoder:
+        with self._subject.open_audited_decoder(point, max_rows=ROWS) as decoder:
             for start in range(0, len(items), ROWS):
                 batch = items[start : start + ROWS]
                 record = decoder.generate([Prompt(item.prompt) for item in batch], GENERATED_LINE, newline)

@@ -52,28 +52,28 @@ class LensTraces:
         """Lens trace of the evaluation text, after ``layers_read`` and the last; after the others at a sample."""
         return self._take("evaluate", self.layers_read, SAMPLE_EVERY)
 
-    def of_every_layer(self, split: Split) -> Trace:
+    def trace_every_layer(self, split: Split) -> Trace:
         """Lens trace of a split after every layer, for probes and depths that an ablation chooses."""
         if split not in self._every_layer:
             self._every_layer[split] = self._take(split, None)
         return self._every_layer[split]
 
-    def holding(self, split: Split, points: Iterable[OperatingPoint]) -> Trace:
+    def get_trace_covering(self, split: Split, points: Iterable[OperatingPoint]) -> Trace:
         """The split's trace if it has read every layer of ``points``, else that of every layer."""
         trace: Trace = getattr(self, TRACES[split])
-        return trace if all(trace.reads(point) for point in points) else self.of_every_layer(split)
+        return trace if all(trace.reads(point) for point in points) else self.trace_every_layer(split)
 
     def _take(self, split: Split, layers: tuple[int, ...] | None, sample_every: int | None = None) -> Trace:
-        if self.subject.seq2seq:
+        if self.subject.is_seq2seq:
             raise Unsupported(ENCODER_DECODER_REFUSAL)
-        return self.subject.trace(
+        return self.subject.take_lens_trace(
             self._text(split), f"{split}, {self.subject.corpus}", layers=layers, sample_every=sample_every
         )
 
     def _text(self, split: Split) -> list[TokenSequence]:
         """The windows of a split, as many as the budget has, cut once."""
         if split not in self._windows:
-            self._windows[split] = self.subject.sequences(split, getattr(self.subject.budget, split))
+            self._windows[split] = self.subject.cut_windows(split, getattr(self.subject.budget, split))
         return self._windows[split]
 
     @cached_property
@@ -86,26 +86,26 @@ class LensTraces:
         return tuple(sorted({*default_probes(self.subject.stepper.layers), *further}))
 
     @cached_property
-    def calibrated_on(self) -> list[TokenSequence]:
+    def calibration_windows(self) -> list[TokenSequence]:
         return self._text("calibrate")
 
     @cached_property
-    def evaluated(self) -> list[TokenSequence]:
+    def evaluation_windows(self) -> list[TokenSequence]:
         return self._text("evaluate")
 
     @cached_property
-    def windows(self) -> DocumentMembership:
+    def document_of_window(self) -> DocumentMembership:
         """[windows] the document each window of ``evaluation`` was cut from."""
-        return documents_of(self.evaluated)
+        return documents_of_windows(self.evaluation_windows)
 
     @cached_property
-    def tokens(self) -> DocumentMembership:
+    def document_of_token(self) -> DocumentMembership:
         """[tokens] the document each token of ``evaluation`` belongs to."""
-        return tokens_of(self.evaluation, self.evaluated)
+        return documents_of_tokens(self.evaluation, self.evaluation_windows)
 
     def by_document(self, values: NDArray[Any]) -> ByDocument:
         """Sums of ``values`` [windows, …] of ``evaluation`` within each document."""
-        return ByDocument.from_windows(values, self.windows)
+        return ByDocument.from_windows(values, self.document_of_window)
 
     @property
     def lengths(self) -> ByDocument:
@@ -129,7 +129,7 @@ class LensTraces:
         """The study's profile, else the run's own. Raises BadProfile if it belongs to another model."""
         path, subject = self.subject.study.profile, self.subject
         if path is None:
-            return self.calibrated()
+            return self.calibrate_profile()
         profile = load_profile(path)
         profile.require(subject.fingerprint, subject.dtype)
         if profile.layers != subject.stepper.layers:
@@ -139,12 +139,12 @@ class LensTraces:
             )
         return profile
 
-    def calibrated(self, probes: tuple[int, ...] | None = None, features: tuple[str, ...] = ()) -> Profile:
+    def calibrate_profile(self, probes: tuple[int, ...] | None = None, features: tuple[str, ...] = ()) -> Profile:
         """The profile of the calibration text at ``probes`` (``default_probes``), thresholds by ``features``."""
         frequency = b""
         probes = default_probes(self.subject.stepper.layers) if probes is None else probes
         read = set(probes) <= set(self.calibration.layers_read)
-        trace = self.calibration if read else self.of_every_layer("calibrate")
+        trace = self.calibration if read else self.trace_every_layer("calibrate")
         if "frequency" in features:
             counts = np.bincount(trace.target, minlength=self.subject.stepper.vocabulary)
             frequency = assign_frequency_buckets(counts)
@@ -156,18 +156,18 @@ class LensTraces:
             corpus=self.subject.corpus,
             dtype=self.subject.dtype,
             bins=BinSpec(features, frequency=frequency),
-            document=tokens_of(trace, self.calibrated_on).number,
+            document=documents_of_tokens(trace, self.calibration_windows).number,
         )
 
 
-def documents_of(sequences: list[TokenSequence]) -> DocumentMembership:
+def documents_of_windows(sequences: list[TokenSequence]) -> DocumentMembership:
     """[windows] the document each of ``sequences`` was cut from."""
     return DocumentMembership(np.array([window.document for window in sequences]))
 
 
-def tokens_of(trace: Trace, sequences: list[TokenSequence]) -> DocumentMembership:
+def documents_of_tokens(trace: Trace, sequences: list[TokenSequence]) -> DocumentMembership:
     """[tokens] the document each token of ``trace``, which was taken of ``sequences``, belongs to."""
-    return DocumentMembership(documents_of(sequences).number[trace.sequence])
+    return DocumentMembership(documents_of_windows(sequences).number[trace.sequence])
 
 
 PAPER_KS = ((32, 64), (128, 16))  # K of the paper, and the part of V above which it is none of the few largest
@@ -188,7 +188,7 @@ class EntropyEstimates:
         return self._traces.profile.probes
 
     @cached_property
-    def paper(self) -> list[EntropyEstimator]:
+    def paper_estimators(self) -> list[EntropyEstimator]:
         """The paper's cheap estimators at sizes that this model can hold.
 
         Top-K: K = 32 and 128 ("K ≈ 32–128"), at most V/64 and V/16. Low-rank: r = d/16 and d/8 ("r ≪ d"), then top-K at
@@ -204,30 +204,30 @@ class EntropyEstimates:
         return list(dict.fromkeys(estimators))
 
     @cached_property
-    def linear(self) -> EntropyEstimator:
+    def linear_estimator(self) -> EntropyEstimator:
         """Ours: a ridge regression from the head's input to entropy, per probe."""
         probes = LinearProbeFit(self._subject.stepper, self.probes)
         sequences = self._beginnings("calibrate", FITTED)
         take_trace(self._subject.stepper, sequences, observe=probes, layers=self.probes)
         return probes.estimator()
 
-    def corrected(self, estimators: Sequence[EntropyEstimator]) -> list[EntropyEstimator]:
+    def correct_estimators(self, estimators: Sequence[EntropyEstimator]) -> list[EntropyEstimator]:
         """Each with its linear map to full entropy."""
-        trace, _ = self.read_by_document("validate", FITTED, estimators)
-        full = self.columns(trace.entropy_nats)
-        return [correct_estimator(e, self.columns(trace.estimates[e]), full) for e in estimators]
+        trace, _ = self.take_trace_with_documents("validate", FITTED, estimators)
+        full = self.select_probe_columns(trace.entropy_nats)
+        return [correct_estimator(e, self.select_probe_columns(trace.estimates[e]), full) for e in estimators]
 
-    def read(self, split: Split, count: int, estimators: Sequence[EntropyEstimator]) -> Trace:
+    def take_estimator_trace(self, split: Split, count: int, estimators: Sequence[EntropyEstimator]) -> Trace:
         """The trace of at most ``count`` windows with every estimator's columns at the probes."""
-        return self._take(self._subject.sequences(split, count), split, estimators)
+        return self._take(self._subject.cut_windows(split, count), split, estimators)
 
-    def read_by_document(
+    def take_trace_with_documents(
         self, split: Split, count: int, estimators: Sequence[EntropyEstimator]
     ) -> tuple[Trace, DocumentMembership]:
         """``read`` of beginnings, and the document of each token; a document may give several windows."""
         sequences = self._beginnings(split, count)
         trace = self._take(sequences, split, estimators)
-        return trace, tokens_of(trace, sequences)
+        return trace, documents_of_tokens(trace, sequences)
 
     def _take(self, sequences: list[TokenSequence], split: Split, estimators: Sequence[EntropyEstimator]) -> Trace:
         return take_trace(
@@ -236,25 +236,25 @@ class EntropyEstimates:
             estimators=dict.fromkeys(estimators, self.probes),
             layers=self.probes,
             progress=f"{self._subject.name}: estimators, {split}",
-            file=self._subject.progress_stream(),
+            file=self._subject.get_progress_stream(),
         )
 
     def _beginnings(self, split: Split, count: int) -> list[TokenSequence]:
         """At most ``count`` windows; their first ``COSTLY_TOKENS`` tokens if the model's head is costly."""
-        sequences = self._subject.sequences(split, count)
+        sequences = self._subject.cut_windows(split, count)
         if not self._subject.loaded.geometry.has_costly_head:
             return sequences
         return [replace(each, tokens=each.tokens[: each.adaptive_from + 1 + COSTLY_TOKENS]) for each in sequences]
 
-    def columns(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
+    def select_probe_columns(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
         """[tokens, probes] of per-layer ``values`` [tokens, L]."""
         return values[:, np.array(self.probes) - 1].astype(np.float64)
 
-    def uncorrected(self, trace: Trace, estimator: EntropyEstimator) -> NDArray[np.float64]:
+    def undo_correction(self, trace: Trace, estimator: EntropyEstimator) -> NDArray[np.float64]:
         """[tokens, probes] of a corrected ``estimator`` before its linear map, which ``trace`` has applied.
 
         The map would hide an estimator's own bias, and a negative slope its order.
         """
         slope, intercept = np.array(estimator.correction).T
-        raw: NDArray[np.float64] = (self.columns(trace.estimates[estimator]) - intercept) / slope
+        raw: NDArray[np.float64] = (self.select_probe_columns(trace.estimates[estimator]) - intercept) / slope
         return raw

@@ -56,7 +56,7 @@ class ReplayValidity:
         Thresholds are a quantile of the model's own entropies. At this quantile short documents use half the layers on
         average and rounding decides hardly any signal. Probes are shallow, where depth changes the emitted token.
         """
-        short = [replace(s, tokens=s.tokens[:PROBED_TOKENS]) for s in self.subject.sequences("validate", PROBED)]
+        short = [replace(s, tokens=s.tokens[:PROBED_TOKENS]) for s in self.subject.cut_windows("validate", PROBED)]
         layers = self.subject.stepper.layers
         probes = tuple(range(1, layers, max(1, layers // 6)))
         trace = take_trace(self.subject.stepper, short, layers=probes)
@@ -81,19 +81,19 @@ class ReplayValidity:
         return OperatingPoint("shallow", "quantile", layers, layers, (max(1, layers // 3),), ((LARGEST_NATS,),))
 
     @cached_property
-    def bridge(self) -> Finding:
-        return self.bridged(self.probing_point)
+    def bridge_finding(self) -> Finding:
+        return self.check_bridge(self.probing_point)
 
-    def bridged(self, point: OperatingPoint) -> Finding:
+    def check_bridge(self, point: OperatingPoint) -> Finding:
         """Whether teacher-forced depths and losses of the decoder equal the replay of ``point``, on a few documents."""
         subject = self.subject
-        whole = subject.sequences("evaluate", BRIDGED)[:BRIDGED]
+        whole = subject.cut_windows("evaluate", BRIDGED)[:BRIDGED]
         sequences = [replace(sequence, tokens=sequence.tokens[:BRIDGED_TOKENS]) for sequence in whole]
         replayed = [replay_document(subject.stepper, sequence, point, subject.tolerance) for sequence in sequences]
-        with subject.open(point) as decoder:
+        with subject.open_decoder(point) as decoder:
             return bridge(decoder, point, replayed, subject.tolerance)
 
-    def spot_checked(self, point: OperatingPoint, *sequences: Sequence[TokenSequence]) -> Finding:
+    def spot_check_bridge(self, point: OperatingPoint, *sequences: Sequence[TokenSequence]) -> Finding:
         """The bridge at ``point`` on a few of each kind of ``sequences`` that a verdict replays.
 
         Entropy of the operating system draws them and their first deciding token, once per point, so no seed predicts
@@ -105,15 +105,17 @@ class ReplayValidity:
                 _cut_sequence(draw, one) for kind in sequences for one in draw.sample(kind, min(SPOTS, len(kind)))
             ]
             replayed = [replay_document(subject.stepper, each, point, subject.tolerance) for each in chosen]
-            with subject.open(point) as decoder:
+            with subject.open_decoder(point) as decoder:
                 self._checked[point] = bridge(decoder, point, replayed, subject.tolerance, needed=0, excuses_ties=True)
         return self._checked[point]
 
     @property
-    def refusal(self) -> str:
+    def replay_invalid_reason(self) -> str:
         """Why replay allows no conclusion about this decoder; empty if it does."""
         return (
-            "" if self.bridge.passed is not False else f"replay does not speak for this decoder: {self.bridge.detail}"
+            ""
+            if self.bridge_finding.passed is not False
+            else f"replay does not speak for this decoder: {self.bridge_finding.detail}"
         )
 
 
@@ -145,25 +147,25 @@ class FlopVerification:
         self._subject, self._bridging = bridging.subject, bridging
 
     @property
-    def evidence(self) -> str:
+    def evidence_grade(self) -> str:
         """The value of ``study.FLOP_EVIDENCE`` for FLOP verdicts about this decoder."""
-        if self.observed.passed:
+        if self.observed_finding.passed:
             return "witnessed"
-        return "timed" if self._left_to_the_clock and self.times.passed else "claimed"
+        return "timed" if self._left_to_the_clock and self.timing_finding.passed else "claimed"
 
     @property
     def finding(self) -> Finding:
         """The finding that shows or refutes the count: observed, else timed."""
-        return self.times if self._left_to_the_clock else self.observed
+        return self.timing_finding if self._left_to_the_clock else self.observed_finding
 
     @property
     def _left_to_the_clock(self) -> bool:
-        return self._subject.capabilities.counted and self.observed.passed is None
+        return self._subject.capabilities.counted and self.observed_finding.passed is None
 
     # ------------------------------------------------------------ watched
 
     @cached_property
-    def observed(self) -> Finding:
+    def observed_finding(self) -> Finding:
         """Observed matrix products against the record, at ``probing_point`` and at ``shallow_point``."""
         if not self._subject.capabilities.counted:
             return Finding(
@@ -178,18 +180,18 @@ class FlopVerification:
 
     def _requests(self) -> list[ObservedRequest]:
         rng = np.random.default_rng(self._subject.seed)
-        longest = max(SHORTEST, min(LONGEST, self._subject.window // 2 - 1))
+        longest = max(SHORTEST, min(LONGEST, self._subject.window_size // 2 - 1))
         requests = []
         for point in (self._bridging.probing_point, self._bridging.shallow_point):
             for rows in ROWS:
                 length, new = rng.integers(SHORTEST, longest + 1, 2).tolist()
-                with self._subject.open(point, max_rows=rows) as decoder:
-                    requests.append(self._watched(decoder, self._subject.prompts(rows, length), new))
+                with self._subject.open_decoder(point, max_rows=rows) as decoder:
+                    requests.append(self._watched(decoder, self._subject.make_equal_prompts(rows, length), new))
         return requests
 
     def _watched(self, decoder: Decoder, prompts: list[Prompt], new: int) -> ObservedRequest:
         """Raises RuntimeError where the decoder does not run under a dispatch mode."""
-        models = [each.model for each in (self._subject.loaded, *self._subject.isolation.copies)]
+        models = [each.model for each in (self._subject.loaded, *self._subject.isolation.loaded_copies)]
         with MatmulCounter(*models) as executed:
             record = decoder.generate(prompts, new, frozenset())
             decoder.synchronize()
@@ -199,7 +201,7 @@ class FlopVerification:
     # ------------------------------------------------------------ timed
 
     @cached_property
-    def times(self) -> Finding:
+    def timing_finding(self) -> Finding:
         """Tokens forced to a quarter of the layers, timed beside the same tokens at full depth.
 
         Skipped under a tracer.
@@ -219,18 +221,19 @@ class FlopVerification:
     def _share(self) -> float:
         layers, geometry = self._subject.stepper.layers, self._subject.loaded.geometry
         shallow, deep = (
-            flops(one_token(depth, layers, OPENING + FED), geometry).total for depth in (self._quarter, layers)
+            flops(make_one_token_work(depth, layers, OPENING + FED), geometry).total
+            for depth in (self._quarter, layers)
         )
         return shallow / deep
 
     def _speedup(self) -> Estimate:
         subject, rng = self._subject, np.random.default_rng([self._subject.seed, PAIRS])
         tokens = rng.integers(0, subject.stepper.vocabulary, (PAIRS + 1, OPENING + FED))
-        with subject.open(subject.full) as decoder:
+        with subject.open_decoder(subject.full_depth_point) as decoder:
             arms = {DEEP: subject.stepper.layers, SHALLOW: self._quarter}
 
             def fed(depth: int, pair: int) -> float:
-                return fed_seconds(decoder, tokens[pair], depth)
+                return time_fed_tokens(decoder, tokens[pair], depth)
 
             timings = time_pairs(
                 {name: lambda pair, depth=depth: fed(depth, pair) for name, depth in arms.items()},  # type: ignore[misc]  # bound now
@@ -239,7 +242,7 @@ class FlopVerification:
         return estimate_total_speedup(ByPair(timings.seconds[DEEP]), ByPair(timings.seconds[SHALLOW]))
 
 
-def fed_seconds(decoder: Decoder, tokens: Ints, depth: int) -> float:
+def time_fed_tokens(decoder: Decoder, tokens: Ints, depth: int) -> float:
     """Seconds of a fresh session for all but the first ``OPENING`` of ``tokens``, one by one at ``depth``."""
     session, _ = decoder.start([Prompt(tokens[:OPENING])])
     decoder.synchronize()
@@ -252,7 +255,7 @@ def fed_seconds(decoder: Decoder, tokens: Ints, depth: int) -> float:
     return elapsed
 
 
-def one_token(depth: int, layers: int, keys: int) -> Work:
+def make_one_token_work(depth: int, layers: int, keys: int) -> Work:
     """Work of one token that attends to ``keys`` and exits after ``depth``, with its readout."""
     work = Work.none(layers)
     work.tokens[:depth], work.context[:depth] = 1, keys

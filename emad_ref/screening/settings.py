@@ -67,7 +67,7 @@ class ScreeningSettings:
         """The same settings with so many documents and such windows; None: the default for a model of this size."""
         return replace(
             self,
-            documents=default_documents(traced_token_flops(geometry)) if documents is None else documents,
+            documents=default_documents(compute_traced_token_flops(geometry)) if documents is None else documents,
             window=default_window(geometry) if window is None else window,
         )
 
@@ -81,7 +81,7 @@ def default_window(geometry: Geometry) -> int | None:
     return LARGE_WINDOW if geometry.has_costly_head else None
 
 
-def traced_token_flops(geometry: Geometry) -> float:
+def compute_traced_token_flops(geometry: Geometry) -> float:
     """FLOPs of one token of a lens trace: all blocks, and a head after every default probe and at the end."""
     from emad_ref.exit_rules import default_probes  # NumPy with it, which no run of pytest is to load at its start
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from emad_ref.measurements import ablations
-from emad_ref.measurements.early_exits import minimum_layer_tables
+from emad_ref.measurements.early_exits import make_minimum_layer_tables
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.recorder import Recorder
 
@@ -78,10 +78,10 @@ def test_minimum_exit_layer(emad_evidence: ModelMeasurements, emad_record: Recor
 
     Full depth is the first line of each task.
     """
-    exits = emad_evidence.exits
-    if absence := exits.absence:
+    exits = emad_evidence.early_exits
+    if absence := exits.absent_premise:
         pytest.skip("{} ({})".format(*absence))
-    shown = minimum_layer_tables(exits)
+    shown = make_minimum_layer_tables(exits)
     emad_record.record_attachments(emad_evidence.name, shown)
     layers = emad_evidence.subject.stepper.layers
     for table in shown.tables:
@@ -103,7 +103,7 @@ def test_entropy_estimator(ablate: Ablate) -> None:
 @STANDARD
 def test_flatness(ablate: Ablate) -> None:
     """EMAD-E11: over the models and corpora at hand, do steeper profiles gain more? (EMAD, "Limitations")"""
-    rows = ablate(ablations.ablate_flatness)
+    rows = ablate(ablations.tabulate_profile_flatness)
     assert len({(row["model"], row["corpus"]) for row in rows}) == len(rows)
     assert all(0 <= row["net reduction at equal quality %"] < 1 for row in rows)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.measurements.pair_measurements import PairMeasurements, constants_table
+from emad_ref.measurements.pair_measurements import PairMeasurements, make_cost_score_tables
 from pytest_emad.recorder import Recorder
 
 
 @pytest.mark.emad(budget="standard", measures=True)
 def test_one_table_of_switching_and_speculation(emad_pair: PairMeasurements, emad_record: Recorder) -> None:
-    if reason := emad_pair.rules.premise() or ("" if emad_pair.rules.written else "no answer is written"):
+    if reason := emad_pair.routing_rules.routing_unavailable_reason() or (
+        "" if emad_pair.routing_rules.written_tasks_worth_routing else "no answer is written"
+    ):
         pytest.skip(f"not applicable ({reason})")
-    shown = constants_table(emad_pair)
+    shown = make_cost_score_tables(emad_pair)
     for note in shown.notes:
         emad_record.record_note(note)
     (table,) = shown.tables

@@ -20,7 +20,7 @@ def test_flop_counts_stand_on_what_was_asked_for(
         emad_record.record_audit(witnessed.finding)
     else:
         emad_audit(witnessed.finding)
-    detail = f"{emad_evidence.name}: FLOP counts are {witnessed.evidence}: {witnessed.finding.detail}"
+    detail = f"{emad_evidence.name}: FLOP counts are {witnessed.evidence_grade}: {witnessed.finding.detail}"
     emad_record.record_note(detail)
-    if FLOP_EVIDENCE.index(witnessed.evidence) < FLOP_EVIDENCE.index(asked):
+    if FLOP_EVIDENCE.index(witnessed.evidence_grade) < FLOP_EVIDENCE.index(asked):
         pytest.fail(f"{detail}; --emad-evidence {asked} asks for more", pytrace=False)

@@ -15,7 +15,7 @@ FEWEST_ROWS = 3
 
 
 def test_teacher_forced_depths_and_losses_are_replays(emad_evidence: ModelMeasurements, emad_audit: Auditor) -> None:
-    emad_audit(emad_evidence.replay_validity.bridge)
+    emad_audit(emad_evidence.replay_validity.bridge_finding)
 
 
 @pytest.mark.parametrize("kind", ["probing_point", "shallow_point"])
@@ -25,7 +25,7 @@ def test_generated_tokens_are_the_argmax_at_their_depths(
     """After prompts of one token up to twice those that are timed."""
     subject = emad_evidence.subject
     point = getattr(emad_evidence.replay_validity, kind)
-    longest = min(2 * subject.budget.prompt_tokens, subject.window - NEW)
-    lengths = short_lengths(emad_rng, subject.share_of(ROWS, FEWEST_ROWS), longest)
-    with subject.open_drawn(point, emad_rng, lengths, 1) as (under_test, prompts, _):
+    longest = min(2 * subject.budget.prompt_tokens, subject.window_size - NEW)
+    lengths = short_lengths(emad_rng, subject.scale_by_audit_share(ROWS, FEWEST_ROWS), longest)
+    with subject.open_with_drawn_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(generation(under_test, prompts, NEW))

@@ -25,7 +25,7 @@ FED, NEW, ROWS = 12, 24, 5
 
 @pytest.fixture
 def exact(emad_exit: ExitEvaluation) -> OperatingPoint:
-    point = emad_exit.exact
+    point = emad_exit.exact_kv_point
     if point is None:
         pytest.skip(f"the exit has no lossy point: {emad_exit.exit.why_none}")
     return point
@@ -34,15 +34,15 @@ def exact(emad_exit: ExitEvaluation) -> OperatingPoint:
 def test_teacher_forced_depths_and_losses_are_replays(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, exact: OperatingPoint
 ) -> None:
-    emad_audit(emad_evidence.replay_validity.bridged(exact))
+    emad_audit(emad_evidence.replay_validity.check_bridge(exact))
 
 
 def test_signals_depths_and_ledger_are_the_rules(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, exact: OperatingPoint
 ) -> None:
     subject = emad_evidence.subject
-    lengths = subject.brief(emad_rng, ROWS, FED)
-    with subject.open_drawn(exact, emad_rng, lengths, FED) as (under_test, prompts, continuation):
+    lengths = subject.draw_short_lengths(emad_rng, ROWS, FED)
+    with subject.open_with_drawn_prompts(exact, emad_rng, lengths, FED) as (under_test, prompts, continuation):
         emad_audit(decisions(under_test, prompts, continuation))
 
 
@@ -50,20 +50,20 @@ def test_generated_tokens_are_the_argmax_at_their_depths(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, exact: OperatingPoint
 ) -> None:
     subject = emad_evidence.subject
-    prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, NEW), 1)
-    with subject.open(exact, max_rows=ROWS) as decoder:
-        emad_audit(generation(subject.under_test(decoder, exact), prompts, NEW))
+    prompts, _ = subject.draw_prompts(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, NEW), 1)
+    with subject.open_decoder(exact, max_rows=ROWS) as decoder:
+        emad_audit(generation(subject.prepare_for_audit(decoder, exact), prompts, NEW))
 
 
 def test_made_up_states_are_those_of_our_own_decoder(
     emad_evidence: ModelMeasurements, emad_exit: ExitEvaluation, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     """Row by row, so that a row that depends on the others shows."""
-    point, subject = emad_exit.point, emad_evidence.subject
-    if point is None or point is emad_exit.exact:
+    point, subject = emad_exit.recommended_point, emad_evidence.subject
+    if point is None or point is emad_exit.exact_kv_point:
         pytest.skip("no point of the exit makes states up")
-    prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, NEW), 1)
-    with subject.open(point, max_rows=ROWS) as decoder:
+    prompts, _ = subject.draw_prompts(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, NEW), 1)
+    with subject.open_decoder(point, max_rows=ROWS) as decoder:
         found = decoder.generate(prompts, NEW, frozenset())
     alone = [WalkedDecoder(subject.stepper, point).generate([prompt], NEW, frozenset()) for prompt in prompts]
     emad_audit.require_same_tokens(prompts, _lists(found.emitted), _lists([each.emitted[0] for each in alone]), point)
@@ -75,8 +75,8 @@ def test_drafts_leave_the_models_own_output(
     subject, drafting = emad_evidence.subject, emad_exit.exit.drafting
     if drafting is None:
         pytest.skip("the exit holds no way to draft")
-    prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, NEW), 1)
-    with subject.open(subject.full, max_rows=ROWS) as decoder:
+    prompts, _ = subject.draw_prompts(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, NEW), 1)
+    with subject.open_decoder(subject.full_depth_point, max_rows=ROWS) as decoder:
         wanted = decoder.generate(prompts, NEW, frozenset())
     found = DraftingDecoder(subject.stepper, drafting, max_rows=ROWS, always=True).generate(prompts, NEW, frozenset())
     noise = decoder.capabilities.logit_noise

@@ -21,18 +21,18 @@ def test_without_exits_tokens_are_the_models_own_greedy_continuation(
 ) -> None:
     """From a few prompts on, then once for each token that the model says after text and after random tokens."""
     subject = emad_evidence.subject
-    prompts, new = subject.prompts(PROMPTS, LENGTH), subject.share_of(NEW, FEWEST_NEW)
-    with subject.open(subject.full, max_rows=PROMPTS) as decoder:
+    prompts, new = subject.make_equal_prompts(PROMPTS, LENGTH), subject.scale_by_audit_share(NEW, FEWEST_NEW)
+    with subject.open_decoder(subject.full_depth_point, max_rows=PROMPTS) as decoder:
         record = decoder.generate(prompts, new, frozenset())
         declared = decoder.capabilities.logit_noise
-    own = subject.own_greedy(prompts, new)
+    own = subject.generate_greedy(prompts, new)
     emad_audit.require_same_tokens(prompts, [e.tolist() for e in record.emitted], own.tolist(), declared=declared)
-    texts = subject.share_of(TEXTS, FEWEST_TEXTS)
-    drawn, _ = subject.drawn_rows(emad_rng, [min(TEXT, subject.window - 1)] * texts, 1)
+    texts = subject.scale_by_audit_share(TEXTS, FEWEST_TEXTS)
+    drawn, _ = subject.draw_prompts(emad_rng, [min(TEXT, subject.window_size - 1)] * texts, 1)
     read = [each.tokens for each in drawn]
     read += [np.append(text[:1], emad_rng.integers(0, subject.stepper.vocabulary, len(text) - 1)) for text in read]
-    prompts, wanted = prompts_by_token(subject.lens, read, MOST_SAID)
-    with subject.open(subject.full, max_rows=TOGETHER) as decoder:
+    prompts, wanted = prompts_by_token(subject.reference_lens, read, MOST_SAID)
+    with subject.open_decoder(subject.full_depth_point, max_rows=TOGETHER) as decoder:
         said = [
             emitted.tolist()
             for first in range(0, len(prompts), TOGETHER)
@@ -43,17 +43,17 @@ def test_without_exits_tokens_are_the_models_own_greedy_continuation(
 
 def test_last_layer_readout_is_the_models_distribution(emad_evidence: ModelMeasurements, emad_audit: Auditor) -> None:
     subject = emad_evidence.subject
-    (prompt,) = subject.prompts(1, LENGTH)
-    own = subject.own_logits(prompt.tokens)
+    (prompt,) = subject.make_equal_prompts(1, LENGTH)
+    own = subject.compute_model_logits(prompt.tokens)
     tokens, layers = prompt.tokens, [subject.stepper.layers]
-    off = np.abs(subject.lens(tokens).last - own).max(axis=-1)
-    excess = first_excess(subject.lens, tokens, 0, off, layers, subject.tolerance)
+    off = np.abs(subject.reference_lens(tokens).last - own).max(axis=-1)
+    excess = first_excess(subject.reference_lens, tokens, 0, off, layers, subject.tolerance)
     assert excess is None, f"the last layer's lens is off by {off.max():.2e}"
-    with subject.open(subject.full) as decoder:
+    with subject.open_decoder(subject.full_depth_point) as decoder:
         _, step = decoder.start([prompt])
-        allowed = subject.allowed(decoder.capabilities)
+        allowed = subject.compute_allowed_difference(decoder.capabilities)
     off = np.abs(step.logits[0, -1:] - own[-1:]).max(axis=-1)
-    excess = first_excess(subject.lens, tokens, len(tokens) - 1, off, layers, allowed)
+    excess = first_excess(subject.reference_lens, tokens, len(tokens) - 1, off, layers, allowed)
     _, allowed = excess or (0, allowed)
     detail = f"the decoder's full-depth logits are off by {off[0]:.2g}, {allowed:g} allowed"
     emad_audit(Finding("full-depth logits", excess is None, detail, n=own.shape[-1], ties=0))
@@ -64,5 +64,7 @@ def test_declared_noise_is_what_rounding_can_honestly_need(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, full: bool
 ) -> None:
     subject = emad_evidence.subject
-    with subject.open(subject.full if full else emad_evidence.replay_validity.probing_point) as decoder:
-        emad_audit(check_declared_noise(decoder.capabilities.logit_noise, subject.largest_noise))
+    with subject.open_decoder(
+        subject.full_depth_point if full else emad_evidence.replay_validity.probing_point
+    ) as decoder:
+        emad_audit(check_declared_noise(decoder.capabilities.logit_noise, subject.max_declarable_noise))

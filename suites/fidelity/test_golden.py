@@ -39,7 +39,7 @@ def probing_point_with(**changed: Any) -> Callable[[ReplayValidity], OperatingPo
 GOLDEN_KINDS = {
     "greedy": GoldenKind(probing_point_with(), rows=4),
     "shallow": GoldenKind(lambda bridging: bridging.shallow_point),
-    "full": GoldenKind(lambda bridging: bridging.subject.full),
+    "full": GoldenKind(lambda bridging: bridging.subject.full_depth_point),
     "eager": GoldenKind(probing_point_with(schedule="free_eager")),
     "deferred": GoldenKind(probing_point_with(schedule="free_deferred")),
     "copying": GoldenKind(probing_point_with(schedule="copying")),
@@ -55,13 +55,13 @@ def test_tokens_and_depths_are_the_golden_ones(
     evidence, subject, asked = emad_evidence, emad_evidence.subject, GOLDEN_KINDS[kind]
     if subject.seed and kind != "greedy":
         pytest.skip("not applicable (kinds beside greedy are on record for seed 0 alone)")
-    point, prompts = asked.point(evidence.replay_validity), subject.prompts(asked.rows, LENGTH)
+    point, prompts = asked.point(evidence.replay_validity), subject.make_equal_prompts(asked.rows, LENGTH)
     if point.schedule not in subject.capabilities.schedules:
         pytest.skip(f"not applicable (the decoder has no schedule {point.schedule})")
-    if asked.temperature and not subject.decoder_is_ours:
+    if asked.temperature and not subject.has_reference_decoder:
         pytest.skip("not applicable (another decoder draws in its own way)")
 
-    with subject.open(point, max_rows=asked.rows, temperature=asked.temperature) as decoder:
+    with subject.open_decoder(point, max_rows=asked.rows, temperature=asked.temperature) as decoder:
 
         def take() -> GoldenTokens:
             made = decoder.generate(prompts, NEW, frozenset())
@@ -71,7 +71,7 @@ def test_tokens_and_depths_are_the_golden_ones(
 
         about = evidence.fingerprint[:16], subject.dtype, evidence.corpus, subject.seed, kind
         given = about, take, prompts, signal_noise(point)
-        declared, drawn = subject.allowed(decoder.capabilities), bool(asked.temperature)
+        declared, drawn = subject.compute_allowed_difference(decoder.capabilities), bool(asked.temperature)
         compared = emad_audit.compare_with_golden(*given, declared=declared, point=point, drawn=drawn)
     if not compared:
         pytest.skip("not applicable (no golden recorded)")

@@ -11,7 +11,7 @@ from emad_ref.audit.token_comparison import GoldenTokens, emitted_depths, logit_
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.switching import SwitchingRule, switch
 from emad_ref.measurements.pair_measurements import PairMeasurements
-from emad_ref.measurements.pair_models import VerifierDecoder, self_speculative_decoder, speculative_decoder
+from emad_ref.measurements.pair_models import VerifierDecoder, make_self_speculative_decoder, make_speculative_decoder
 from emad_ref.protocol import Prompt
 from pytest_emad.options import RunSettings
 from pytest_emad.recorder import Recorder
@@ -29,7 +29,7 @@ def generate_by_switching(temperature: float) -> Taking:
     """Entropy-adaptive decoding: which model emitted each token stands in the place of its depth."""
 
     def take(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
-        with pair.models.partners(rows=ROWS) as partners:
+        with pair.models.open_partners(rows=ROWS) as partners:
             made = switch(*partners, RULE, prompts, NEW, temperature=temperature, seed=pair.large.subject.seed)
             model, emitted = np.stack(made.model), made.record.emitted
             margin = np.full(model.shape, np.inf)
@@ -48,15 +48,17 @@ def generate_verified(decoder: VerifierDecoder, verifier: Partner, prompts: Sequ
 
 
 def generate_by_speculation(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
-    with pair.models.partners(rows=ROWS) as (draft, verifier):
-        return generate_verified(speculative_decoder(draft, verifier), verifier, prompts)
+    with pair.models.open_partners(rows=ROWS) as (draft, verifier):
+        return generate_verified(make_speculative_decoder(draft, verifier), verifier, prompts)
 
 
 def generate_self_drafted(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
-    if reason := pair.models.without_drafting:
+    if reason := pair.models.drafting_unavailable_reason:
         pytest.skip(f"not applicable ({reason})")
-    with pair.models.drafting(ROWS) as model:
-        return generate_verified(self_speculative_decoder(model, pair.models.exit_layers[0]), model, prompts)
+    with pair.models.open_self_drafter(ROWS) as model:
+        return generate_verified(
+            make_self_speculative_decoder(model, pair.models.drafting_exit_layers[0]), model, prompts
+        )
 
 
 PAIRED: dict[str, Taking] = {
@@ -70,7 +72,7 @@ PAIRED: dict[str, Taking] = {
 @pytest.fixture
 def audit(emad_pair: PairMeasurements, emad_settings: RunSettings, emad_record: Recorder) -> Auditor:
     large = emad_pair.large.subject
-    return Auditor(large.lens, large.tolerance, emad_settings, emad_record)
+    return Auditor(large.reference_lens, large.tolerance, emad_settings, emad_record)
 
 
 @pytest.mark.parametrize("kind", PAIRED)
@@ -78,10 +80,10 @@ def test_a_pair_emits_its_golden_tokens(emad_pair: PairMeasurements, audit: Audi
     subjects = small, large = [evidence.subject for evidence in emad_pair.models.both]
     if large.seed:
         pytest.skip("not applicable (pairs are on record for seed 0 alone)")
-    if kind == DRAWN and not all(subject.decoder_is_ours for subject in subjects):
+    if kind == DRAWN and not all(subject.has_reference_decoder for subject in subjects):
         pytest.skip("not applicable (other decoders show other logits, from which other tokens are drawn)")
-    declared = max(subject.allowed(subject.capabilities) for subject in subjects)
-    prompts = large.prompts(ROWS, LENGTH)
+    declared = max(subject.compute_allowed_difference(subject.capabilities) for subject in subjects)
+    prompts = large.make_equal_prompts(ROWS, LENGTH)
     about = f"{small.fingerprint[:16]}+{large.fingerprint[:16]}", large.dtype, large.corpus, large.seed, kind
 
     def take() -> GoldenTokens:

@@ -20,17 +20,19 @@ def test_at_full_depth_log_likelihoods_are_those_of_decoding_token_by_token(
     emad_evidence: ModelMeasurements, emad_audit: Auditor
 ) -> None:
     subject, longest = emad_evidence.subject, max(CONTINUATIONS)
-    if subject.seq2seq:
+    if subject.is_seq2seq:
         pytest.skip("not applicable (an encoder-decoder model: requests have no source)")
-    texts = [prompt.tokens.tolist() for prompt in subject.prompts(ROWS, CONTEXT + longest)]
+    texts = [prompt.tokens.tolist() for prompt in subject.make_equal_prompts(ROWS, CONTEXT + longest)]
     requests = [
         ForcedInput(tuple(text[: CONTEXT + n - 1]), CONTEXT - 1, (text[CONTEXT + n - 1],))
         for text, n in zip(texts, CONTINUATIONS, strict=True)
     ]
-    with subject.open(subject.full, max_rows=ROWS) as decoder:
+    with subject.open_decoder(subject.full_depth_point, max_rows=ROWS) as decoder:
         slow = np.array([likelihood for likelihood, _ in score_by_decoding(decoder, requests)])
-        noise = subject.allowed(decoder.capabilities)
-    fast = np.array([likelihood for likelihood, _ in score_by_replay(subject.stepper, subject.full, requests)])
+        noise = subject.compute_allowed_difference(decoder.capabilities)
+    fast = np.array(
+        [likelihood for likelihood, _ in score_by_replay(subject.stepper, subject.full_depth_point, requests)]
+    )
     allowed = 2 * noise * np.array(CONTINUATIONS)  # per token: its logit and the normaliser
     off = np.abs(fast - slow)
     detail = f"log-likelihoods off by {off.max():.2g} nats over {CONTINUATIONS} tokens"

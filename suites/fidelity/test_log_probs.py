@@ -18,6 +18,9 @@ def test_log_probabilities_are_the_models(
 ) -> None:
     """Ragged rows, a single token among them, and one prompt far into the window."""
     subject = emad_evidence.subject
-    lengths = [*subject.brief(emad_rng, ROWS, NEW), max(long_lengths(emad_rng, subject.audited_window - NEW))]
-    with subject.open_drawn(subject.full, emad_rng, lengths, 1) as (under_test, prompts, _):
+    lengths = [
+        *subject.draw_short_lengths(emad_rng, ROWS, NEW),
+        max(long_lengths(emad_rng, subject.audited_window_size - NEW)),
+    ]
+    with subject.open_with_drawn_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(log_probs(under_test, prompts, NEW, min(TOP, subject.stepper.vocabulary)))

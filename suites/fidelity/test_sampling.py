@@ -31,28 +31,34 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     At full depth an eighth of the cold temperature, too: there nothing is left open, and a least temperature shows.
     """
     subject = emad_evidence.subject
-    point = subject.full if full else emad_evidence.replay_validity.probing_point
+    point = subject.full_depth_point if full else emad_evidence.replay_validity.probing_point
     temperature = float(emad_rng.uniform(*TEMPERATURES[warmth]))
-    different, new = subject.share_of(DIFFERENT, FEWEST), subject.share_of(NEW, FEWEST_NEW[warmth])
-    prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, different, new), 1)
+    different, new = (
+        subject.scale_by_audit_share(DIFFERENT, FEWEST),
+        subject.scale_by_audit_share(NEW, FEWEST_NEW[warmth]),
+    )
+    prompts, _ = subject.draw_prompts(emad_rng, subject.draw_short_lengths(emad_rng, different, new), 1)
     prompts = [prompts[0], *prompts]
     seeds, coldest_seeds = SEEDS[f"{warmth}, full" if full else warmth], COLDEST
-    if subject.decoder_is_ours:
-        seeds, coldest_seeds = subject.share_of(min(seeds, OWN_SEEDS), 2), subject.share_of(OWN_COLDEST, 1)
+    if subject.has_reference_decoder:
+        seeds, coldest_seeds = (
+            subject.scale_by_audit_share(min(seeds, OWN_SEEDS), 2),
+            subject.scale_by_audit_share(OWN_COLDEST, 1),
+        )
     seeds = min(seeds, max(FEWEST_SEEDS, MOST_LOGITS // (subject.stepper.vocabulary * len(prompts) * new)))
     first, *others = (int(seed) for seed in emad_rng.choice(2**16, seeds, replace=False))
 
     def drawn(
         seed: int, stop: frozenset[int] = frozenset(), asked: float = temperature
     ) -> tuple[SampledRecord, Capabilities]:
-        with subject.open(point, max_rows=len(prompts), temperature=asked, seed=seed) as decoder:
+        with subject.open_decoder(point, max_rows=len(prompts), temperature=asked, seed=seed) as decoder:
             return (seed, decoder.generate(prompts, new, stop)), decoder.capabilities
 
     records = [drawn(seed)[0] for seed in (*others, first, first)]
     stop = early_stop_tokens(records[-1][1].emitted)
     ended, capabilities = drawn(first, stop)
     finding = sampling(
-        records, subject.lens, point, prompts, new, temperature, capabilities, emad_rng, subject.tolerance,
+        records, subject.reference_lens, point, prompts, new, temperature, capabilities, emad_rng, subject.tolerance,
         ended=ended, stop=stop,
     )  # fmt: skip
     emad_audit(finding)
@@ -62,4 +68,4 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
             for seed in emad_rng.choice(2**16, coldest_seeds, replace=False).tolist()
         ]
         given = point, prompts, new, temperature / COLDER, capabilities, emad_rng, subject.tolerance
-        emad_audit(sampling(coldest, subject.lens, *given, needed=0))
+        emad_audit(sampling(coldest, subject.reference_lens, *given, needed=0))

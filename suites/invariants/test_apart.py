@@ -16,12 +16,12 @@ NEW, ROWS, LENGTH = 8, 2, 8
 def test_the_judges_model_is_left_alone(emad_evidence: ModelMeasurements, emad_audit: Auditor, kind: str) -> None:
     """``open`` looks at it afterwards, and says what has changed: here, and in every other test."""
     subject = emad_evidence.subject
-    point = subject.full if kind == "full depth" else emad_evidence.replay_validity.probing_point
-    prompts = subject.prompts(ROWS, LENGTH)
-    before = subject.own_greedy(prompts, NEW)
-    with subject.open(point, max_rows=ROWS) as decoder:
+    point = subject.full_depth_point if kind == "full depth" else emad_evidence.replay_validity.probing_point
+    prompts = subject.make_equal_prompts(ROWS, LENGTH)
+    before = subject.generate_greedy(prompts, NEW)
+    with subject.open_decoder(point, max_rows=ROWS) as decoder:
         decoder.generate(prompts, NEW, frozenset())
-    alike = subject.own_greedy(prompts, NEW) == before
+    alike = subject.generate_greedy(prompts, NEW) == before
     detail = f"the model's own generate repeats {alike.sum()} of its {alike.size} tokens"
     emad_audit(Finding("model left alone", bool(alike.all()), detail, n=alike.size, ties=0))
 
@@ -30,7 +30,7 @@ def test_counted_work_is_the_work_that_runs(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_record: Recorder
 ) -> None:
     """Work that runs unseen is recorded as undecided and is no complaint: ``suites/cost`` asks the clock."""
-    seen = emad_evidence.flop_verification.observed
+    seen = emad_evidence.flop_verification.observed_finding
     if seen.passed is None:
         emad_record.record_audit(seen)
     else:

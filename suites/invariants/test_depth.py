@@ -22,8 +22,8 @@ def test_signals_depths_and_ledger_are_the_rules(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
-    lengths = subject.brief(emad_rng, ROWS, FED)
-    with subject.open_drawn(point, emad_rng, lengths, FED) as (under_test, prompts, continuation):
+    lengths = subject.draw_short_lengths(emad_rng, ROWS, FED)
+    with subject.open_with_drawn_prompts(point, emad_rng, lengths, FED) as (under_test, prompts, continuation):
         emad_audit(decisions(under_test, prompts, continuation))
 
 
@@ -31,9 +31,13 @@ def test_signals_depths_and_ledger_are_the_rules(
 def test_forced_depths_are_obeyed_and_rising_ones_refused(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, forces: bool
 ) -> None:
-    subject, point = emad_evidence.subject, emad_evidence.subject.full
-    lengths = subject.brief(emad_rng, ROWS, FED)
-    with subject.open_drawn(point, emad_rng, lengths, FED, forces=forces) as (under_test, prompts, continuation):
+    subject, point = emad_evidence.subject, emad_evidence.subject.full_depth_point
+    lengths = subject.draw_short_lengths(emad_rng, ROWS, FED)
+    with subject.open_with_drawn_prompts(point, emad_rng, lengths, FED, forces=forces) as (
+        under_test,
+        prompts,
+        continuation,
+    ):
         emad_audit(forced(under_test, prompts, continuation, emad_rng))
 
 
@@ -41,9 +45,13 @@ def test_forced_depths_are_obeyed_and_rising_ones_refused(
 def test_rollback_restores_tokens_cache_and_cap(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, forces: bool
 ) -> None:
-    subject, point = emad_evidence.subject, emad_evidence.subject.full
-    lengths = subject.brief(emad_rng, ROWS, FED)
-    with subject.open_drawn(point, emad_rng, lengths, FED, forces=forces) as (under_test, prompts, continuation):
+    subject, point = emad_evidence.subject, emad_evidence.subject.full_depth_point
+    lengths = subject.draw_short_lengths(emad_rng, ROWS, FED)
+    with subject.open_with_drawn_prompts(point, emad_rng, lengths, FED, forces=forces) as (
+        under_test,
+        prompts,
+        continuation,
+    ):
         emad_audit(rollback(under_test, prompts, continuation))
 
 
@@ -51,9 +59,13 @@ def test_rollback_restores_tokens_cache_and_cap(
 def test_sessions_side_by_side_keep_to_themselves(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, forces: bool
 ) -> None:
-    subject, point = emad_evidence.subject, emad_evidence.subject.full
-    lengths = subject.brief(emad_rng, ROWS, FED)
-    with subject.open_drawn(point, emad_rng, lengths, FED, forces=forces) as (under_test, prompts, continuation):
+    subject, point = emad_evidence.subject, emad_evidence.subject.full_depth_point
+    lengths = subject.draw_short_lengths(emad_rng, ROWS, FED)
+    with subject.open_with_drawn_prompts(point, emad_rng, lengths, FED, forces=forces) as (
+        under_test,
+        prompts,
+        continuation,
+    ):
         emad_audit(sessions(under_test, prompts, continuation, emad_rng))
 
 
@@ -62,5 +74,9 @@ def test_rows_of_a_batch_decide_alone(
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
     together = max(subject.budget.batch_sizes) + 1
-    with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, together, NEW), 1) as (under_test, prompts, _):
+    with subject.open_with_drawn_prompts(point, emad_rng, subject.draw_short_lengths(emad_rng, together, NEW), 1) as (
+        under_test,
+        prompts,
+        _,
+    ):
         emad_audit(rows(under_test, prompts, NEW))

@@ -32,12 +32,14 @@ def test_every_field_of_a_point_is_honoured_or_declined(
 
     def own(point: OperatingPoint) -> Decoder:
         decoder = WalkedDecoder(stepper, point)
-        return decoder if subject.source is None else FixedEncoderInput(decoder, subject.source)
+        return decoder if subject.audit_source is None else FixedEncoderInput(decoder, subject.audit_source)
 
     sizes = ModelDimensions(stepper.layers, stepper.vocabulary, int(stepper.unembedding.shape[1]))
-    (prompt,), continuation = subject.drawn_rows(emad_rng, [LENGTH], FED)
-    check = FieldsCheck(subject.open, own, subject.lens, sizes, NEW, emad_rng, subject.tolerance)
-    names = emad_rng.permutation(list(VARIANTS))[: subject.share_of(len(VARIANTS), len(VARIANTS) // FEWEST_PART)]
+    (prompt,), continuation = subject.draw_prompts(emad_rng, [LENGTH], FED)
+    check = FieldsCheck(subject.open_decoder, own, subject.reference_lens, sizes, NEW, emad_rng, subject.tolerance)
+    names = emad_rng.permutation(list(VARIANTS))[
+        : subject.scale_by_audit_share(len(VARIANTS), len(VARIANTS) // FEWEST_PART)
+    ]
     asked = {name: variant for name, variant in VARIANTS.items() if name in names}
     emad_audit(check.finding(prompt, continuation[0], asked))
 
@@ -48,8 +50,10 @@ def test_thresholds_are_compared_to_the_last_digit(
     subject = emad_evidence.subject
     if subject.stepper.layers < 2:
         pytest.skip("not applicable (a model of one layer has no probe)")
-    batches = [subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, 1), 1)[0] for _ in range(BATCHES)]
-    opened, layers = partial(subject.open, max_rows=ROWS), subject.stepper.layers
+    batches = [
+        subject.draw_prompts(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, 1), 1)[0] for _ in range(BATCHES)
+    ]
+    opened, layers = partial(subject.open_decoder, max_rows=ROWS), subject.stepper.layers
     emad_audit(comparisons(opened, layers, batches))
     try:
         emad_audit(comparisons(opened, layers, batches, signal="softmax_response"))  # it rises: ≥ takes the place of ≤
@@ -66,9 +70,9 @@ def test_as_many_logits_are_shown_as_are_wanted(
     Case ``full`` forces no depth; the others do so in every other feed.
     """
     subject, full = emad_evidence.subject, case != "probing"
-    point = subject.full if full else emad_evidence.replay_validity.probing_point
-    lengths = subject.brief(emad_rng, 1 if full else ROWS, SHOWN)
-    with subject.open_drawn(point, emad_rng, lengths, SHOWN, forces=case != "full") as (
+    point = subject.full_depth_point if full else emad_evidence.replay_validity.probing_point
+    lengths = subject.draw_short_lengths(emad_rng, 1 if full else ROWS, SHOWN)
+    with subject.open_with_drawn_prompts(point, emad_rng, lengths, SHOWN, forces=case != "full") as (
         under_test,
         prompts,
         continuation,
@@ -80,9 +84,12 @@ def test_the_same_tokens_cost_the_same_at_every_point(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
-    point, source = emad_evidence.replay_validity.probing_point, 0 if subject.source is None else len(subject.source)
-    fed = min(COUNTED, subject.audited_window // 2)
-    room = subject.audited_window - fed
-    (prompt,), (continuation,) = subject.drawn_rows(emad_rng, [int(emad_rng.integers(room // 2, room))], fed)
-    with subject.open(subject.full) as full, subject.open(point) as exiting:
+    point, source = (
+        emad_evidence.replay_validity.probing_point,
+        0 if subject.audit_source is None else len(subject.audit_source),
+    )
+    fed = min(COUNTED, subject.audited_window_size // 2)
+    room = subject.audited_window_size - fed
+    (prompt,), (continuation,) = subject.draw_prompts(emad_rng, [int(emad_rng.integers(room // 2, room))], fed)
+    with subject.open_decoder(subject.full_depth_point) as full, subject.open_decoder(point) as exiting:
         emad_audit(counters(full, exiting, prompt, continuation, fed, source))

@@ -25,7 +25,7 @@ def test_what_is_closed_or_rolled_back_gives_its_memory_back(
     subject, geometry = emad_evidence.subject, emad_evidence.subject.stepper.geometry
     if reason := unreadable_reason(subject.stepper.device):
         pytest.skip(f"not applicable ({reason})")
-    token, longest = 2 * 2 * geometry.layers * geometry.kv_heads * geometry.head_dim, subject.window // 2
+    token, longest = 2 * 2 * geometry.layers * geometry.kv_heads * geometry.head_dim, subject.window_size // 2
     tokens = min(math.ceil(SESSION / token), ROWS * longest)
     rows = math.ceil(tokens / longest)
     rounds = max(FEWEST, math.ceil(ENOUGH / (2 * tokens * token)))
@@ -35,6 +35,6 @@ def test_what_is_closed_or_rolled_back_gives_its_memory_back(
     def read() -> MemoryReading:
         return used_bytes(subject.stepper.device), tensor_bytes()
 
-    prompts, _ = subject.drawn_rows(emad_rng, [tokens // rows] * rows, 1)
-    with subject.open(subject.full, max_rows=rows) as decoder:
+    prompts, _ = subject.draw_prompts(emad_rng, [tokens // rows] * rows, 1)
+    with subject.open_decoder(subject.full_depth_point, max_rows=rows) as decoder:
         emad_audit(memory(decoder, prompts, rounds, math.ceil(FED / token / rows), token, geometry.layers, read))

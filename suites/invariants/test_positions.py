@@ -39,8 +39,8 @@ def test_forced_depths_are_obeyed_far_into_the_window(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, lengths: str
 ) -> None:
     subject = emad_evidence.subject
-    point, drawn = subject.full, LENGTHS[lengths](emad_rng, subject.audited_window - FED)
-    with subject.open_drawn(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
+    point, drawn = subject.full_depth_point, LENGTHS[lengths](emad_rng, subject.audited_window_size - FED)
+    with subject.open_with_drawn_prompts(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
         emad_audit(forced(under_test, prompts, continuation, emad_rng))
 
 
@@ -52,21 +52,21 @@ def test_every_position_is_written_and_read(
     Our own decoder has no blocks, but buffers: its prompts end at the edges of these.
     """
     subject = emad_evidence.subject
-    ours, share = subject.decoder_is_ours, subject.audit_share
+    ours, share = subject.has_reference_decoder, subject.audit_share
     if share < 1:
         emad_record.record_note(
             f"{subject.name}: audits of our own decoder ask for {share:.0%} of their rows, tokens, seeds and variants, "
-            f"or the fewest that decide, in the first {subject.audited_window} positions; --emad-budget standard asks "
-            "for all"
+            f"or the fewest that decide, in the first {subject.audited_window_size} positions; --emad-budget standard "
+            "asks for all"
         )
     rows = OWN_ROWS if ours else max(subject.budget.batch_sizes) + 1
-    window = min(subject.stepper.max_positions, subject.audited_window + BEYOND)
-    prompts, _ = subject.drawn_rows(emad_rng, [window] * rows, 0)
+    window = min(subject.stepper.max_positions, subject.audited_window_size + BEYOND)
+    prompts, _ = subject.draw_prompts(emad_rng, [window] * rows, 0)
     texts = np.stack([prompt.tokens for prompt in prompts])
-    with subject.open(subject.full, max_rows=rows) as decoder:
-        under_test = subject.under_test(decoder, subject.full)
+    with subject.open_decoder(subject.full_depth_point, max_rows=rows) as decoder:
+        under_test = subject.prepare_for_audit(decoder, subject.full_depth_point)
         edges = buffer_edge_lengths if ours else block_end_lengths
-        emad_audit(positions(under_test, subject.own_logits, texts, emad_rng, edges))
+        emad_audit(positions(under_test, subject.compute_model_logits, texts, emad_rng, edges))
 
 
 def test_generation_passes_every_position(
@@ -77,7 +77,7 @@ def test_generation_passes_every_position(
     unreached = ((UNREACHED_THRESHOLD[SIGNALS[probing.signal].sense],) * len(probing.probes),)
     point = replace(probing, name="watching", thresholds=unreached)
     subject, rows = emad_evidence.subject, max(emad_evidence.subject.budget.batch_sizes) + 1
-    new = -(-(subject.audited_window - 1) // rows) + BEYOND
+    new = -(-(subject.audited_window_size - 1) // rows) + BEYOND
     emad_audit(check_generation_to_window_end(subject, point, emad_rng, rows, new))
 
 
@@ -88,9 +88,9 @@ def check_generation_to_window_end(
 
     What a step left of a position is read by all later ones of its row, so a fault there shows in some row.
     """
-    new = min(new, subject.audited_window - 1, MOST // (subject.stepper.vocabulary * subject.stepper.layers))
-    lengths = rng.permutation(np.linspace(1, subject.audited_window - new, rows).astype(int)).tolist()
-    with subject.open_drawn(point, rng, lengths, 1) as (under_test, prompts, _):
+    new = min(new, subject.audited_window_size - 1, MOST // (subject.stepper.vocabulary * subject.stepper.layers))
+    lengths = rng.permutation(np.linspace(1, subject.audited_window_size - new, rows).astype(int)).tolist()
+    with subject.open_with_drawn_prompts(point, rng, lengths, 1) as (under_test, prompts, _):
         judge = Judge.of("generation", under_test, needed=0)
         with judge.tally:
             judge_record(judge, under_test.decoder.generate(prompts, new, frozenset()), prompts, new)
@@ -101,9 +101,12 @@ def test_forced_depths_are_obeyed_late_in_a_session(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
-    point, fed = subject.full, min(subject.share_of(LONG, LONG_AT_LEAST), subject.audited_window // 2)
-    drawn = short_lengths(emad_rng, 3, subject.audited_window - fed)
-    with subject.open_drawn(point, emad_rng, drawn, fed) as (under_test, prompts, continuation):
+    point, fed = (
+        subject.full_depth_point,
+        min(subject.scale_by_audit_share(LONG, LONG_AT_LEAST), subject.audited_window_size // 2),
+    )
+    drawn = short_lengths(emad_rng, 3, subject.audited_window_size - fed)
+    with subject.open_with_drawn_prompts(point, emad_rng, drawn, fed) as (under_test, prompts, continuation):
         emad_audit(forced(under_test, prompts, continuation, emad_rng))
 
 
@@ -111,8 +114,8 @@ def test_decisions_are_the_rules_far_into_the_window(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
-    drawn = long_lengths(emad_rng, subject.audited_window - FED)[:2]
-    with subject.open_drawn(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
+    drawn = long_lengths(emad_rng, subject.audited_window_size - FED)[:2]
+    with subject.open_with_drawn_prompts(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
         emad_audit(decisions(under_test, prompts, continuation))
 
 
@@ -127,16 +130,20 @@ def test_generation_holds_far_into_the_window(
     that pass every position token by token.
     """
     subject = emad_evidence.subject
-    point = subject.full if full else emad_evidence.replay_validity.probing_point
-    requests = [(long_lengths(emad_rng, subject.audited_window - FED)[: None if full else 2], FED)]
-    others = full and not subject.decoder_is_ours
+    point = subject.full_depth_point if full else emad_evidence.replay_validity.probing_point
+    requests = [(long_lengths(emad_rng, subject.audited_window_size - FED)[: None if full else 2], FED)]
+    others = full and not subject.has_reference_decoder
     if full:
-        requests += [([subject.audited_window - room] * (rows if others else 1), room) for room, rows in LAST.items()]
+        requests += [
+            ([subject.audited_window_size - room] * (rows if others else 1), room) for room, rows in LAST.items()
+        ]
     if others:
-        ends = block_end_lengths(emad_rng, subject.audited_window - AFTER_BLOCKS)
+        ends = block_end_lengths(emad_rng, subject.audited_window_size - AFTER_BLOCKS)
         requests += [(ends[first : first + ROWS], AFTER_BLOCKS) for first in range(0, len(ends), ROWS)]
     for lengths, new in requests:
-        with subject.open_drawn(point, emad_rng, lengths, 1) as (under_test, prompts, _):
+        with subject.open_with_drawn_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
             emad_audit(generation(under_test, prompts, new, needed=0))
     if others:
-        emad_audit(check_generation_to_window_end(subject, point, emad_rng, PASSING, subject.audited_window - SHORTER))
+        emad_audit(
+            check_generation_to_window_end(subject, point, emad_rng, PASSING, subject.audited_window_size - SHORTER)
+        )

@@ -54,7 +54,7 @@ CASES = pytest.mark.parametrize("case", ["full", "sessions", "probing"])
 
 
 def full_or_probing_point(evidence: ModelMeasurements, full: bool) -> OperatingPoint:
-    return evidence.subject.full if full else evidence.replay_validity.probing_point
+    return evidence.subject.full_depth_point if full else evidence.replay_validity.probing_point
 
 
 @CASES
@@ -63,12 +63,19 @@ def test_batches_as_large_as_verdicts_read_decide_row_by_row(
 ) -> None:
     """One row more than the largest, and a drawn number of rows below it; through ``generate`` alone, also few rows."""
     subject = emad_evidence.subject
-    point, most = full_or_probing_point(emad_evidence, case != "probing"), max(FEWEST, emad_evidence.most_rows) + 1
+    point, most = (
+        full_or_probing_point(emad_evidence, case != "probing"),
+        max(FEWEST, emad_evidence.max_request_rows) + 1,
+    )
     counts = [most, int(emad_rng.integers(FEWEST, most))]
     if case == "full":
-        together = TOGETHER[: subject.share_of(len(TOGETHER), 2)]
+        together = TOGETHER[: subject.scale_by_audit_share(len(TOGETHER), 2)]
         counts, most = [*counts, *together], max(most, *together)
-    with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, most, BATCHED), 1) as (under_test, prompts, _):
+    with subject.open_with_drawn_prompts(point, emad_rng, subject.draw_short_lengths(emad_rng, most, BATCHED), 1) as (
+        under_test,
+        prompts,
+        _,
+    ):
         emad_audit(batches(under_test, prompts, counts, BATCHED, sessions=case != "full"))
 
 
@@ -77,8 +84,8 @@ def test_rows_end_at_any_stop_token_and_at_no_other(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
 ) -> None:
     subject, point = emad_evidence.subject, full_or_probing_point(emad_evidence, full)
-    lengths = subject.brief(emad_rng, subject.share_of(ENDING, FEWEST_ENDING), NEW)
-    with subject.open_drawn(point, emad_rng, lengths, 1) as (under_test, prompts, _):
+    lengths = subject.draw_short_lengths(emad_rng, subject.scale_by_audit_share(ENDING, FEWEST_ENDING), NEW)
+    with subject.open_with_drawn_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(endings(under_test, prompts, NEW, emad_rng))
 
 
@@ -91,20 +98,20 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
     It is asked for fewer new tokens, too, if they tell enough prompts apart.
     """
     subject, full = emad_evidence.subject, case != "probing"
-    point, blocks = full_or_probing_point(emad_evidence, full), case == "full" and not subject.decoder_is_ours
+    point, blocks = full_or_probing_point(emad_evidence, full), case == "full" and not subject.has_reference_decoder
     for shortest, longest in (SHARED, SHARED_BLOCKS, SHARED_HALVES) if blocks else (SHARED,):
         halves = (shortest, longest) == SHARED_HALVES
-        room = subject.window - TOLD_APART
+        room = subject.window_size - TOLD_APART
         beyond = min(longest, room if halves else 2 * room // 3)  # one variation continues it by half
         length = int(emad_rng.integers(min(shortest, beyond - 1), beyond))
-        (text, other), _ = subject.drawn_rows(emad_rng, [length] * 2, 1)
-        variations = subject.share_of(VARIATIONS, FEWEST_VARIATIONS)
-        with subject.open(point, max_rows=variations) as decoder:
-            texts = subject.under_test(decoder, point), text.tokens, other.tokens
+        (text, other), _ = subject.draw_prompts(emad_rng, [length] * 2, 1)
+        variations = subject.scale_by_audit_share(VARIATIONS, FEWEST_VARIATIONS)
+        with subject.open_decoder(point, max_rows=variations) as decoder:
+            texts = subject.prepare_for_audit(decoder, point), text.tokens, other.tokens
             if not full:
                 emad_audit(prefixes(*texts, BETWEEN, emad_rng, variations=variations))
                 continue
-            for new in (FIRST_NEW, TOLD_APART) if subject.decoder_is_ours else (TOLD_APART,):
+            for new in (FIRST_NEW, TOLD_APART) if subject.has_reference_decoder else (TOLD_APART,):
                 sessions = case == "sessions"
                 asked = partial(prefixes, *texts, new, emad_rng, sessions=sessions, needed=DIFFERENT)
                 finding = asked(halves=True) if halves else asked(variations=variations)
@@ -117,9 +124,9 @@ def test_repeated_and_reordered_requests_get_the_same_answers(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
-    new = subject.share_of(NEW, FEWEST_NEW)
-    lengths = subject.brief(emad_rng, subject.share_of(REPEATED, FEWEST_REPEATED), new)
-    with subject.open_drawn(subject.full, emad_rng, lengths, 1) as (under_test, prompts, _):
+    new = subject.scale_by_audit_share(NEW, FEWEST_NEW)
+    lengths = subject.draw_short_lengths(emad_rng, subject.scale_by_audit_share(REPEATED, FEWEST_REPEATED), new)
+    with subject.open_with_drawn_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(repetitions(under_test, prompts, new, emad_rng))
 
 
@@ -128,19 +135,19 @@ def test_requests_at_once_get_the_answers_that_each_gets_alone(
 ) -> None:
     """Two and eight at once, greedy, then sampled at two temperatures beside greedy ones; if the decoder takes them."""
     subject = emad_evidence.subject
-    if subject.decoder_is_ours:
+    if subject.has_reference_decoder:
         pytest.skip("the reference decoder takes one request at a time")
-    lengths = subject.brief(emad_rng, SIMULTANEOUS, NEW)
-    with subject.open_drawn(subject.full, emad_rng, lengths, 1) as (under_test, prompts, _):
+    lengths = subject.draw_short_lengths(emad_rng, SIMULTANEOUS, NEW)
+    with subject.open_with_drawn_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(simultaneous(under_test, prompts, NEW, emad_rng))
     temperature = float(emad_rng.uniform(*HOT))
     seeds = emad_rng.choice(2**16, SEEDS, replace=False).tolist()
 
     def open_sampled(seed: int, asked: float) -> AbstractContextManager[Decoder]:
-        return subject.open(subject.full, max_rows=SAMPLED, temperature=asked, seed=seed)
+        return subject.open_decoder(subject.full_depth_point, max_rows=SAMPLED, temperature=asked, seed=seed)
 
-    lengths = subject.brief(emad_rng, SAMPLED, SAMPLED_NEW)
-    with subject.open_drawn(subject.full, emad_rng, lengths, 1) as (greedy, prompts, _):
+    lengths = subject.draw_short_lengths(emad_rng, SAMPLED, SAMPLED_NEW)
+    with subject.open_with_drawn_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (greedy, prompts, _):
         try:
             finding = sampled_at_once(open_sampled, seeds, greedy, prompts, SAMPLED_NEW, temperature, emad_rng)
         except Unsupported as refusal:
@@ -154,15 +161,15 @@ def test_streamed_tokens_are_those_of_whole_answers(
 ) -> None:
     """One, two and eight streams at once; of a decoder that streams. Their times are reported, and decide nothing."""
     subject = emad_evidence.subject
-    if subject.decoder_is_ours:
+    if subject.has_reference_decoder:
         pytest.skip("the reference decoder streams nothing")
     temperature = float(emad_rng.uniform(*HOT))
 
     def open_sampled(seed: int) -> AbstractContextManager[Decoder]:
-        return subject.open(subject.full, temperature=temperature, seed=seed)
+        return subject.open_decoder(subject.full_depth_point, temperature=temperature, seed=seed)
 
-    lengths = subject.brief(emad_rng, STREAMED, STREAMED_NEW)
-    with subject.open_drawn(subject.full, emad_rng, lengths, 1) as (under_test, prompts, _):
+    lengths = subject.draw_short_lengths(emad_rng, STREAMED, STREAMED_NEW)
+    with subject.open_with_drawn_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
         finding, arrivals = streams(under_test, prompts, STREAMED_NEW)
         emad_audit(finding)
         seeds = emad_rng.choice(2**16, 2, replace=False).tolist()
@@ -184,10 +191,10 @@ def test_requests_between_the_steps_of_sessions_change_nothing(
 ) -> None:
     """Three decoders at once: two at full depth, and one whose depth comes down or that stays there, too."""
     subject = emad_evidence.subject
-    points = [subject.full, full_or_probing_point(emad_evidence, full), subject.full]
-    between = subject.share_of(BETWEEN, FEWEST_BETWEEN)
-    prompts, continuation = subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, FED), FED)
+    points = [subject.full_depth_point, full_or_probing_point(emad_evidence, full), subject.full_depth_point]
+    between = subject.scale_by_audit_share(BETWEEN, FEWEST_BETWEEN)
+    prompts, continuation = subject.draw_prompts(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, FED), FED)
     with ExitStack() as stack:
-        opened = [stack.enter_context(subject.open(point, max_rows=ROWS)) for point in points]
-        decoders = [subject.under_test(decoder, point) for decoder, point in zip(opened, points, strict=True)]
+        opened = [stack.enter_context(subject.open_decoder(point, max_rows=ROWS)) for point in points]
+        decoders = [subject.prepare_for_audit(decoder, point) for decoder, point in zip(opened, points, strict=True)]
         emad_audit(interleaved(decoders, prompts, continuation, between))

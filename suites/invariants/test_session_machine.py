@@ -101,7 +101,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     @stop_search_if_declined
     def open_session(self, data: st.DataObject) -> None:
-        longest = min(LONG, self.subject.window - GROWTH)
+        longest = min(LONG, self.subject.window_size - GROWTH)
         length = st.one_of(st.integers(1, SHORT), st.integers(1, longest))
         lengths = data.draw(st.lists(length, min_size=1, max_size=ROWS), label="prompts")
         prompts = [self.draw_random_tokens(n) for n in lengths]
@@ -208,10 +208,12 @@ class SessionMachine(RuleBasedStateMachine):
         if not row.shown:
             return
         first = min(row.shown)
-        reference = self.subject.lens(np.array(row.history), first)
+        reference = self.subject.reference_lens(np.array(row.history), first)
         for position, (depth, logits, after) in sorted(row.shown.items()):
             off = np.abs(logits - reference.after(depth)[[position - first]]).max(axis=-1)
-            excess = first_excess(self.subject.lens, np.array(row.history), position, off, [depth], self.tolerance)
+            excess = first_excess(
+                self.subject.reference_lens, np.array(row.history), position, off, [depth], self.tolerance
+            )
             at, (_, allowed) = f"row {index}, position {position}, depth {depth}", excess or (0, 0.0)
             assert excess is None, f"{at}: logits off by {off[0]:.2g} after {after}, more than {allowed:g}"
         row.shown.clear()
@@ -251,9 +253,13 @@ def test_session_survives_any_order_of_operations(
     Case ``full`` forces no depth.
     """
     subject, wanted = emad_evidence.subject, property_test_settings(emad_settings.budget, STEPS)
-    point = subject.full if full else emad_evidence.replay_validity.probing_point
-    with subject.open(point, max_rows=ROWS) as decoder:
-        bound = {"subject": subject, "decoder": decoder, "tolerance": subject.allowed(decoder.capabilities)}
+    point = subject.full_depth_point if full else emad_evidence.replay_validity.probing_point
+    with subject.open_decoder(point, max_rows=ROWS) as decoder:
+        bound = {
+            "subject": subject,
+            "decoder": decoder,
+            "tolerance": subject.compute_allowed_difference(decoder.capabilities),
+        }
         bound["forces"] = not full
         with reraise_refusal():
             run_state_machine_as_test(type("BoundMachine", (SessionMachine,), bound), settings=wanted)

@@ -15,7 +15,7 @@ from emad_ref.audit.finding import MIN_DISCRIMINATING
 from emad_ref.decoding.partner import Partner
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.pair_measurements import PairMeasurements
-from emad_ref.measurements.pair_models import self_speculative_decoder, speculative_decoder
+from emad_ref.measurements.pair_models import make_self_speculative_decoder, make_speculative_decoder
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder
 from pytest_emad.options import RunSettings
@@ -25,10 +25,10 @@ from pytest_emad.suite_support import Auditor
 NEW, BESIDE = 12, 4
 Points = Callable[[ModelMeasurements, ModelMeasurements], tuple[OperatingPoint, OperatingPoint]]
 POINTS: dict[str, Points] = {
-    "full depth": lambda small, large: (small.subject.full, large.subject.full),
-    "emad in the verifier": lambda small, large: (small.subject.full, large.replay_validity.probing_point),
+    "full depth": lambda small, large: (small.subject.full_depth_point, large.subject.full_depth_point),
+    "emad in the verifier": lambda small, large: (small.subject.full_depth_point, large.replay_validity.probing_point),
     "emad in both": lambda small, large: (small.replay_validity.probing_point, large.replay_validity.probing_point),
-    "first layer in the verifier": lambda small, large: (small.subject.full, first_layer_exit_point(large)),
+    "first layer in the verifier": lambda small, large: (small.subject.full_depth_point, first_layer_exit_point(large)),
 }
 DISCRIMINATING = "first layer in the verifier"  # where depth decides nearly every token; at the others few of a dozen
 
@@ -42,7 +42,7 @@ def first_layer_exit_point(large: ModelMeasurements) -> OperatingPoint:
 def audit(emad_pair: PairMeasurements, emad_settings: RunSettings, emad_record: Recorder) -> Auditor:
     """Compares with the large model, up to ties of its logits."""
     large = emad_pair.large.subject
-    return Auditor(large.lens, large.tolerance, emad_settings, emad_record)
+    return Auditor(large.reference_lens, large.tolerance, emad_settings, emad_record)
 
 
 @pytest.mark.parametrize("rows", [1, BESIDE])
@@ -50,16 +50,16 @@ def audit(emad_pair: PairMeasurements, emad_settings: RunSettings, emad_record: 
 def test_speculation_emits_what_its_verifier_would(
     emad_pair: PairMeasurements, audit: Auditor, rows: int, depth: str
 ) -> None:
-    with emad_pair.models.partners(*POINTS[depth](*emad_pair.models.both), rows=rows) as (draft, verifier):
+    with emad_pair.models.open_partners(*POINTS[depth](*emad_pair.models.both), rows=rows) as (draft, verifier):
         needed = MIN_DISCRIMINATING if depth == DISCRIMINATING else 0
-        check_same_emissions(emad_pair, audit, rows, verifier, [speculative_decoder(draft, verifier)], needed)
+        check_same_emissions(emad_pair, audit, rows, verifier, [make_speculative_decoder(draft, verifier)], needed)
 
 
 def test_a_model_that_drafts_for_itself_emits_what_it_would(emad_pair: PairMeasurements, audit: Auditor) -> None:
-    if reason := emad_pair.models.without_drafting:
+    if reason := emad_pair.models.drafting_unavailable_reason:
         pytest.skip(f"not applicable ({reason})")
-    with emad_pair.models.drafting(BESIDE) as model:
-        decoders = [self_speculative_decoder(model, layer) for layer in emad_pair.models.exit_layers]
+    with emad_pair.models.open_self_drafter(BESIDE) as model:
+        decoders = [make_self_speculative_decoder(model, layer) for layer in emad_pair.models.drafting_exit_layers]
         check_same_emissions(emad_pair, audit, BESIDE, model, decoders)
 
 
@@ -68,10 +68,14 @@ def check_same_emissions(
 ) -> None:
     """Token by token up to ties, and at the depths that replay gives what was emitted; ``needed`` as in its audit."""
     large, point = pair.large.subject, verifier.point
-    prompts, _ = large.rows(rows, 1)
+    prompts, _ = large.make_ragged_prompts(rows, 1)
     own = verifier.decoder.generate(prompts, NEW, frozenset())
     for decoder in decoders:
         found = decoder.generate(prompts, NEW, frozenset())
         theirs, mine = ([tokens.tolist() for tokens in one.emitted] for one in (found, own))
         audit.require_same_tokens(prompts, theirs, mine, point, declared=verifier.decoder.capabilities.logit_noise)
-        audit(generation(replace(large.under_test(decoder, point), exact_context=True), prompts, NEW, needed=needed))
+        audit(
+            generation(
+                replace(large.prepare_for_audit(decoder, point), exact_context=True), prompts, NEW, needed=needed
+            )
+        )

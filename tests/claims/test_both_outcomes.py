@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emad_ref.claims.base import question_of
+from emad_ref.claims.base import find_question
 from emad_ref.statistics.goldens import (
     KnownVerdicts,
     RunConditions,
@@ -38,7 +38,7 @@ CORPUS, BUDGET = "simulated", "simulated"
 
 def outcomes(claim: str, case: Case) -> dict[str, str]:
     """Seed → what the question says of a draw of ``case``."""
-    decide = question_of(claim).decide
+    decide = find_question(claim).decide
     return {
         str(seed): decide(
             case.found(np.random.default_rng([SEED, seed])), asked(claim, np.random.default_rng([SEED, seed, 1]))

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from emad_ref.claims import early_exit_answers, early_exit_flops
-from emad_ref.claims.base import Answer, question_of
-from emad_ref.claims.early_exit_answers import answer_on_items, early_exit_premise
+from emad_ref.claims.base import Answer, find_question
+from emad_ref.claims.early_exit_answers import answer_on_items, find_unmet_early_exit_premise
 from emad_ref.errors import RunStopped
 from emad_ref.measurements.attachments import AttachedTable
 from emad_ref.measurements.early_exits import EarlyExitMeasurements
@@ -84,7 +84,7 @@ def test_what_was_not_asked_never_stands_for_a_verdict_on_files(made, data: Path
         (made(data, tokenizer=None), "unmeasured"),
     ):
         answer = answered(run)
-        assert answer.verdict == early_exit_premise(run, ee("EE-3"))
+        assert answer.verdict == find_unmet_early_exit_premise(run, ee("EE-3"))
         assert (answer.verdict.verdict, answer.corpus) == (outcome, "random tokens")
         assert (answer.exhibits.notes, answer.exhibits.tables) == ((), ())
         assert answer.fingerprint == run.fingerprint
@@ -109,7 +109,7 @@ def test_a_file_that_does_not_fit_ends_the_run_before_anything_is_decoded(made, 
 def test_arithmetic_stands_beside_what_is_unmeasured_and_alone_where_scores_say_nothing(
     made, data: Path, claim: str, outcome: str
 ) -> None:
-    without_files, random = (question_of(claim).answer(run, ee(claim)) for run in (made(), made(data, trained=False)))
+    without_files, random = (find_question(claim).answer(run, ee(claim)) for run in (made(), made(data, trained=False)))
     *arithmetic, items = without_files.verdict.legs
     assert (items.name, items.outcome) == ("items", "unmeasured")
     assert "no SQuAD/SamSum files" in items.reason
@@ -123,7 +123,7 @@ def test_arithmetic_stands_beside_what_is_unmeasured_and_alone_where_scores_say_
 def test_a_decoder_only_model_is_told_so_and_not_counted() -> None:
     run = ModelMeasurements(load("emad-nano"), Study(), RunResources())
     for claim in ("EE-1", "EE-4", "EE-13"):
-        answer = question_of(claim).answer(run, ee(claim))
+        answer = find_question(claim).answer(run, ee(claim))
         assert (answer.verdict.verdict, answer.verdict.legs) == ("not applicable", ())
         assert "a decoder-only model" in answer.verdict.reason
     arithmetic = early_exit_flops.answer_gain_formula(run, ee("EE-8"))
@@ -143,15 +143,15 @@ def test_jsd_meets_softmax_response_from_the_layer_on_at_which_it_decides_itself
     sides: list[OperatingPoint] = []
 
     def answered(task: str, rule: str, minimum: int) -> Any:
-        sides.append(EarlyExitMeasurements.point(exits, rule, minimum))  # type: ignore[arg-type]  # as far as a point needs it
+        sides.append(EarlyExitMeasurements.make_point(exits, rule, minimum))  # type: ignore[arg-type]  # as far as a point needs it
         return SimpleNamespace(exited=sides[-1])
 
     exits = SimpleNamespace(
         subject=SimpleNamespace(stepper=SimpleNamespace(layers=24, vocabulary=32_128)),
-        counting=[("qa", 7), ("qa", 19)],
-        answered=answered,
+        solved_settings=[("qa", 7), ("qa", 19)],
+        answer_by_rule=answered,
     )
-    contests = list(early_exit_answers.fair_comparisons(exits))  # type: ignore[arg-type]
+    contests = list(early_exit_answers.iterate_jsd_comparisons(exits))  # type: ignore[arg-type]
 
     def earliest(point: OperatingPoint) -> int:
         return min(layer for layer, least in zip(point.probes, point.thresholds[0], strict=True) if least < 1)
@@ -165,7 +165,7 @@ def test_jsd_meets_softmax_response_from_the_layer_on_at_which_it_decides_itself
 
 @pytest.mark.parametrize("claim", [claim for claim in DECIDED if claim != "EE-7"])
 def test_a_task_that_the_model_does_not_solve_takes_no_part(claim: str) -> None:
-    found, decide = survives(claim), question_of(claim).decide
+    found, decide = survives(claim), find_question(claim).decide
     told = {"qa": "not solved: full depth scores 0.100, an honest guess 0.200"}
     verdict = decide(having(found, unsolved=told), ee(claim))
     assert verdict.verdict == "survived"
@@ -196,7 +196,7 @@ def having(found: Any, **facts: Any) -> Any:
 
 @pytest.mark.parametrize("claim", DECIDED)
 def test_a_task_that_was_not_asked_cannot_have_survived(claim: str) -> None:
-    found, decide = survives(claim), question_of(claim).decide
+    found, decide = survives(claim), find_question(claim).decide
     assert decide(found, ee(claim)).verdict == "survived"
     verdict = decide(having(found, missing={"samsum": "no file"}), ee(claim))
     assert verdict.verdict == "inconclusive"
@@ -207,7 +207,7 @@ def test_a_task_that_was_not_asked_cannot_have_survived(claim: str) -> None:
 @pytest.mark.parametrize("claim", DECIDED)
 def test_fewer_items_than_the_register_asks_for_decide_nothing(claim: str) -> None:
     more = replace(ee(claim).claim, minimum={"items": 1000})
-    verdict = question_of(claim).decide(survives(claim), replace(ee(claim), claim=more))
+    verdict = find_question(claim).decide(survives(claim), replace(ee(claim), claim=more))
     assert verdict.verdict == "inconclusive"
     assert any("at least 1000 are needed" in leg.reason for leg in verdict.legs)
 
@@ -217,7 +217,7 @@ def test_legs_decided_elsewhere_share_the_error(claim: str) -> None:
     """Beside so many no p-value of these legs is small enough to falsify; one that survives shares nothing."""
 
     def legs(found: Any, outcome: str, other_legs: int = 0) -> list[str]:
-        verdict = question_of(claim).decide(found, replace(ee(claim), other_legs=other_legs))
+        verdict = find_question(claim).decide(found, replace(ee(claim), other_legs=other_legs))
         return [leg.name for leg in verdict.legs if leg.outcome == outcome and leg.p_falsify is not None]
 
     failing = [case.found(np.random.default_rng(0)) for case in simulations()[claim] if case.truth == "fails"]

@@ -10,8 +10,14 @@ import torch
 
 from emad_ref.benchmark.energy import EnergyResult, Unmeasured
 from emad_ref.claims import energy
-from emad_ref.claims.base import ClaimContext, ask, question_of
-from emad_ref.claims.energy import decide_energy, device_uuid, energy_by_batch, energy_counter, energy_evidence
+from emad_ref.claims.base import ClaimContext, answer_question, find_question
+from emad_ref.claims.energy import (
+    decide_energy,
+    find_device_uuid,
+    gather_energy_evidence,
+    measure_energy_by_batch_size,
+    open_energy_counter,
+)
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
@@ -37,29 +43,30 @@ def energies(ratio: float, pairs: int = 30, **told) -> EnergyResult:
 
 
 def test_replayed_readings_drive_the_verdict():
-    verdict = decide_energy(energy_evidence({1: energies(0.8), 4: energies(0.9)}), asked())
+    verdict = decide_energy(gather_energy_evidence({1: energies(0.8), 4: energies(0.9)}), asked())
     assert verdict.verdict == "survived"
     assert [leg.name for leg in verdict.legs] == ["batch 1", "batch 4"]
     assert verdict.legs[0].estimate == pytest.approx(0.8, rel=0.02)
     assert (verdict.unit, verdict.threshold, verdict.n) == (CLAIM.unit, 1.0, 30)
-    assert decide_energy(energy_evidence({1: energies(1.2)}), asked()).verdict == "falsified"
+    assert decide_energy(gather_energy_evidence({1: energies(1.2)}), asked()).verdict == "falsified"
 
 
 def test_as_many_pairs_as_a_smoke_run_has_decide_nothing_and_say_so():
-    verdict = decide_energy(energy_evidence({1: energies(0.5, pairs=energy.SMOKE_PAIRS)}), asked())
+    verdict = decide_energy(gather_energy_evidence({1: energies(0.5, pairs=energy.SMOKE_PAIRS)}), asked())
     assert verdict.verdict == "inconclusive"
     assert "6 pairs, at least 30 are needed" in verdict.reason
 
 
 def test_one_batch_size_that_cannot_be_read_leaves_no_number():
-    verdict = decide_energy(energy_evidence({1: energies(0.8), 4: Unmeasured("the device was lost")}), asked())
+    verdict = decide_energy(gather_energy_evidence({1: energies(0.8), 4: Unmeasured("the device was lost")}), asked())
     assert (verdict.verdict, verdict.reason, verdict.estimate) == ("unmeasured", "the device was lost", None)
 
 
 def test_what_the_counter_may_be_off_by_widens_the_interval_at_its_worst():
     """A saving of 3 % that every pair shows is no saving where each end of a window may be off by 2 %."""
     sure, steps = (
-        decide_energy(energy_evidence({1: energies(0.97, refresh_s=rest)}), asked()).legs[0] for rest in (0.0, 0.1)
+        decide_energy(gather_energy_evidence({1: energies(0.97, refresh_s=rest)}), asked()).legs[0]
+        for rest in (0.0, 0.1)
     )
     assert (sure.outcome, steps.outcome) == ("survived", "inconclusive")
     assert steps.estimate == sure.estimate
@@ -71,31 +78,31 @@ def test_on_a_processor_its_packages_are_read_where_there_is_time_for_it(monkeyp
     on_cpu = SimpleNamespace(device=torch.device("cpu"), places=[])
     board = Board(source="CPU package energy")
     monkeypatch.setattr(energy, "open_rapl", lambda: board)
-    with energy_counter(on_cpu, packages=True) as counter:
+    with open_energy_counter(on_cpu, packages=True) as counter:
         assert counter is board
-    with energy_counter(on_cpu) as counter:
+    with open_energy_counter(on_cpu) as counter:
         assert counter == Unmeasured("no NVML device: the decoder runs on no GPU")
 
 
 def test_the_instrument_and_its_self_check_are_told():
-    told = energy.energy_note(energy.with_self_check(energies(0.8), 0.1, 1.02))
+    told = energy.format_energy_note(energy.add_self_check(energies(0.8), 0.1, 1.02))
     where = "in this process alone (another on the device spoils a window)"
     assert (
         told == f"energy counter; {where}; moves every 100 ms; counted over integrated power: 1.02; 0 windows spoiled"
     )
-    alone = energy.with_self_check(energies(0.8), 0.1, Unmeasured("not offered by this driver"))
+    alone = energy.add_self_check(energies(0.8), 0.1, Unmeasured("not offered by this driver"))
     assert alone.caveats == ("no self-check: not offered by this driver",)
 
 
 def test_the_note_says_which_instrument_and_what_was_spoiled():
-    said = energy.energy_note(energies(0.8, spoiled=("throttled",), caveats=("sharing cannot be ruled out",)))
+    said = energy.format_energy_note(energies(0.8, spoiled=("throttled",), caveats=("sharing cannot be ruled out",)))
     assert said.endswith("; sharing cannot be ruled out; 1 windows spoiled")
 
 
 def test_without_a_gpu_it_is_unmeasured_and_nothing_is_timed(monkeypatch: pytest.MonkeyPatch):
     evidence = ModelMeasurements(load("emad-nano"), Study(corpus="self"), RunResources())
     monkeypatch.setattr(ModelMeasurements, "latency", property(lambda self: pytest.fail("timed")))
-    answer = ask(question_of("EMAD-N1"), evidence, asked())
+    answer = answer_question(find_question("EMAD-N1"), evidence, asked())
     assert answer.verdict.verdict == "unmeasured"
     assert answer.verdict.reason == "no NVML device: the decoder runs on no GPU"
     assert answer.exhibits.notes == ()
@@ -103,15 +110,15 @@ def test_without_a_gpu_it_is_unmeasured_and_nothing_is_timed(monkeypatch: pytest
 
 def test_a_model_on_two_devices_has_no_counter():
     places = [torch.device("cpu"), torch.device("meta")]
-    with energy_counter(SimpleNamespace(device=places[0], places=places)) as counter:
+    with open_energy_counter(SimpleNamespace(device=places[0], places=places)) as counter:
         assert counter == Unmeasured("the model lies on 2 devices, and a counter sees one of them")
-    assert device_uuid(places[0]) is None
+    assert find_device_uuid(places[0]) is None
 
 
 def test_windows_are_requests_of_the_timed_shape_on_fresh_prompts(monkeypatch: pytest.MonkeyPatch):
     """A board whose clock turns with every token generated: decoders really decode, the counter is replayed."""
     evidence = ModelMeasurements(load("emad-nano"), Study(corpus="self"), RunResources())
-    evidence.latency.request_shape, evidence.latency.point = (8, 4), evidence.subject.full
+    evidence.latency.request_shape, evidence.latency.most_saving_point = (8, 4), evidence.subject.full_depth_point
     board = Board()
     asked_of: list[tuple[int, int]] = []
 
@@ -133,12 +140,12 @@ def test_windows_are_requests_of_the_timed_shape_on_fresh_prompts(monkeypatch: p
     counted = ModelMeasurements(
         evidence.loaded, evidence.study, RunResources(make_decoder=lambda request: Counted(make(request)))
     )
-    counted.latency.request_shape, counted.latency.point = (8, 4), evidence.subject.full
+    counted.latency.request_shape, counted.latency.most_saving_point = (8, 4), evidence.subject.full_depth_point
     real = energy.measure_pairs
     monkeypatch.setattr(energy, "measure_pairs", lambda *a, **k: real(*a, **k, clock=board.clock))
     monkeypatch.setattr(energy, "refresh_seconds", lambda counter: 0.02)
     monkeypatch.setattr(energy, "counted_over_polled", lambda *a, **k: 1.0)
-    found = energy_by_batch(counted, board)
+    found = measure_energy_by_batch_size(counted, board)
     assert list(found) == [1, 4]
     for rows, each in found.items():
         assert isinstance(each, EnergyResult)
@@ -150,16 +157,16 @@ def test_windows_are_requests_of_the_timed_shape_on_fresh_prompts(monkeypatch: p
 @pytest.mark.parametrize(("budget", "pairs"), [("smoke", 6), ("standard", 60), ("full", 100)])
 def test_pairs_of_windows_are_half_of_those_of_requests(budget: str, pairs: int, monkeypatch: pytest.MonkeyPatch):
     evidence = ModelMeasurements(load("emad-nano"), Study(corpus="self", budget=BUDGETS[budget]), RunResources())
-    evidence.latency.request_shape, evidence.latency.point = (8, 4), evidence.subject.full
+    evidence.latency.request_shape, evidence.latency.most_saving_point = (8, 4), evidence.subject.full_depth_point
     wanted: list[int] = []
     none = Unmeasured("no clean window")
     monkeypatch.setattr(energy, "measure_pairs", lambda arms, count, *a, **k: wanted.append(count) or none)
     monkeypatch.setattr(energy, "refresh_seconds", lambda counter: 0.02)
     monkeypatch.setattr(energy, "counted_over_polled", lambda *a, **k: 1.0)
-    assert energy.energy_windows(evidence, Board(), 1) == none
+    assert energy.measure_energy(evidence, Board(), 1) == none
     assert wanted == [pairs]
 
 
 def test_nothing_is_tried_after_the_first_batch_size_that_cannot_be_measured():
     evidence = SimpleNamespace(study=Study())
-    assert energy_by_batch(evidence, Unmeasured("no driver")) == {1: Unmeasured("no driver")}
+    assert measure_energy_by_batch_size(evidence, Unmeasured("no driver")) == {1: Unmeasured("no driver")}

@@ -10,7 +10,7 @@ import pytest
 
 from emad_ref.audit.finding import AuditRefutedError
 from emad_ref.claims import speculation, switching
-from emad_ref.claims.base import RunPlan, ask, question_of
+from emad_ref.claims.base import RunPlan, answer_question, find_question
 from emad_ref.decoding.switching import SwitchingRule
 from emad_ref.measurements.pair_answers import TEXTS
 from emad_ref.measurements.pair_measurements import PairMeasurements
@@ -37,7 +37,7 @@ def pair(**holders) -> SimpleNamespace:
     return SimpleNamespace(name="small + large", corpus="world tasks", fingerprint="a+b", **holders)
 
 
-NOISE = SimpleNamespace(without_quality="random weights")
+NOISE = SimpleNamespace(quality_unavailable_reason="random weights")
 
 
 # ------------------------------------------------------------ premises
@@ -45,32 +45,39 @@ NOISE = SimpleNamespace(without_quality="random weights")
 
 @pytest.mark.parametrize("claim", ROUTED)
 def test_a_pair_with_nothing_to_route_is_not_judged(claim) -> None:
-    rules = SimpleNamespace(premise=lambda: "there is nothing to route", missing=lambda: "")
-    useless = pair(rules=rules, models=NOISE)
-    answer = ask(question_of(claim), useless, asked(claim, rng()))
+    rules = SimpleNamespace(
+        routing_unavailable_reason=lambda: "there is nothing to route", task_unavailable_reason=lambda: ""
+    )
+    useless = pair(routing_rules=rules, models=NOISE)
+    answer = answer_question(find_question(claim), useless, asked(claim, rng()))
     assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "there is nothing to route")
     assert (answer.corpus, answer.fingerprint) == ("world tasks", "a+b")
 
 
 @pytest.mark.parametrize("claim", ROUTED)
 def test_a_pair_that_nobody_asked_anything_is_unmeasured(claim) -> None:
-    rules = SimpleNamespace(premise=lambda: "no task", missing=lambda: "no task")
-    unasked = pair(rules=rules, models=NOISE)
-    answer = ask(question_of(claim), unasked, asked(claim, rng()))
+    rules = SimpleNamespace(routing_unavailable_reason=lambda: "no task", task_unavailable_reason=lambda: "no task")
+    unasked = pair(routing_rules=rules, models=NOISE)
+    answer = answer_question(find_question(claim), unasked, asked(claim, rng()))
     assert (answer.verdict.verdict, answer.verdict.reason) == ("unmeasured", "no task")
 
 
 @pytest.mark.parametrize("claim", ["EAD-A3", "EAD-A4"])
 def test_tokens_of_options_are_nobodys(claim) -> None:
-    rules = SimpleNamespace(premise=lambda: "", missing=lambda: "", tasks=["arc_easy"], written=[])
-    answer = ask(question_of(claim), pair(rules=rules), asked(claim, rng()))
+    rules = SimpleNamespace(
+        routing_unavailable_reason=lambda: "",
+        task_unavailable_reason=lambda: "",
+        tasks_worth_routing=["arc_easy"],
+        written_tasks_worth_routing=[],
+    )
+    answer = answer_question(find_question(claim), pair(routing_rules=rules), asked(claim, rng()))
     assert answer.verdict.verdict == "not applicable"
     assert "arc_easy: options are read, no token is emitted" in answer.verdict.reason
 
 
 @pytest.mark.parametrize("claim", SPECULATING)
 def test_weights_without_quality_are_not_judged(claim) -> None:
-    answer = ask(question_of(claim), pair(models=NOISE), asked(claim, rng()))
+    answer = answer_question(find_question(claim), pair(models=NOISE), asked(claim, rng()))
     assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "random weights")
 
 
@@ -80,23 +87,23 @@ def test_a_decoder_that_declines_makes_the_claim_not_applicable(claim) -> None:
         raise Unsupported("no session")
 
     class Declining:
-        without_quality = property(lambda self: declines())
+        quality_unavailable_reason = property(lambda self: declines())
 
-    declined = pair(rules=SimpleNamespace(premise=declines), models=Declining())
-    answer = ask(question_of(claim), declined, asked(claim, rng()))
+    declined = pair(routing_rules=SimpleNamespace(routing_unavailable_reason=declines), models=Declining())
+    answer = answer_question(find_question(claim), declined, asked(claim, rng()))
     assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "no session")
 
 
 def test_the_headline_is_asked_of_names_alone() -> None:
     names = PairNames("no such model", "nor this one")
-    answer = ask(question_of("EAD-H1"), names, replace(asked("EAD-H1", rng()), model=names.name))
+    answer = answer_question(find_question("EAD-H1"), names, replace(asked("EAD-H1", rng()), model=names.name))
     assert (answer.verdict.verdict, answer.verdict.model) == ("survived", "no such model + nor this one")
     assert (answer.corpus, answer.fingerprint) == ("", "")
 
 
 @pytest.mark.parametrize("claim", ["EAD-H1", *ROUTED, *SPECULATING])
 def test_a_pair_is_judged_once_however_many_models_a_run_judges(claim) -> None:
-    docket, question = RunPlan(load_register(), Study(), models=5), question_of(claim)
+    docket, question = RunPlan(load_register(), Study(), models=5), find_question(claim)
     assert question.about == ("names" if claim == "EAD-H1" else "pair")
     assert docket._times(question) == 1
     assert docket._times(replace(question, about="model")) == 5
@@ -109,8 +116,8 @@ def test_what_catching_up_costs_needs_no_score(trained, corpus) -> None:
     small, large = map(load, names)
     loaded = replace(small, trained=trained), replace(large, trained=trained)
     alike = PairMeasurements(*loaded, Study(), RunResources(), names=names, savings=(0.415, 0.67), size=FEW)
-    alike.rules.compared = {}
-    answer = ask(question_of("EAD-H2"), alike, asked("EAD-H2", rng()))
+    alike.routing_rules.comparisons = {}
+    answer = answer_question(find_question("EAD-H2"), alike, asked("EAD-H2", rng()))
     assert (answer.verdict.verdict, answer.corpus) == ("measured", corpus)
     assert answer.verdict.n == FEW.judged
     shares = [leg.estimate for leg in answer.verdict.legs if leg.name.endswith("by token share")]
@@ -123,8 +130,8 @@ def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
     """Where the models cannot be told apart the ratios are numbers, of the rule that comes nearest to the saving."""
     names = ("emad-nano", "emad-tiny")
     alike = PairMeasurements(*map(load, names), Study(), RunResources(), names=names, savings=(0.415, 0.67), size=FEW)
-    alike.rules.compared = {}
-    answer = ask(question_of("EAD-F2"), alike, asked("EAD-F2", rng()))
+    alike.routing_rules.comparisons = {}
+    answer = answer_question(find_question("EAD-F2"), alike, asked("EAD-F2", rng()))
     assert answer.verdict.verdict == "not applicable"
     assert "there is nothing to route" in answer.verdict.reason
     assert [leg.outcome for leg in answer.verdict.legs] == ["measured"] * 9
@@ -132,11 +139,14 @@ def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
     assert (wall.name, flops.name) == ("wall-clock", "FLOPs")
     assert assisted.name == "wall-clock, against assisted generation"
     assert lookup.name == "wall-clock, against prompt lookup"
-    spent = {arm: alike.models.spent(alike.timing.rivals.outputs[arm]).sum() for arm in ("EAD", "speculative")}
+    spent = {
+        arm: alike.models.compute_flops_per_decoding(alike.latency.switching_timings.outputs[arm]).sum()
+        for arm in ("EAD", "speculative")
+    }
     assert flops.estimate == pytest.approx(spent["speculative"] / spent["EAD"], rel=1e-9)
     arms = ("large", "EAD", "speculative", "assisted", "prompt lookup")
     assert [leg.name for leg in speeds] == [f"{arm}: tokens per second" for arm in arms]
-    assert alike.timing.rule == alike.rules.nearest(alike.timing.task, 0.415)
+    assert alike.latency.timed_rule == alike.routing_rules.find_rule_nearest_saving(alike.latency.timed_task, 0.415)
     (note,) = answer.exhibits.notes
     assert note.startswith("emad-nano + emad-tiny: timed large, speculative, EAD, assisted, prompt lookup, ")
     assert note.endswith("30 pairs in this process alone (the budget smoke starts no others)")
@@ -171,11 +181,15 @@ def test_no_value_is_compared_with_itself_and_all_at_one_saving(claim, constants
         return SimpleNamespace(score=score)
 
     rules = SimpleNamespace(
-        premise=lambda: "", tasks=["task"], constants=lambda task: constants, routed=routed,
-        put_forward=lambda task: SwitchingRule(0.3, constants.window, constants.least_run),
-        judged=lambda rule, task: SimpleNamespace(large_share=0.5),
+        routing_unavailable_reason=lambda: "", tasks_worth_routing=["task"],
+        scale_paper_constants=lambda task: constants,
+        route_at_saving=routed,
+        propose_rule=lambda task: SwitchingRule(0.3, constants.window, constants.least_run),
+        answer_judged_items=lambda rule, task: SimpleNamespace(large_share=0.5),
     )  # fmt: skip
-    answer = ask(question_of(claim), pair(rules=rules, savings=(0.415, 0.67)), asked(claim, rng()))
+    answer = answer_question(
+        find_question(claim), pair(routing_rules=rules, savings=(0.415, 0.67)), asked(claim, rng())
+    )
     lost = [leg.name for leg in answer.verdict.legs if "score lost" in leg.name]
     assert [int(name.split(" = ")[1].split()[0]) for name in lost] == compared
     assert {saving for saving, _ in savings} == {0.415}
@@ -190,7 +204,7 @@ def test_tokens_are_decisive_by_their_own_entropy_and_wrong_by_the_large_models_
     )
     done = SimpleNamespace(walks=walks, right=ByItem(np.array([True, False]), np.array([7, 7])))
     agrees = [np.array([False, False, True]), np.array([False])]
-    found = switching.decisive_token_counts("task", done, agrees, threshold_bits=0.5)
+    found = switching.count_decisive_tokens("task", done, agrees, threshold_bits=0.5)
     assert found.wrong.cluster.tolist() == [7, 7], "items that belong together stay so"
     columns = (found.decisive, found.decisive_small, found.wrong, found.calm, found.calm_wrong)
     assert [column.values.tolist() for column in columns] == [[2, 0], [1, 0], [1, 0], [1, 1], [0, 1]]
@@ -203,19 +217,21 @@ def test_gates_whose_mixtures_score_best_are_judged(monkeypatch) -> None:
     def gated(k, gate_bits, task, split, count):
         assert (split, count) == ("validate", FEW.tried)
         share, score = tried[k, gate_bits]
-        return SimpleNamespace(large_share=share, score=score)
+        return SimpleNamespace(large_share=share, mean_score=score)
 
-    alone = SimpleNamespace(large_share=1.0, score=0.8)
-    monkeypatch.setattr(switching, "gates_bits", lambda pair, task: [None, 2.0])
-    answering = pair(answers=SimpleNamespace(gated=gated, alone=lambda *asked: alone), size=FEW)
-    assert switching.gates_on_front(answering, "task") == [(0, None), (2, None), (2, 2.0)]
+    alone = SimpleNamespace(large_share=1.0, mean_score=0.8)
+    monkeypatch.setattr(switching, "choose_gate_bits", lambda pair, task: [None, 2.0])
+    answering = pair(
+        answers=SimpleNamespace(answer_by_gated_speculation=gated, answer_by_one_model=lambda *asked: alone), size=FEW
+    )
+    assert switching.find_front_gates(answering, "task") == [(0, None), (2, None), (2, 2.0)]
 
 
 def test_gates_keep_no_refused_draft_some_or_every_one() -> None:
     drafts = (np.array([0.3, 2.5]), np.array([1.0]))
-    answers = SimpleNamespace(gated=lambda *asked: SimpleNamespace(entropy_bits=drafts))
+    answers = SimpleNamespace(answer_by_gated_speculation=lambda *asked: SimpleNamespace(entropy_bits=drafts))
     answering = pair(answers=answers, size=FEW, models=SimpleNamespace(vocabulary=512))
-    none, middle, _, every = switching.gates_bits(answering, "task")
+    none, middle, _, every = switching.choose_gate_bits(answering, "task")
     assert none is None
     assert middle == 1.0
     assert every > 9.0, "a gate refuses what reaches it, and 9 bits is the most that 512 tokens have"
@@ -228,12 +244,14 @@ def test_gates_keep_no_refused_draft_some_or_every_one() -> None:
 def bundled() -> PairMeasurements:
     names = ("emad-nano", "emad-tiny")
     made = PairMeasurements(*map(load, names), Study(), RunResources(), names=names, savings=(0.415,), size=FEW)
-    made.rules.compared = {"inventory": SimpleNamespace(worth_routing=True, gap=SimpleNamespace(value=1.0))}
+    made.routing_rules.comparisons = {
+        "inventory": SimpleNamespace(is_worth_routing=True, gap=SimpleNamespace(value=1.0))
+    }
     return made
 
 
 def test_adaptive_depth_is_timed_only_behind_the_same_output(bundled) -> None:
-    answer = ask(question_of("EMAD-E8"), bundled, asked("EMAD-E8", rng()))
+    answer = answer_question(find_question("EMAD-E8"), bundled, asked("EMAD-E8", rng()))
     assert answer.verdict.verdict == "measured"
     assert answer.verdict.n == FEW.reported
     assert {leg.estimate for leg in answer.verdict.legs if "verifier's own" in leg.name} == {speculation.CHECKED}
@@ -255,8 +273,8 @@ class Lying:
 
 def test_an_untied_difference_cannot_be_missed(bundled, monkeypatch) -> None:
     """It is no number and no verdict: whoever asks fails, before anything is timed."""
-    own = speculation.speculative_decoder
-    monkeypatch.setattr(speculation, "speculative_decoder", lambda draft, verifier: Lying(own(draft, verifier)))
-    monkeypatch.setattr(bundled.timing, "timed", lambda arms, pairs: pytest.fail("timed all the same"))
+    own = speculation.make_speculative_decoder
+    monkeypatch.setattr(speculation, "make_speculative_decoder", lambda draft, verifier: Lying(own(draft, verifier)))
+    monkeypatch.setattr(bundled.latency, "time_arms", lambda arms, pairs: pytest.fail("timed all the same"))
     with pytest.raises(AuditRefutedError, match=r"row 3, new token 2: .* and no tie excuses it"):
-        ask(question_of("EMAD-E8"), bundled, asked("EMAD-E8", rng()))
+        answer_question(find_question("EMAD-E8"), bundled, asked("EMAD-E8", rng()))

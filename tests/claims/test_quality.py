@@ -12,7 +12,7 @@ import pytest
 
 from emad_ref.claims import quality
 from emad_ref.claims.base import ClaimContext
-from emad_ref.claims.quality import QualityEvidence, perplexity_leg, simes
+from emad_ref.claims.quality import QualityEvidence, format_perplexity_leg_name, simes_pvalue
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.operating_points import PointMeasurements
 from emad_ref.point import full_depth
@@ -302,20 +302,20 @@ def test_tasks_that_were_not_to_be_judged_are_not_named_the_worst():
 
 @pytest.mark.parametrize(("pvalues", "found"), [([0.04], 0.04), ([0.04, 0.04], 0.04), ([0.01, 0.9], 0.02), ([1, 1], 1)])
 def test_partial_conjunctions_are_by_simes(pvalues, found):
-    assert simes(pvalues) == pytest.approx(found)
+    assert simes_pvalue(pvalues) == pytest.approx(found)
 
 
 def test_simes_of_nothing_is_refused():
     with pytest.raises(BadArgument, match="at least one"):
-        simes([])
+        simes_pvalue([])
 
 
 def test_two_of_five_tasks_at_the_threshold_are_falsified_and_survive_at_five_per_cent():
     """Where the criterion is decided, both ways, on p-values as good as they come: uniform and independent."""
     rng, draws = np.random.default_rng(4), 20_000
     at_threshold = np.sort(rng.random((draws, 5)), axis=1)
-    falsified = np.mean([simes(p[1:]) <= 0.05 for p in at_threshold])
-    survived = np.mean([simes([0.0, *p][-2:]) <= 0.05 for p in np.sort(rng.random((draws, 2)), axis=1)])
+    falsified = np.mean([simes_pvalue(p[1:]) <= 0.05 for p in at_threshold])
+    survived = np.mean([simes_pvalue([0.0, *p][-2:]) <= 0.05 for p in np.sort(rng.random((draws, 2)), axis=1)])
     assert falsified <= 0.05
     assert survived == pytest.approx(0.05, abs=0.005)
 
@@ -413,12 +413,12 @@ def test_the_runs_corpus_and_perplexity_tasks_are_judged_together():
         return {"lm-eval's wikitext": other}
 
     evidence = SimpleNamespace(
-        points=SimpleNamespace(at=lambda loss: held),
-        scored=SimpleNamespace(published=SimpleNamespace(corpora=corpora)),
+        points=SimpleNamespace(measure_point=lambda loss: held),
+        task_scores=SimpleNamespace(published=SimpleNamespace(compute_nll_by_corpus=corpora)),
     )
-    judged = quality.measurements_at(evidence, SimpleNamespace(point=full_depth(4)))
+    judged = quality.measure_point(evidence, SimpleNamespace(point=full_depth(4)))
     assert list(judged.perplexity) == ["self", "lm-eval's wikitext"]
     assert judged.perplexity["self"] is own
     assert judged.tasks is held.tasks
     assert asked == [full_depth(4)]
-    assert outcomes(f1(judged))[perplexity_leg("p", "lm-eval's wikitext")] == "falsified"
+    assert outcomes(f1(judged))[format_perplexity_leg_name("p", "lm-eval's wikitext")] == "falsified"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from emad_ref.claims import ablations, entropy_premises, speedup
-from emad_ref.claims.base import Answer, RunPlan, ask, decoder_refusal, question_of
+from emad_ref.claims.base import Answer, RunPlan, answer_question, decoder_unusable_reason, find_question
 from emad_ref.claims.entropy_premises import EstimatorRankingEvidence
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.traces import EntropyEstimates
@@ -42,7 +42,7 @@ def sound(stepper: Stepper) -> ModelMeasurements:
 
 def answered(claim: str, evidence: ModelMeasurements) -> Answer:
     docket = RunPlan(load_register(), evidence.study)
-    return ask(question_of(claim), evidence, docket.asked(claim, evidence.name, LAYERS))
+    return answer_question(find_question(claim), evidence, docket.make_context(claim, evidence.name, LAYERS))
 
 
 # ---------------------------------------------------------------- the unit of EMAD-E4
@@ -68,7 +68,7 @@ def test_windows_of_one_document_are_no_documents_of_their_own() -> None:
 def test_estimators_are_resampled_by_document(sound: ModelMeasurements) -> None:
     """The text has two windows of every other document."""
     verdict = answered("EMAD-E4", sound).verdict
-    windows = sound.subject.sequences("evaluate", entropy_premises.READ)
+    windows = sound.subject.cut_windows("evaluate", entropy_premises.READ)
     assert len(windows) > DOCUMENTS
     assert {leg.n for leg in verdict.legs} == {DOCUMENTS}
 
@@ -85,7 +85,7 @@ def test_estimators_are_resampled_by_document(sound: ModelMeasurements) -> None:
 def test_estimators_have_the_sizes_the_paper_means(vocabulary: int, width: int, names: list[str]) -> None:
     """K of 32 and 128, yet at most V/64 and V/16; ranks d/16 and d/8."""
     subject = SimpleNamespace(stepper=SimpleNamespace(unembedding=np.zeros((vocabulary, width))))
-    paper = EntropyEstimates(SimpleNamespace(subject=subject)).paper
+    paper = EntropyEstimates(SimpleNamespace(subject=subject)).paper_estimators
     assert [estimator.name for estimator in paper] == names
 
 
@@ -112,16 +112,16 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Known:
         def __init__(self, points: Any, *divided: Any):
-            self.point = points.traces.profile.point(0.0)
+            self.most_saving_point = points.traces.profile.point(0.0)
 
-        def against_full(self, points: Any, *, decides: bool) -> Any:
+        def time_against_full_depth(self, points: Any, *, decides: bool) -> Any:
             assert decides
             noise = np.random.default_rng(0).uniform(0.99, 1.01, (len(factors), PAIRS))
             seconds = {name: factors[name] * noise[i] for i, name in enumerate(["full", *points])}
             columns = {name: ByPair(column) for name, column in seconds.items()}
-            return SimpleNamespace(by_pair=lambda: columns, skipped=lambda arm, layers: 0.4)
+            return SimpleNamespace(seconds_by_pair=lambda: columns, compute_skipped_share=lambda arm, layers: 0.4)
 
-        def description(self, what: str, races: Any) -> str:
+        def describe_timing(self, what: str, races: Any) -> str:
             return f"timed {what}"
 
     monkeypatch.setattr("emad_ref.measurements.model_measurements.LatencyBenchmark", Known)
@@ -149,7 +149,7 @@ def test_times_stand_behind_a_bridge_that_failed_without_flops_and_copied_qualit
 def test_random_weights_are_timed_without_a_word_about_quality(stepper: Stepper) -> None:
     evidence = small_evidence(stepper)
     evidence.loaded.trained = False
-    evidence.replay_validity.bridge = None  # asking it would be an error
+    evidence.replay_validity.bridge_finding = None  # asking it would be an error
     answer = answered("EMAD-E7", evidence)
     assert [leg.name for leg in answer.verdict.legs] == [*speedup.EXACT, *BESIDE]
     assert answer.exhibits.notes == ("timed repairs",)
@@ -163,7 +163,7 @@ def test_a_decoder_that_declines_a_schedule_is_not_judged_by_its_time(
     def declines(points: Any, *, decides: bool) -> Any:
         raise Unsupported("monotone depth only")
 
-    monkeypatch.setattr(evidence.latency, "against_full", declines)
+    monkeypatch.setattr(evidence.latency, "time_against_full_depth", declines)
     verdict = answered("EMAD-E7", evidence).verdict
     assert (verdict.verdict, verdict.reason) == ("not applicable", "monotone depth only")
 
@@ -172,16 +172,16 @@ def test_quality_that_the_decoder_leaves_open_is_refused_by_it(stepper: Stepper)
     evidence = refuted(small_evidence(stepper))
     found = answered("EMAD-F1", evidence)
     assert (found.verdict.verdict, found.refused) == ("not applicable", SPEAKS_NOT)
-    assert decoder_refusal(small_evidence(stepper)) == ""
+    assert decoder_unusable_reason(small_evidence(stepper)) == ""
     evidence.loaded.trained = False
-    assert decoder_refusal(evidence) == "", "random weights have no quality that anybody could decide"
+    assert decoder_unusable_reason(evidence) == "", "random weights have no quality that anybody could decide"
 
 
 def test_without_a_saving_of_its_own_no_foreign_profile_is_calibrated(stepper: Stepper) -> None:
     """A model that generates its own foreign text takes minutes for it."""
     evidence = small_evidence(stepper)
-    never = replace(evidence.traces.calibrated(PROBES), targets_nats=(0.0,) * len(PROBES))
-    evidence.traces.calibrated = lambda *args, **options: never
-    evidence.shifted = SimpleNamespace(corpus="another")  # without traces
+    never = replace(evidence.traces.calibrate_profile(PROBES), targets_nats=(0.0,) * len(PROBES))
+    evidence.traces.calibrate_profile = lambda *args, **options: never
+    evidence.on_shifted_corpus = SimpleNamespace(corpus="another")  # without traces
     verdict = answered("EMAD-E6", evidence).verdict
     assert (verdict.verdict, verdict.reason) == ("not applicable", ablations.NO_SAVING)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from emad_ref.claims import base
-from emad_ref.claims.base import Answer, ClaimContext, Question, RunPlan, ask, question_of
+from emad_ref.claims.base import Answer, ClaimContext, Question, RunPlan, answer_question, find_question
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.protocol import Unsupported
@@ -40,7 +40,7 @@ def test_what_a_decoder_declines_is_not_applicable_and_refused() -> None:
     def answer(evidence: Simulated, asked: ClaimContext) -> Answer:
         raise Unsupported("only lowers depth")
 
-    found = ask(Question("EMAD-E5", "model", answer), Simulated(), context())
+    found = answer_question(Question("EMAD-E5", "model", answer), Simulated(), context())
     assert found.verdict.verdict == "not applicable"
     assert found.verdict.reason == found.refused == "only lowers depth"
     assert (found.corpus, found.fingerprint) == ("made up", "abc")
@@ -57,12 +57,12 @@ def test_other_errors_are_not_swallowed() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        ask(Question("EMAD-E5", "model", answer), Simulated(), context())
+        answer_question(Question("EMAD-E5", "model", answer), Simulated(), context())
 
 
 def test_a_row_without_a_question_is_named_with_the_way_to_add_one() -> None:
     with pytest.raises(BadArgument, match=r"claim='EMAD-X9'.*own-claim"):
-        question_of("EMAD-X9")
+        find_question("EMAD-X9")
 
 
 # ------------------------------------------------------------ the plan of a run
@@ -81,12 +81,12 @@ LEGS = {
 
 
 def other_legs(claim: str, study: Study = RUN, **docket: Any) -> int:
-    return RunPlan(REGISTER, study, **docket).other_legs(claim, LAYERS)
+    return RunPlan(REGISTER, study, **docket).count_other_legs(claim, LAYERS)
 
 
 @pytest.mark.parametrize("claim", REGISTER)
 def test_every_row_counts_its_legs(claim: str) -> None:
-    counted = question_of(claim).legs(RUN, LAYERS)
+    counted = find_question(claim).legs(RUN, LAYERS)
     assert counted == LEGS.get(claim, counted)
     assert (counted > 0) == bool(REGISTER[claim].minimum), "a row with a smallest n has statistical legs, and no other"
 
@@ -125,9 +125,9 @@ def test_rows_that_do_not_gate_stand_alone_until_the_user_gates_them() -> None:
 
 
 def test_whoever_brings_an_exit_asks_about_it() -> None:
-    asked = [RunPlan(REGISTER, Study(exit=found)).asks("EMAD-X1") for found in (None, Path("some.exit"))]
+    asked = [RunPlan(REGISTER, Study(exit=found)).should_ask("EMAD-X1") for found in (None, Path("some.exit"))]
     assert asked == [False, True]
-    assert not RunPlan(REGISTER, Study(exit=Path("some.exit"))).asks("EMAD-E12")
+    assert not RunPlan(REGISTER, Study(exit=Path("some.exit"))).should_ask("EMAD-E12")
 
 
 class OneModel:
@@ -146,7 +146,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, refusal: str = "") -> list[ClaimCo
             raise Unsupported(refusal)
         return Answer(asked.not_applicable(f"drawn {asked.rng.random()}"))
 
-    rows = {**base._own_questions(), "EMAD-F1": replace(question_of("EMAD-F1"), answer=answer)}
+    rows = {**base._own_questions(), "EMAD-F1": replace(find_question("EMAD-F1"), answer=answer)}
     monkeypatch.setattr(base, "_own_questions", lambda: rows)
     return decided
 
@@ -155,29 +155,29 @@ def test_a_claim_that_another_needs_is_decided_once_as_the_run_would_report_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decided, plan, model = counting(monkeypatch), RunPlan(REGISTER, RUN, frozenset({"EMAD-R5"})), OneModel()
-    needed = plan.asked("EMAD-R5", "small + m", LAYERS).verdict_of("EMAD-F1", model)
-    assert plan.asked("EMAD-F2", "m", LAYERS).verdict_of("EMAD-F1", model) is needed
-    assert plan.answer("EMAD-F1", model, LAYERS).verdict is needed
+    needed = plan.make_context("EMAD-R5", "small + m", LAYERS).verdict_of("EMAD-F1", model)
+    assert plan.make_context("EMAD-F2", "m", LAYERS).verdict_of("EMAD-F1", model) is needed
+    assert plan.answer_claim("EMAD-F1", model, LAYERS).verdict is needed
     (asked,) = decided
-    own = plan.asked("EMAD-F1", "m", LAYERS)
+    own = plan.make_context("EMAD-F1", "m", LAYERS)
     assert (asked.claim, asked.model, asked.other_legs) == (own.claim, own.model, own.other_legs)
     assert needed.reason == f"drawn {own.rng.random()}", "the same resamples: the same verdict"
-    assert plan.answer("EMAD-F1", OneModel(), LAYERS).verdict is not needed, "of another model's measurements"
+    assert plan.answer_claim("EMAD-F1", OneModel(), LAYERS).verdict is not needed, "of another model's measurements"
 
 
 def test_a_refusal_is_decided_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """It reaches a claim that needs the other as it reaches the run: the decoder declined."""
     decided, plan, model = counting(monkeypatch, "only lowers depth"), RunPlan(REGISTER, RUN), OneModel()
-    assert plan.answer("EMAD-F1", model, LAYERS).refused == "only lowers depth"
+    assert plan.answer_claim("EMAD-F1", model, LAYERS).refused == "only lowers depth"
     with pytest.raises(Unsupported, match="only lowers depth"):
-        plan.asked("EMAD-F2", "m", LAYERS).verdict_of("EMAD-F1", model)
+        plan.make_context("EMAD-F2", "m", LAYERS).verdict_of("EMAD-F1", model)
     assert len(decided) == 1
 
 
 def test_answers_go_with_the_measurements_that_they_were_decided_on(monkeypatch: pytest.MonkeyPatch) -> None:
     counting(monkeypatch, "only lowers depth")
     plan, model = RunPlan(REGISTER, RUN), OneModel()
-    plan.answer("EMAD-F1", model, LAYERS)
+    plan.answer_claim("EMAD-F1", model, LAYERS)
     freed = ref(model)
     del model
     gc.collect()
@@ -185,7 +185,7 @@ def test_answers_go_with_the_measurements_that_they_were_decided_on(monkeypatch:
 
 
 def test_a_claim_hears_of_those_alone_that_it_needs() -> None:
-    asked = RunPlan(REGISTER, RUN).asked("EMAD-F2", "m", LAYERS)
+    asked = RunPlan(REGISTER, RUN).make_context("EMAD-F2", "m", LAYERS)
     with pytest.raises(BadArgument, match=r"claim='EMAD-X1'.*needs of the question of EMAD-F2"):
         asked.verdict_of("EMAD-X1", OneModel())
     with pytest.raises(BadArgument, match=r"claim='EAD-F1'.*needs"):
@@ -193,7 +193,7 @@ def test_a_claim_hears_of_those_alone_that_it_needs() -> None:
 
 
 def test_what_a_claim_needs_is_a_row_and_needs_no_circle() -> None:
-    needs = {claim: set(question_of(claim).needs) for claim in REGISTER}
+    needs = {claim: set(find_question(claim).needs) for claim in REGISTER}
     needed = set().union(*needs.values())
     assert needed == {"EMAD-F1", "EMAD-X1", "EAD-F1"}
     assert not any(needs[claim] for claim in needed)
@@ -208,24 +208,24 @@ def test_outside_a_run_no_other_claim_is_decided() -> None:
 def test_the_samples_drawn_by_default_reach_the_smallest_level_of_a_run_that_gates_every_row() -> None:
     """Two models: some three hundred legs, of which Holm asks p ≤ 5 % / 300 of the first."""
     docket = RunPlan(REGISTER, RUN, frozenset(REGISTER), models=2)
-    family = docket.other_legs("EMAD-E9", LAYERS) + question_of("EMAD-E9").legs(RUN, LAYERS)
+    family = docket.count_other_legs("EMAD-E9", LAYERS) + find_question("EMAD-E9").legs(RUN, LAYERS)
     assert family > 250
     assert family * 20 <= RESAMPLES + 1
 
 
 def test_every_question_draws_from_the_studys_seed() -> None:
     docket = RunPlan(REGISTER, Study(seed=3))
-    drawn = [docket.asked(claim, "m", LAYERS).rng.random() for claim in ("EMAD-E9", "EMAD-R1")]
+    drawn = [docket.make_context(claim, "m", LAYERS).rng.random() for claim in ("EMAD-E9", "EMAD-R1")]
     assert drawn == [np.random.default_rng(3).random()] * 2
 
 
 def asks(claim: str, budget: str = "smoke", **docket: Any) -> bool:
-    return RunPlan(REGISTER, Study(budget=BUDGETS[budget]), **docket).asks(claim)
+    return RunPlan(REGISTER, Study(budget=BUDGETS[budget]), **docket).should_ask(claim)
 
 
 def test_a_row_that_takes_long_waits_for_a_larger_budget_unless_it_gates() -> None:
     waiting = {name for name in REGISTER if not asks(name)}
-    pair = {name for name in REGISTER if question_of(name).about == "pair"}
+    pair = {name for name in REGISTER if find_question(name).about == "pair"}
     exits = {f"EMAD-X{number}" for number in range(1, 7)}
     engines = {name for name in REGISTER if name.startswith("ENG-")}
     assert waiting == {"EMAD-E7", "EMAD-E12"} | exits | pair | engines, (
@@ -235,4 +235,4 @@ def test_a_row_that_takes_long_waits_for_a_larger_budget_unless_it_gates() -> No
     assert asks("EMAD-E12", "standard")
     assert asks("EMAD-E12", gate_claims=frozenset({"EMAD-E12"}))
     whole = RunPlan(REGISTER, RUN)
-    assert all(whole.asks(name, pair_named=True) for name in pair)
+    assert all(whole.should_ask(name, pair_named=True) for name in pair)

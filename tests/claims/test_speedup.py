@@ -13,7 +13,14 @@ from emad_ref.audit.finding import Finding
 from emad_ref.claims import speedup
 from emad_ref.claims.base import ClaimContext
 from emad_ref.claims.quality import is_usable
-from emad_ref.claims.speedup import SpeedupEvidence, TimedBatch, decide_speedup, timed_batch, timed_point, usable_point
+from emad_ref.claims.speedup import (
+    SpeedupEvidence,
+    TimedBatch,
+    choose_and_time_point,
+    choose_point_to_time,
+    decide_speedup,
+    make_timed_batch,
+)
 from emad_ref.measurements.latency import COMPILED, TimingResult
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.generation import LOOKUP
@@ -174,7 +181,7 @@ def test_a_sweep_changes_no_leg_that_decides_and_names_where_the_gain_ends():
 def test_holm_s_family_does_not_grow_with_the_sweep():
     crowd = {"other_legs": 60}
     assert judged({1: timed(1.088)}, swept=sweep(), **crowd).legs[0] == judged({1: timed(1.088)}, **crowd).legs[0]
-    assert speedup.legs_of(Study(budget=BUDGETS["standard"])) == 3 * 2 + 1, "prompt lookup serves one row"
+    assert speedup.count_legs(Study(budget=BUDGETS["standard"])) == 3 * 2 + 1, "prompt lookup serves one row"
 
 
 def test_a_gain_that_does_not_end_has_no_number():
@@ -208,7 +215,7 @@ def test_a_table_has_every_arm_in_milliseconds_and_the_least_sure_ratio():
     found = SpeedupEvidence(
         {1: timed(1.3, generate=1.4, compiled=1.2)}, swept={2: timed(1.3, n=12, generate=0.9, compiled=1.2)}
     )
-    first, second = speedup.time_rows(found)
+    first, second = speedup.make_time_rows(found)
     assert (first["batch"], first["decides"], first["pairs"]) == (1, True, 30)
     assert (second["batch"], second["decides"], second["pairs"]) == (2, False, 12)
     assert first["compiled, ms"] == pytest.approx(1.2 * first["the point, ms"], rel=0.05)
@@ -219,7 +226,7 @@ def test_a_table_has_every_arm_in_milliseconds_and_the_least_sure_ratio():
 def test_arms_become_baselines_by_name():
     seconds = {arm: np.full(3, 1.0 + at) for at, arm in enumerate(("full", "adaptive", "generate", "compiled", LOOKUP))}
     check = Finding("timed", True, "", 1, 0)
-    made = timed_batch(TimingResult(SimpleNamespace(seconds=seconds), [], {}, ()), check)
+    made = make_timed_batch(TimingResult(SimpleNamespace(seconds=seconds), [], {}, ()), check)
     assert made.adaptive.values.tolist() == [2.0] * 3
     assert {name: column.values[0] for name, column in made.baselines.items()} == {
         "full depth": 1.0,
@@ -262,8 +269,8 @@ def evidence(trained: bool = True):
     return SimpleNamespace(
         loaded=SimpleNamespace(trained=trained),
         subject=SimpleNamespace(without_quality="random weights: noise"),
-        points=SimpleNamespace(losses=points),
-        latency=SimpleNamespace(point=points[2].point),
+        points=SimpleNamespace(proposed_losses=points),
+        latency=SimpleNamespace(most_saving_point=points[2].point),
     )
 
 
@@ -276,13 +283,13 @@ def heard(verdict: Verdict) -> ClaimContext:
 def test_of_the_points_that_f1_lets_stand_the_one_that_saves_most_is_timed():
     said = f1(leg("deep: perplexity", "survived"), leg("middle: perplexity", "inconclusive"),
               leg("shallow: perplexity", "falsified"))  # fmt: skip
-    point, refusal = usable_point(evidence(), heard(said))
+    point, refusal = choose_point_to_time(evidence(), heard(said))
     assert (point.name, refusal) == ("middle", "")
 
 
 def test_where_f1_lets_none_stand_the_ratio_is_of_the_one_that_saves_most():
     said = f1(*(leg(f"{name}: perplexity", "falsified") for name in ("deep", "middle", "shallow")))
-    point, refusal = usable_point(evidence(), heard(said))
+    point, refusal = choose_point_to_time(evidence(), heard(said))
     assert (point.name, refusal) == (
         "shallow",
         'no usable point: "Saving 15 % of FLOPs leaves quality as it was" (EMAD-F1) is falsified',
@@ -292,16 +299,16 @@ def test_where_f1_lets_none_stand_the_ratio_is_of_the_one_that_saves_most():
 @pytest.mark.parametrize(("outcome", "pairs"), [("survived", None), ("falsified", 10)])
 def test_a_point_whose_speed_up_does_not_count_is_timed_with_fewer_pairs(outcome, pairs):
     timed, found = [], evidence()
-    found.latency.timed = lambda point, pairs: timed.append((point.name, pairs))
-    found.latency.indicative_pairs = 10
+    found.latency.time_point_by_batch_size = lambda point, pairs: timed.append((point.name, pairs))
+    found.latency.n_indicative_pairs = 10
     said = f1(*(leg(f"{name}: perplexity", outcome) for name in ("deep", "middle", "shallow")))
-    point, _ = timed_point(found, heard(said))
+    point, _ = choose_and_time_point(found, heard(said))
     assert timed == [(point.name, pairs)] == [("shallow", pairs)]
 
 
 def test_random_weights_have_no_usable_point_and_f1_is_not_asked():
     """Outside a run, where to ask it raises."""
-    point, refusal = usable_point(evidence(trained=False), asked("EMAD-F2", np.random.default_rng(0)))
+    point, refusal = choose_point_to_time(evidence(trained=False), asked("EMAD-F2", np.random.default_rng(0)))
     assert point.name == "shallow"
     assert "random weights" in refusal
     assert "--emad-require speed" in refusal
@@ -312,26 +319,26 @@ def test_a_race_decides_only_where_its_point_is_usable(unusable, outcome):
     """And its note knows of every leg of the run."""
     seconds = {arm: np.full(30, took) + np.arange(30) / 300 for arm, took in (("full", 1.3), ("adaptive", 1.0))}
     stopwatch = SimpleNamespace(
-        timed=lambda point: {1: TimingResult(SimpleNamespace(seconds=seconds), [], {}, ())},
-        checked=lambda timed, point: Finding("timed", True, "", 1, 0),
-        without_compiled="",
-        without_lookup="",
-        note=lambda *given: given,
-        prefill_note=lambda point: f"{point}, apart",
-        swept=lambda point: {},
+        time_point_by_batch_size=lambda point: {1: TimingResult(SimpleNamespace(seconds=seconds), [], {}, ())},
+        check_point_outputs=lambda timed, point: Finding("timed", True, "", 1, 0),
+        compiled_unavailable_reason="",
+        lookup_unavailable_reason="",
+        format_timing_note=lambda *given: given,
+        format_prefill_note=lambda point: f"{point}, apart",
+        time_extra_batch_sizes=lambda point: {},
     )
     known = SimpleNamespace(latency=stopwatch)
     question = ClaimContext(F2, "m", np.random.default_rng(0), other_legs=4)
-    found = speedup.speedup_evidence_at(known, "the point", unusable)
+    found = speedup.measure_speedup(known, "the point", unusable)
     assert speedup.decide_speedup(found, question).verdict == outcome
-    assert speedup.speedup_exhibits(found, known, "the point", question).notes == (
+    assert speedup.make_speedup_attachments(found, known, "the point", question).notes == (
         ("the point", 1.10, 5),
         "the point, apart",
     )
 
 
 def test_an_encoder_decoder_is_not_timed():
-    reads = SimpleNamespace(seq2seq=True, without_quality="reads a source")
+    reads = SimpleNamespace(is_seq2seq=True, without_quality="reads a source")
     answer = speedup.answer_speedup(
         SimpleNamespace(subject=reads, corpus="c", fingerprint="f"), asked("EMAD-F2", np.random.default_rng(0))
     )

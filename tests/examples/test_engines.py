@@ -30,7 +30,7 @@ from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.claims.engines import decide_stated_rule
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.stated_rule import own_rule_evidence
+from emad_ref.measurements.stated_rule import measure_own_rule
 from emad_ref.measurements.study import Study
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
@@ -255,7 +255,7 @@ def test_a_public_packages_stated_speed_up_is_falsified() -> None:
     """tide-inference runs every block and logs what skipping them would save (docs/engines.md)."""
     pytest.importorskip("TIDE", reason="tide-inference is not installed: pip install --no-deps tide-inference==0.2.1")
     subject = ModelUnderTest(load("emad-nano"), Study(), RunResources(example("tide_engine").TideEngine))
-    found = own_rule_evidence(subject, 60)
+    found = measure_own_rule(subject, 60)
     assert found.stated.speedup is not None
     assert found.stated.speedup > 2
     verdict = decide_stated_rule(found, asked("ENG-7", np.random.default_rng(0)))

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import emad_ref
-from emad_ref.claims.speedup import SpeedupEvidence, decide_speedup, timed_batch
+from emad_ref.claims.speedup import SpeedupEvidence, decide_speedup, make_timed_batch
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.process_replicates import run_task_file
 from emad_ref.measurements.run_resources import RunResources, SubprocessRunner, make_judge_decoder
@@ -80,12 +80,12 @@ def verdict(planted: str) -> str:
     made = ModelMeasurements(
         load("emad-nano"), Study(corpus="world:premise", budget=BUDGET), host_of(planted, SubprocessRunner(start))
     )
-    full = made.subject.full
+    full = made.subject.full_depth_point
     point = replace(truncated(full.layers, 1) if planted == "fast" else full, name=NAME)
     made.latency._shape = BUDGET.prompt_tokens, BUDGET.new_tokens
-    (timed,) = made.latency.timed(point).values()
-    assert timed.by_pair()["full"].process_count == BUDGET.processes
-    found = SpeedupEvidence({1: timed_batch(timed, made.latency.checked(timed, point))})
+    (timed,) = made.latency.time_point_by_batch_size(point).values()
+    assert timed.seconds_by_pair()["full"].process_count == BUDGET.processes
+    found = SpeedupEvidence({1: make_timed_batch(timed, made.latency.check_point_outputs(timed, point))})
     return decide_speedup(found, asked("EMAD-F2", np.random.default_rng(0))).verdict
 
 

@@ -14,7 +14,13 @@ import pytest
 from emad_ref.benchmark import machine
 from emad_ref.errors import EmadError
 from emad_ref.files import require_replaceable_file
-from emad_ref.measurements.hardware import CHECKED, TIMED, captured_steps, logit_tolerances, weight_bandwidth
+from emad_ref.measurements.hardware import (
+    CHECKED,
+    TIMED,
+    compare_captured_steps,
+    measure_logit_tolerances,
+    measure_weight_bandwidth,
+)
 from emad_ref.models.graph_capture import GraphCaptureWarning
 from emad_ref.protocol import Unsupported
 from emad_ref.workers import child_process
@@ -127,13 +133,13 @@ def test_a_suite_run_is_asked_for_in_words_that_pytest_does_not_take_for_paths(c
 
 
 def test_differences_are_measured_beside_their_bound():
-    found = logit_tolerances("emad-nano", "float32", "cpu")
+    found = measure_logit_tolerances("emad-nano", "float32", "cpu")
     assert 0 < found["largest difference"] <= found["bound"]
     assert found["layers"] == 4
 
 
 def test_a_token_reads_all_weights_but_the_embedding():
-    found = weight_bandwidth("emad-nano", "float32", "cpu")
+    found = measure_weight_bandwidth("emad-nano", "float32", "cpu")
     from emad_ref.models.loading import load
 
     model = load("emad-nano").model
@@ -145,7 +151,7 @@ def test_a_token_reads_all_weights_but_the_embedding():
 
 def test_captured_steps_are_held_against_eager_ones_and_timed_beside_them(monkeypatch):
     engines = capturing(monkeypatch)
-    found = captured_steps("emad-nano", "float32", "cpu")
+    found = compare_captured_steps("emad-nano", "float32", "cpu")
     assert 0 < found["largest difference"] <= found["bound"]
     assert found["backend"] == "fast, captured graphs"
     assert len(engines) == 1, "the other is eager"
@@ -166,7 +172,7 @@ def test_captures_that_are_given_up_are_not_timed_as_captured_ones(monkeypatch):
 
     monkeypatch.setattr(TapeEngine, "capture", tires)
     with pytest.warns(GraphCaptureWarning), pytest.raises(Unsupported, match=r"given up on cpu: .* no memory"):
-        captured_steps("emad-nano", "float32", "cpu")
+        compare_captured_steps("emad-nano", "float32", "cpu")
 
 
 def test_without_the_device_it_says_so_at_once(tmp_path, capsys, monkeypatch):

@@ -78,7 +78,7 @@ def complaints(evidence: ModelMeasurements, test: str) -> Iterator[str]:
     function: Any = getattr(importlib.import_module(f"suites.{path.removesuffix('.py').replace('/', '.')}"), name)
     settings = SimpleNamespace(gating=SimpleNamespace(inconclusive="fail"), budget=STUDY.budget)
     record = SimpleNamespace(record_audit=lambda finding: None, record_note=lambda text: None)
-    audit = Auditor(evidence.subject.lens, evidence.subject.tolerance, settings, record)  # type: ignore[arg-type]  # of a run
+    audit = Auditor(evidence.subject.reference_lens, evidence.subject.tolerance, settings, record)  # type: ignore[arg-type]  # of a run
     marks = [mark.args for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
     for values in product(*(given for _, given in marks)):
         rng = np.random.default_rng(evidence.study.seed)
@@ -153,7 +153,7 @@ def test_what_is_timed_is_looked_at_afterwards(
     for _ in range(1 if passed else DEFECT_ATTEMPTS):
         stopwatch = judged(loaded, known, CATALOGUE[name].make, FEW_PAIRS).latency
         stopwatch.request_shape = STUDY.budget.prompt_tokens, STUDY.budget.new_tokens
-        finding = stopwatch.checked(stopwatch.timed(point)[rows], point)
+        finding = stopwatch.check_point_outputs(stopwatch.time_point_by_batch_size(point)[rows], point)
         if finding.passed is passed:
             break
     assert finding.passed is passed, finding.detail
@@ -198,7 +198,7 @@ SPENT: list[float] = []
 def test_a_record_that_is_decoded_when_it_is_read_wins_no_time(loaded: LoadedModel, known: dict[str, Any]) -> None:
     stopwatch = judged(loaded, known, mutate(generate=decode_when_read), FEW_PAIRS).latency
     stopwatch.request_shape = STUDY.budget.prompt_tokens, STUDY.budget.new_tokens
-    drawn = stopwatch.requests(1)
+    drawn = stopwatch.make_requests(1)
     timed = stopwatch.time_point(1, drawn, point=known["probing_point"])
     decoded = SPENT[: 2 * len(drawn.batches)][2 * WARM_UP :]  # in turns: full depth and the point
     assert sum(timed.seconds[FULL]) + sum(timed.seconds[ADAPTIVE]) >= sum(decoded)
@@ -211,15 +211,15 @@ def test_what_is_looked_at_is_drawn_after_the_last_request(loaded: LoadedModel, 
     study = replace(STUDY, budget=replace(BUDGETS["smoke"], pairs=12))
     stopwatch = judged(loaded, known, HONEST, study).latency
     stopwatch.request_shape = 8, 2
-    assert stopwatch.requests(1).audited is None, "nothing is known before"
-    found = [stopwatch.time_point(1, stopwatch.requests(1), point=known["probing_point"]) for _ in range(4)]
+    assert stopwatch.make_requests(1).audited is None, "nothing is known before"
+    found = [stopwatch.time_point(1, stopwatch.make_requests(1), point=known["probing_point"]) for _ in range(4)]
     assert len({timed.entropy for timed in found}) == 4
     assert len({tuple(timed.audited) for timed in found}) > 1
     for timed in found:
         assert timed.entropy is not None
         assert timed.audited == draw_audited_pairs(timed.entropy, 1, range(12))
     stopwatch._timed[known["probing_point"]] = {1: found[0]}
-    assert f"{found[0].entropy:#x}" in stopwatch.note(known["probing_point"], 1.0, 1)
+    assert f"{found[0].entropy:#x}" in stopwatch.format_timing_note(known["probing_point"], 1.0, 1)
 
 
 def in_the_machine(evidence: ModelMeasurements, settings: Any) -> None:

@@ -665,7 +665,9 @@ def test_sweep_prints_the_table_and_notes_of_evidence(small, tmp_path, capsys):
     assert swept("--out", tmp_path / "sweep.json") == 0
     found = json.loads((tmp_path / "sweep.json").read_text(encoding="utf-8"))
     few = replace(BUDGETS["smoke"], calibrate=4, validate=4, evaluate=4)
-    shown = ModelMeasurements(small, Study(corpus="world:premise", budget=few), RunResources()).rivals.exhibits()
+    shown = ModelMeasurements(
+        small, Study(corpus="world:premise", budget=few), RunResources()
+    ).baseline_comparison.make_pareto_tables()
     assert found["rows"] == [{"table": table.title, **row} for table in shown.tables for row in table.rows]
     assert found["notes"] == list(shown.notes)
     assert any("early exit: softmax, decaying is not on the Pareto table" in note for note in shown.notes)
@@ -677,7 +679,7 @@ def test_sweep_reads_as_many_windows_as_the_budget_or_the_user_says(small, monke
     monkeypatch.setattr(
         screening, "build_sweep_result", lambda evidence: asked.append(evidence.subject.budget) or SWEPT
     )
-    monkeypatch.setattr(ModelMeasurements, "check", lambda self: None)
+    monkeypatch.setattr(ModelMeasurements, "check_prerequisites", lambda self: None)
     for options in ([], ["--budget", "full"], ["--budget", "standard", "--documents", "7"]):
         assert cli.main(["sweep", "small", *options]) == 0
     assert asked[:2] == [BUDGETS["smoke"], BUDGETS["full"]]
@@ -713,7 +715,7 @@ def test_sweep_writes_rows_for_spreadsheets(small, tmp_path, capsys):
 
 def test_sweep_reads_the_models_own_text_and_says_where_nothing_saves_enough(small, monkeypatch, tmp_path, capsys):
     small.tokenizer = None
-    monkeypatch.setattr(FamilyComparison, "table", lambda self, seed: [])
+    monkeypatch.setattr(FamilyComparison, "make_pareto_rows", lambda self, seed: [])
     assert swept("--corpus", "self", "--out", tmp_path / "sweep.csv") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-3] == "small: no point of any sweep saves 15 % of FLOPs net"

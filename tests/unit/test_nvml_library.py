@@ -139,7 +139,7 @@ from functools import partial
 
 from emad_ref.claims import energy
 
-energy.device_uuid = lambda device: {board!r}
+energy.find_device_uuid = lambda device: {board!r}
 energy.measure_pairs = partial(energy.measure_pairs, min_seconds=0.1)
 energy.SMOKE_PAIRS = 30
 """
@@ -160,7 +160,7 @@ def test_energy_per_token_is_judged_end_to_end(standin, tmp_path, faults, reason
     (claim,) = report["claims"]
     assert "1 passed" in done.stdout, done.stdout[-2000:]
     assert done.returncode == 1, "a run with a replaced judge proves nothing"
-    assert "FAILED: replaced: emad_ref.claims.energy.device_uuid" in done.stdout
+    assert "FAILED: replaced: emad_ref.claims.energy.find_device_uuid" in done.stdout
     if reason is None:
         assert claim["verdict"] in ("survived", "falsified", "inconclusive")
         assert claim["estimate"] > 0

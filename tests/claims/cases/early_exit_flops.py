@@ -13,9 +13,9 @@ from emad_ref.claims.early_exit_flops import (
     PruningComparison,
     PruningEvidence,
     RuleTimings,
-    published_pruning,
+    make_published_pruning,
 )
-from emad_ref.measurements.early_exits import FlopsPerItem, flop_saving
+from emad_ref.measurements.early_exits import FlopsPerItem, compute_flop_ratios
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims.simulated_exits import PLAIN, Cell, leg_by_name, near, scores
@@ -32,12 +32,12 @@ def pruned(rng: np.random.Generator, where: str, fewer: float, lost: float, cell
     """Confidence ``fewer`` times as cheap, blocks and encoder as before."""
     before, after = FlopsPerItem(FULL_HEAD, BLOCKS, ENCODER), FlopsPerItem(FULL_HEAD / fewer, BLOCKS, ENCODER)
     ours, theirs = scores(rng, -lost, cell)
-    return PruningComparison(where, flop_saving(before, after), theirs, ours)
+    return PruningComparison(where, compute_flop_ratios(before, after), theirs, ours)
 
 
 def never(fewer: float, name: str = "simulated") -> NeverExiting:
     before, after = FlopsPerItem(FULL_HEAD, BLOCKS, 0.0), FlopsPerItem(FULL_HEAD / fewer, BLOCKS, 0.0)
-    return {f"{name}, j=2": flop_saving(before, after)}
+    return {f"{name}, j=2": compute_flop_ratios(before, after)}
 
 
 def fixed_pruning(fewer: float, *lost: float, cell: Cell = PLAIN):
@@ -191,7 +191,7 @@ EE_8 = [
     Case(
         "24 layers of T5",
         "fails",
-        formula(published_pruning(2, 24, 32_128), published_pruning(7, 24, 32_128)),
+        formula(make_published_pruning(2, 24, 32_128), make_published_pruning(7, 24, 32_128)),
         check=bounded,
     ),
     Case("exactly a hundred", "holds", formula((200, 398, 1, 2)), check=exactly_a_hundred),

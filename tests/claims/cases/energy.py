@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from emad_ref.benchmark.energy import EnergyResult, Unmeasured, measure_pairs
-from emad_ref.claims.energy import EnergyEvidence, energy_evidence
+from emad_ref.claims.energy import EnergyEvidence, gather_energy_evidence
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims.simulation import Case
 from tests.unit.test_energy import Board
@@ -36,7 +36,7 @@ def read(*ratios: float, pairs: int = 30):
             arms = {"full": arm(WATTS), "adaptive": arm(WATTS * ratio)}
             counter = Unmeasured("no NVML device") if np.isnan(ratio) else board
             energies[batch] = measure_pairs(arms, pairs, rng, counter, clock=board.clock)
-        return energy_evidence(energies)
+        return gather_energy_evidence(energies)
 
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.claims.engines import divergence_bound
+from emad_ref.claims.engines import compute_divergence_bound
 from emad_ref.measurements.engine import (
     HEAD,
     TAIL,
@@ -69,7 +69,7 @@ def parted(**rows: list[int]):
 
 
 def has_bound(verdict) -> None:
-    assert verdict.legs[0].threshold == BOUND == divergence_bound(answers()(np.random.default_rng(0)))
+    assert verdict.legs[0].threshold == BOUND == compute_divergence_bound(answers()(np.random.default_rng(0)))
 
 
 ENG_1 = [

@@ -182,7 +182,7 @@ def drafted(
         if beside is not None:
             alone = made.batches[min(made.batches)]
             full = alone.baselines["full depth"]
-            ways = {ADAPTIVE: alone.adaptive, "prompt lookup": full.like(full.values / beside)}
+            ways = {ADAPTIVE: alone.adaptive, "prompt lookup": full.with_values(full.values / beside)}
         return made, ways, dict.fromkeys(made.batches, kept)
 
     return found

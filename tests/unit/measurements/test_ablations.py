@@ -30,14 +30,14 @@ from emad_ref.measurements.ablations import (
     EstimatorFit,
     FittedEstimators,
     RecallCounter,
+    check_entropy_bounds,
     fallback_note,
-    margins,
-    points,
-    require_bounds,
-    require_quality,
-    speed_columns,
-    strided_probes,
-    tried_margins,
+    make_margin_grid,
+    make_shared_margin_grid,
+    measure_speed_columns,
+    points_at_margins,
+    probes_at_stride,
+    require_judgeable_quality,
     usable_estimators,
 )
 from emad_ref.measurements.attachments import Attachments
@@ -76,7 +76,7 @@ ABLATIONS: list[Ablation] = [
     ablations.ablate_calibration_corpus,
     ablations.ablate_conditioning,
     ablations.ablate_estimator,
-    ablations.ablate_flatness,
+    ablations.tabulate_profile_flatness,
     ablations.ablate_interpolation,
     ablations.ablate_margin,
     ablations.ablate_schedule,
@@ -86,13 +86,13 @@ ABLATIONS: list[Ablation] = [
 
 def test_a_table_about_quality_needs_quality_and_a_replay_that_speaks_for_the_decoder() -> None:
     def made(without: str, refusal: str) -> Any:
-        subject, validity = SimpleNamespace(without_quality=without), SimpleNamespace(refusal=refusal)
+        subject, validity = SimpleNamespace(without_quality=without), SimpleNamespace(replay_invalid_reason=refusal)
         return SimpleNamespace(subject=subject, replay_validity=validity)
 
-    require_quality(made("", ""))
+    require_judgeable_quality(made("", ""))
     for without, refusal in (("random weights", ""), ("", "replay does not speak: depth 3, not 2")):
         with pytest.raises(Unsupported, match=without or refusal):
-            require_quality(made(without, refusal))
+            require_judgeable_quality(made(without, refusal))
 
 
 @pytest.mark.parametrize("ablate", ABLATIONS)
@@ -106,22 +106,22 @@ def test_no_ablation_has_a_table_behind_a_bridge_that_failed(stepper: Stepper, a
     [(12, 4, (4, 8)), (12, 5, (5, 10)), (12, 1, tuple(range(1, 12))), (12, 6, (6,)), (12, 12, ()), (4, 8, ())],
 )
 def test_strided_probes_leave_the_last_layer_out(layers: int, stride: int, probes: tuple[int, ...]) -> None:
-    assert strided_probes(layers, stride) == probes
+    assert probes_at_stride(layers, stride) == probes
 
 
 def test_a_profile_is_the_mean_entropy_of_the_calibration_text(run: ModelMeasurements) -> None:
-    profile = run.traces.calibrated()
+    profile = run.traces.calibrate_profile()
     assert profile.probes == default_probes(LAYERS)
     assert (profile.model, profile.fingerprint, profile.corpus, profile.dtype) == ("small", "f", "self", "float64")
     assert profile.tokens == len(run.traces.calibration)
     assert profile.mean_nats == pytest.approx(
         run.traces.calibration.entropy_nats.mean(axis=0), rel=1e-6
     )  # float32 sums
-    assert run.traces.calibrated((1, 5)).probes == (1, 5) != profile.probes
+    assert run.traces.calibrate_profile((1, 5)).probes == (1, 5) != profile.probes
 
 
 def test_thresholds_by_position_are_means_of_the_tokens_there(run: ModelMeasurements) -> None:
-    profile = replace(run.traces.calibrated((3,), ("position",)), minimum_tokens=0)
+    profile = replace(run.traces.calibrate_profile((3,), ("position",)), minimum_tokens=0)
     position = run.traces.calibration.position + 1
     inside = [position <= 32, (position > 32) & (position <= 128), position > 128]
     assert profile.statistics.tokens.tolist() == [int(these.sum()) for these in inside]
@@ -130,7 +130,7 @@ def test_thresholds_by_position_are_means_of_the_tokens_there(run: ModelMeasurem
 
 
 def test_frequency_is_that_of_tokens_to_be_predicted_in_the_calibration_text(run: ModelMeasurements) -> None:
-    buckets = np.frombuffer(run.traces.calibrated(PROBES, ("frequency",)).bins.frequency, dtype=np.uint8)
+    buckets = np.frombuffer(run.traces.calibrate_profile(PROBES, ("frequency",)).bins.frequency, dtype=np.uint8)
     counts = Counter(run.traces.calibration.target.tolist())
     by_rank = sorted(range(VOCABULARY), key=lambda token: (-counts[token], token))
     assert [buckets[token] for token in by_rank] == [0] * 5 + [1] * 17 + [2] * (VOCABULARY - 22)  # 101^(1/3), 101^(2/3)
@@ -139,31 +139,31 @@ def test_frequency_is_that_of_tokens_to_be_predicted_in_the_calibration_text(run
 @pytest.mark.parametrize("budget", list(BUDGETS))
 def test_margins_divide_what_can_be_given_up_as_the_budget_allows(budget: str) -> None:
     count = TRIED_MARGINS[budget]
-    made = margins(SimpleNamespace(targets_nats=(3.0, 4.0, 2.0)), budget)
+    made = make_margin_grid(SimpleNamespace(targets_nats=(3.0, 4.0, 2.0)), budget)
     assert made == pytest.approx([4.0 * i / count for i in range(count)])
 
 
 def test_every_profile_is_tried_at_the_margins_of_the_runs_own(run: ModelMeasurements) -> None:
-    assert tried_margins(run) == margins(run.traces.profile, "smoke")
+    assert make_shared_margin_grid(run) == make_margin_grid(run.traces.profile, "smoke")
 
 
 def test_a_margin_under_which_no_bin_can_exit_makes_no_point(run: ModelMeasurements) -> None:
     low, high = sorted(run.traces.profile.targets_nats)
     assert high > low, "equal targets would test nothing"
-    made = points(run.traces.profile, [0.0, low, high, high + 0.01])
+    made = points_at_margins(run.traces.profile, [0.0, low, high, high + 0.01])
     assert [point.margin_nats for point in made] == [0.0, low, high]
     assert made[1].thresholds[0] == pytest.approx([target - low for target in run.traces.profile.targets_nats])
     rows = ((1.0, 1.0), (high + 1, 1.0), (1.0, 1.0))
-    binned = replace(run.traces.calibrated(PROBES, ("position",)), bin_targets_nats=rows)
-    assert len(points(binned, [high + 0.5, high + 1.5])) == 1, "one bin suffices"
+    binned = replace(run.traces.calibrate_profile(PROBES, ("position",)), bin_targets_nats=rows)
+    assert len(points_at_margins(binned, [high + 0.5, high + 1.5])) == 1, "one bin suffices"
 
 
 def test_a_note_names_the_bins_that_took_their_parents_thresholds(run: ModelMeasurements) -> None:
     assert fallback_note(run.traces.profile) == ""
-    note = fallback_note(run.traces.calibrated(PROBES, ("position",)))
+    note = fallback_note(run.traces.calibrate_profile(PROBES, ("position",)))
     assert note.startswith("position: fewer than 500 calibration tokens in ")
     assert "position 129+: thresholds of the parent bin" in note
-    whole = replace(run.traces.calibrated(PROBES, ("position",)), fallbacks=(0, 0, 0))
+    whole = replace(run.traces.calibrate_profile(PROBES, ("position",)), fallbacks=(0, 0, 0))
     assert fallback_note(whole) == ""
 
 
@@ -190,7 +190,7 @@ def plain_depths(trace: Trace, point: OperatingPoint) -> list[list[int]]:
 def test_a_row_says_what_a_plain_loop_over_the_trace_says(run: ModelMeasurements) -> None:
     trace, geometry = run.traces.evaluation, run.loaded.geometry
     point = run.traces.profile.point(0.05)
-    (row,) = AblationRows(run, np.random.default_rng(0)).at([point], {"margin": 0.05})
+    (row,) = AblationRows(run, np.random.default_rng(0)).make_point_rows([point], {"margin": 0.05})
     by_sequence = plain_depths(trace, point)
     depth = np.concatenate(by_sequence)
     assert len(set(depth.tolist())) == 3, "a depth that nothing reaches would go unread"
@@ -213,7 +213,7 @@ def test_a_row_says_what_a_plain_loop_over_the_trace_says(run: ModelMeasurements
 
 
 def test_the_row_of_full_depth_loses_and_saves_nothing(run: ModelMeasurements) -> None:
-    row = AblationRows(run, np.random.default_rng(0)).full({"probes": "none"})
+    row = AblationRows(run, np.random.default_rng(0)).make_full_depth_row({"probes": "none"})
     assert (row["probes"], row["point"], row["mean depth"]) == ("none", "full depth", LAYERS)
     assert (row["rise %"], row["gross reduction %"], row["net reduction %"]) == (0.0, 0.0, 0.0)
     assert row["rise interval %"] is None  # the same in every document: no spread to resample
@@ -221,7 +221,7 @@ def test_the_row_of_full_depth_loses_and_saves_nothing(run: ModelMeasurements) -
 
 
 def test_where_most_sequences_never_get_down_there_is_no_median(run: ModelMeasurements) -> None:
-    (row,) = AblationRows(run, np.random.default_rng(0)).at([NEVER], {})
+    (row,) = AblationRows(run, np.random.default_rng(0)).make_point_rows([NEVER], {})
     assert row[BEFORE] is None
     assert row["net reduction %"] < row["gross reduction %"] == 0, "probes that never fire cost"
 
@@ -238,7 +238,7 @@ def test_intervals_resample_documents_and_all_rows_on_the_same_draws(
     rise = ablations.estimate_perplexity_rise
     monkeypatch.setattr(ablations, "estimate_perplexity_rise", seen)
     table = AblationRows(run, np.random.default_rng(0))
-    first, again = table.at([run.traces.profile.point(0.0)] * 2, {})
+    first, again = table.make_point_rows([run.traces.profile.point(0.0)] * 2, {})
     assert run.traces.evaluation.sequences > DOCUMENTS, "no document has two windows: nothing was tested"
     assert len(set(asked)) == 1
     assert asked[0][:3] == (DOCUMENTS, DOCUMENTS, len(run.traces.evaluation))
@@ -248,13 +248,16 @@ def test_intervals_resample_documents_and_all_rows_on_the_same_draws(
 def test_rows_may_be_read_off_another_trace_of_the_same_windows(run: ModelMeasurements) -> None:
     """An estimator's point needs the trace that holds its estimates."""
     estimator = EntropyEstimator("topk", k=VOCABULARY)
-    trace = run.estimates.read("evaluate", run.study.budget.evaluate, [estimator])
+    trace = run.entropy_estimates.take_estimator_trace("evaluate", run.study.budget.evaluate, [estimator])
     point = replace(run.traces.profile.point(0.05), estimator=estimator)
     table = AblationRows(run, np.random.default_rng(0))
-    (full,), (whole,) = table.at([run.traces.profile.point(0.05)], {}), table.at([point], {}, trace)
+    (full,), (whole,) = (
+        table.make_point_rows([run.traces.profile.point(0.05)], {}),
+        table.make_point_rows([point], {}, trace),
+    )
     assert whole["mean depth"] == pytest.approx(full["mean depth"], rel=1e-3)  # K = V: the same entropy, but rounding
     with pytest.raises(ValueError, match="trace it too"):
-        table.at([point], {})
+        table.make_point_rows([point], {})
 
 
 # ---------------------------------------------------------------- time
@@ -275,7 +278,9 @@ def clocked(refused: set[str], seconds: dict[str, np.ndarray]) -> SimpleNamespac
         return SimpleNamespace(seconds={"full": seconds["full depth"], **timed})
 
     return SimpleNamespace(
-        subject=SimpleNamespace(open=opened), latency=SimpleNamespace(against_full=against_full), asked=asked
+        subject=SimpleNamespace(open_decoder=opened),
+        latency=SimpleNamespace(time_against_full_depth=against_full),
+        asked=asked,
     )
 
 
@@ -284,7 +289,7 @@ def test_speed_is_the_ratio_of_total_times_against_full_depth_of_what_the_decode
     full, fast = rng.uniform(1.0, 1.2, 30), rng.uniform(0.5, 0.6, 30)
     run = clocked({"copying"}, {"full depth": full, "fast": fast})
     points = {"full": replace(NEVER, name="fast"), "state copying": replace(NEVER, name="copying")}
-    found = speed_columns(run, points)
+    found = measure_speed_columns(run, points)
     assert list(found) == list(points)
     assert found["full"]["speed ×"] == pytest.approx(full.sum() / fast.sum())
     assert found["full"]["speed interval"][0] < found["full"]["speed ×"] < found["full"]["speed interval"][1]
@@ -295,7 +300,7 @@ def test_speed_is_the_ratio_of_total_times_against_full_depth_of_what_the_decode
 def test_nothing_is_timed_where_every_point_is_declined() -> None:
     run = clocked({"copying"}, {})
     declined = {"state copying": replace(NEVER, name="copying")}
-    assert speed_columns(run, declined) == {"state copying": NO_SPEED}
+    assert measure_speed_columns(run, declined) == {"state copying": NO_SPEED}
     assert run.asked == []
 
 
@@ -310,7 +315,7 @@ def openings(run: ModelMeasurements) -> DecodedOpenings:
 def test_openings_are_first_tokens_of_the_evaluated_documents(
     run: ModelMeasurements, openings: DecodedOpenings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run.subject.sequences("evaluate", DECODED)
+    whole = run.subject.cut_windows("evaluate", DECODED)
     assert len(openings.texts) == min(DECODED, len(whole))
     assert [text.tokens.tolist() for text in openings.texts] == [w.tokens[:DECODED_TOKENS].tolist() for w in whole]
     monkeypatch.setattr(ablations, "DECODED", 3)
@@ -323,7 +328,7 @@ def test_what_can_be_replayed_is_decoded_to_the_same_row(
     run: ModelMeasurements, openings: DecodedOpenings, schedule: str
 ) -> None:
     point = run.traces.profile.point(0.05, schedule)
-    replayed, decoded = openings.replayed(point), openings.decoded(point)
+    replayed, decoded = openings.replay_row(point), openings.decode_row(point)
     assert 2 < replayed["mean depth"] < LAYERS, "one depth for all would test nothing"
     assert decoded[BEFORE] is None
     for name in ("point", "mean depth", "gross reduction %", "net reduction %"):
@@ -333,12 +338,12 @@ def test_what_can_be_replayed_is_decoded_to_the_same_row(
 
 
 def test_copies_are_decoded_and_cost_less_than_backfill(run: ModelMeasurements, openings: DecodedOpenings) -> None:
-    copied = openings.decoded(run.traces.profile.point(0.05, "copying"))
-    eager = openings.decoded(run.traces.profile.point(0.05, "free_eager"))
+    copied = openings.decode_row(run.traces.profile.point(0.05, "copying"))
+    eager = openings.decode_row(run.traces.profile.point(0.05, "free_eager"))
     assert copied["gross reduction %"] > eager["gross reduction %"]
     assert copied["rise %"] != pytest.approx(eager["rise %"], abs=1e-4), "copies changed nothing"
     with pytest.raises(ValueError, match="copied states are decoded, not replayed"):
-        openings.replayed(run.traces.profile.point(0.05, "copying"))
+        openings.replay_row(run.traces.profile.point(0.05, "copying"))
 
 
 def test_a_decoder_that_does_not_count_saves_an_unknown_share(
@@ -349,7 +354,7 @@ def test_a_decoder_that_does_not_count_saves_an_unknown_share(
     blind.texts, blind.trace = texts, take_trace(run.subject.stepper, texts)
     forced = ablations.teacher_force
     monkeypatch.setattr(ablations, "teacher_force", lambda *given: replace(forced(*given), work=None))
-    row = blind.decoded(run.traces.profile.point(0.05))
+    row = blind.decode_row(run.traces.profile.point(0.05))
     assert (row["gross reduction %"], row["net reduction %"]) == (None, None)
     assert row["mean depth"] >= PROBES[0]
 
@@ -363,7 +368,7 @@ def test_a_point_that_the_decoder_declines_is_not_a_row(run: ModelMeasurements, 
     openings.subject, openings.texts = refusing.subject, [TokenSequence(np.arange(5))]
     openings.trace = take_trace(run.subject.stepper, openings.texts)
     with pytest.raises(Unsupported, match="no copies here"):
-        openings.decoded(run.traces.profile.point(0.05, "copying"))
+        openings.decode_row(run.traces.profile.point(0.05, "copying"))
 
 
 # ---------------------------------------------------------------- estimators
@@ -371,7 +376,7 @@ def test_a_point_that_the_decoder_declines_is_not_a_row(run: ModelMeasurements, 
 
 @pytest.fixture(scope="module")
 def estimated(run: ModelMeasurements) -> FittedEstimators:
-    return FittedEstimators(run, [EntropyEstimator("topk", k=4), LOW_RANK, run.estimates.linear])
+    return FittedEstimators(run, [EntropyEstimator("topk", k=4), LOW_RANK, run.entropy_estimates.linear_estimator])
 
 
 def named(estimated: FittedEstimators, name: str) -> EntropyEstimator:
@@ -380,8 +385,10 @@ def named(estimated: FittedEstimators, name: str) -> EntropyEstimator:
 
 def raw_columns(run: ModelMeasurements, estimator: EntropyEstimator) -> np.ndarray:
     """[tokens, probes] of an estimator that was never corrected."""
-    trace = run.estimates.read("evaluate", run.study.budget.evaluate, [replace(estimator, correction=())])
-    return run.estimates.columns(trace.estimates[replace(estimator, correction=())])
+    trace = run.entropy_estimates.take_estimator_trace(
+        "evaluate", run.study.budget.evaluate, [replace(estimator, correction=())]
+    )
+    return run.entropy_estimates.select_probe_columns(trace.estimates[replace(estimator, correction=())])
 
 
 @pytest.mark.parametrize("name", ["topk-4", "lowrank-12", "linear"])
@@ -389,8 +396,11 @@ def test_a_fit_is_the_worst_probe_of_an_estimator_before_and_after_its_line(
     run: ModelMeasurements, estimated: FittedEstimators, name: str
 ) -> None:
     estimator, at = named(estimated, name), [0.0, 0.1]
-    fit = estimated.fit(estimator, at)
-    raw, full = raw_columns(run, estimator), run.estimates.columns(run.traces.evaluation.entropy_nats)
+    fit = estimated.measure_agreement(estimator, at)
+    raw, full = (
+        raw_columns(run, estimator),
+        run.entropy_estimates.select_probe_columns(run.traces.evaluation.entropy_nats),
+    )
     slope, intercept = np.array(estimator.correction).T
     mended = slope * raw + intercept
     targets = np.array(run.traces.profile.targets_nats)
@@ -407,22 +417,22 @@ def test_a_fit_is_the_worst_probe_of_an_estimator_before_and_after_its_line(
 def test_top_k_bounds_entropy_and_exact_search_misses_nothing(
     run: ModelMeasurements, estimated: FittedEstimators
 ) -> None:
-    fit = estimated.fit(named(estimated, "topk-4"), [0.0])
+    fit = estimated.measure_agreement(named(estimated, "topk-4"), [0.0])
     assert fit.recall == 1
     assert min(fit.bias_nats) > 0
-    assert estimated.fit(named(estimated, "linear"), [0.0]).recall is None, "it retrieves nothing"
+    assert estimated.measure_agreement(named(estimated, "linear"), [0.0]).recall is None, "it retrieves nothing"
 
 
 def test_recall_counts_the_true_largest_logits_among_those_retrieved(
     run: ModelMeasurements, estimated: FittedEstimators
 ) -> None:
     """Against logits of every layer by a pass of their own; low-rank ones from the factors' product."""
-    fit = estimated.fit(named(estimated, "lowrank-12"), [0.0])
+    fit = estimated.measure_agreement(named(estimated, "lowrank-12"), [0.0])
     parts = low_rank_factors(run.subject.stepper.unembedding.detach(), LOW_RANK.rank)
     approximation = (parts.inner @ parts.outer).numpy()
     unembedding = run.subject.stepper.unembedding.detach().double().numpy()
     shares = {probe: [] for probe in PROBES}
-    for sequence in run.subject.sequences("evaluate", traces.READ):
+    for sequence in run.subject.cut_windows("evaluate", traces.READ):
         logits = lens_logits(run.subject.stepper, sequence.tokens)[:-1]
         for probe in PROBES:
             true = logits[:, probe - 1]
@@ -439,18 +449,18 @@ def test_recall_is_asked_at_probes_only(run: ModelMeasurements) -> None:
         [EntropyEstimator("topk", k=4), LOW_RANK, EntropyEstimator("topk", k=4, search="faiss")],
         PROBES,
     )
-    take_trace(run.subject.stepper, run.subject.sequences("evaluate", 3), observe=counted)
-    assert set(counted.shares) == {(name, probe) for name in ("topk-4", LOW_RANK.name) for probe in PROBES}
+    take_trace(run.subject.stepper, run.subject.cut_windows("evaluate", 3), observe=counted)
+    assert set(counted.recall_by_probe) == {(name, probe) for name in ("topk-4", LOW_RANK.name) for probe in PROBES}
 
 
 @pytest.mark.parametrize("slope", [2.0, -0.5])
 def test_the_line_of_an_estimator_can_be_undone(run: ModelMeasurements, slope: float) -> None:
     """Also one that turns the order round."""
     corrected = replace(EntropyEstimator("topk", k=4), correction=((slope, 0.3), (0.25, -1.0)))
-    trace = run.estimates.read("evaluate", 5, [corrected])
-    plain = run.estimates.read("evaluate", 5, [EntropyEstimator("topk", k=4)])
-    expected = run.estimates.columns(plain.estimates[EntropyEstimator("topk", k=4)])
-    found = run.estimates.uncorrected(trace, corrected)
+    trace = run.entropy_estimates.take_estimator_trace("evaluate", 5, [corrected])
+    plain = run.entropy_estimates.take_estimator_trace("evaluate", 5, [EntropyEstimator("topk", k=4)])
+    expected = run.entropy_estimates.select_probe_columns(plain.estimates[EntropyEstimator("topk", k=4)])
+    found = run.entropy_estimates.undo_correction(trace, corrected)
     assert found.shape == (len(trace), len(PROBES))
     np.testing.assert_allclose(found, expected, atol=1e-5)  # float32 columns of a few nats, slopes of a quarter
 
@@ -468,12 +478,12 @@ def test_probes_cost_their_readings_beyond_the_head_that_emits(
 ) -> None:
     """At thresholds that never fire every token reads every probe, and the last layer's head emits."""
     estimator = EntropyEstimator() if name == "full" else named(estimated, name)
-    found = estimated.probe_flops(replace(NEVER, estimator=estimator))
+    found = estimated.compute_probe_flops(replace(NEVER, estimator=estimator))
     assert found == pytest.approx(PROBE_COSTS[name](run))
 
 
 def test_full_depth_has_no_probe_to_pay_for(run: ModelMeasurements, estimated: FittedEstimators) -> None:
-    assert estimated.probe_flops(run.subject.full) == 0
+    assert estimated.compute_probe_flops(run.subject.full_depth_point) == 0
 
 
 def test_estimators_larger_than_the_unembedding_are_left_out(run: ModelMeasurements) -> None:
@@ -489,14 +499,14 @@ def fitted(*bias_nats: float, recall: float = 1.0) -> EstimatorFit:
 
 def test_estimators_that_break_their_own_laws_are_no_row() -> None:
     near, far = fitted(0.1, 0.2), fitted(0.4, 0.5)
-    require_bounds({"topk-32": far, "topk-64": near, "linear": fitted(-3.0, recall=0.0)})
+    check_entropy_bounds({"topk-32": far, "topk-64": near, "linear": fitted(-3.0, recall=0.0)})
     for fits, said in (
         ({"topk-32": near, "topk-64": far}, "rises with K"),
         ({"topk-32": fitted(-0.1, 0.2)}, "no upper bound"),
         ({"topk-32": fitted(0.1, 0.2, recall=0.9)}, "missed a row"),
     ):
         with pytest.raises(AssertionError, match=said):
-            require_bounds(fits)
+            check_entropy_bounds(fits)
 
 
 # ---------------------------------------------------------------- tables
@@ -512,11 +522,11 @@ def shown(run: ModelMeasurements, ablate: Ablation) -> list[dict[str, Any]]:
 @pytest.fixture
 def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Speeds are declined: the clock has tests of its own."""
-    monkeypatch.setattr(ablations, "speed_columns", lambda evidence, points: dict.fromkeys(points, NO_SPEED))
+    monkeypatch.setattr(ablations, "measure_speed_columns", lambda evidence, points: dict.fromkeys(points, NO_SPEED))
 
 
 def test_every_stride_has_a_profile_of_its_own_and_the_default_is_among_them(run: ModelMeasurements) -> None:
-    assert ablations.probe_strides(12) == {
+    assert ablations.make_probes_by_stride(12) == {
         "every 2": (2, 4, 6, 8, 10),
         "every 4 (default)": (4, 8),
         "every 6": (6,),
@@ -524,9 +534,12 @@ def test_every_stride_has_a_profile_of_its_own_and_the_default_is_among_them(run
     }
     found = shown(run, ablations.ablate_stride)
     assert found[0]["probes"] == "none"
-    expected = run.traces.calibrated((4,)).point(0.0)
+    expected = run.traces.calibrate_profile((4,)).point(0.0)
     (mine,) = [row for row in found if row["layers"] == "4" and row["point"] == expected.name]
-    assert mine["mean depth"] == AblationRows(run, np.random.default_rng(0)).at([expected], {})[0]["mean depth"]
+    assert (
+        mine["mean depth"]
+        == AblationRows(run, np.random.default_rng(0)).make_point_rows([expected], {})[0]["mean depth"]
+    )
     (note,) = ablations.ablate_stride(run, np.random.default_rng(0)).notes
     assert note.startswith("small: top-1 tokens that are already the last layer's: ")
 
@@ -538,19 +551,19 @@ def test_conditioning_counts_bins_that_fell_back_and_names_them(run: ModelMeasur
     )
     by_name = {row["features"]: row for row in found}
     assert len(by_name) == 1 + len(ablations.CONDITIONINGS)
-    profile = run.traces.calibrated(features=("position",))
+    profile = run.traces.calibrate_profile(features=("position",))
     assert by_name["position"]["bins"] == profile.bins.bin_count == 3
     assert by_name["position"]["fallen back"] == sum(dropped > 0 for dropped in profile.fallbacks) > 0
     assert any(note.startswith("small: position: fewer than") for note in notes)
 
 
 def test_a_bin_that_keeps_thresholds_of_too_few_tokens_is_refused(run: ModelMeasurements) -> None:
-    profile = run.traces.calibrated(features=("position",))
-    ablations.require_bins(profile, len(run.traces.calibration))
+    profile = run.traces.calibrate_profile(features=("position",))
+    ablations.check_bin_counts(profile, len(run.traces.calibration))
     with pytest.raises(AssertionError, match="keeps its own"):
-        ablations.require_bins(replace(profile, fallbacks=(0, 0, 0)), len(run.traces.calibration))
+        ablations.check_bin_counts(replace(profile, fallbacks=(0, 0, 0)), len(run.traces.calibration))
     with pytest.raises(AssertionError, match="in no bin"):
-        ablations.require_bins(profile, len(run.traces.calibration) + 1)
+        ablations.check_bin_counts(profile, len(run.traces.calibration) + 1)
 
 
 def test_the_curve_of_margins_grows_deeper_from_the_calibrated_default(run: ModelMeasurements) -> None:
@@ -562,7 +575,7 @@ def test_the_curve_of_margins_grows_deeper_from_the_calibrated_default(run: Mode
 
 def test_the_curve_of_margins_names_the_tasks_that_count(run: ModelMeasurements) -> None:
     held = {"solved": (np.arange(100) < 90, 0.2), "idle": (np.arange(100) < 80, 0.01)}
-    full = run.subject.full
+    full = run.subject.full_depth_point
 
     def at(task: str, point: OperatingPoint) -> TaskAccuracy:
         right, saving = held[task]
@@ -573,7 +586,9 @@ def test_the_curve_of_margins_names_the_tasks_that_count(run: ModelMeasurements)
             0.0 if point == full else saving,
         )
 
-    evidence = SimpleNamespace(subject=run.subject, scored=SimpleNamespace(replayed=list(held), at=at))
+    evidence = SimpleNamespace(
+        subject=run.subject, task_scores=SimpleNamespace(replayed_tasks=list(held), measure_accuracy=at)
+    )
     shares = {"solved %": 0.9, "idle %": 0.8}
     assert ablations.accuracy_columns(evidence, NEVER) == shares | {"tasks that count": "solved"}
     assert ablations.accuracy_columns(evidence, full) == shares | {"tasks that count": None}
@@ -582,8 +597,8 @@ def test_the_curve_of_margins_names_the_tasks_that_count(run: ModelMeasurements)
 
 @pytest.mark.usefixtures("untimed")
 def test_interpolation_needs_a_layer_between_probes(run: ModelMeasurements) -> None:
-    assert ablations.layers_between((2, 4)) == []
-    assert ablations.layers_between((3, 6, 9)) == [7, 8]
+    assert ablations.find_interpolated_layers((2, 4)) == []
+    assert ablations.find_interpolated_layers((3, 6, 9)) == [7, 8]
     notes = ablations.ablate_interpolation(run, np.random.default_rng(0)).notes
     assert [note.split(" leaves ")[0] for note in notes] == ["small: stride 3", "small: stride 4"]
     off, on = shown(run, ablations.ablate_interpolation)[:2]
@@ -592,11 +607,14 @@ def test_interpolation_needs_a_layer_between_probes(run: ModelMeasurements) -> N
 
 
 def test_exits_to_layers_made_up_and_exits_that_go_deeper_are_refused(run: ModelMeasurements) -> None:
-    trace, fewer, more = run.traces.evaluation, *(run.traces.calibrated(probes).point(0.0) for probes in ((4,), (2, 4)))
-    ablations.require_layers_between(trace, fewer, more, [2])
+    trace, fewer, more = (
+        run.traces.evaluation,
+        *(run.traces.calibrate_profile(probes).point(0.0) for probes in ((4,), (2, 4))),
+    )
+    ablations.check_interpolated_exits(trace, fewer, more, [2])
     for off, on in ((fewer, more), (more, fewer)):
         with pytest.raises(AssertionError):
-            ablations.require_layers_between(trace, off, on, [])
+            ablations.check_interpolated_exits(trace, off, on, [])
 
 
 @pytest.mark.usefixtures("untimed")
@@ -636,24 +654,28 @@ def test_without_a_second_corpus_none_can_be_foreign(run: ModelMeasurements) -> 
 
 def test_every_profile_is_tried_on_both_corpora(stepper: Stepper) -> None:
     one = small_evidence(stepper)
-    other = small_evidence(stepper, texts=lambda split: [document % 3 for document in one.subject.documents(split)])
+    other = small_evidence(
+        stepper, texts=lambda split: [document % 3 for document in one.subject.iterate_documents(split)]
+    )
     other.subject.corpus = "other"
-    one.shifted = other
+    one.on_shifted_corpus = other
     found = shown(one, ablations.ablate_calibration_corpus)
     assert [row["text"] for row in found if row["profile"] == "none"] == ["self", "other"]
     own, foreign = (
         [row["mean depth"] for row in found if (row["text"], row["profile"]) == ("self", profile)]
         for profile in ("self", "other")
     )
-    tried = points(other.traces.calibrated(), ablations.MARGINS_NATS)
-    assert foreign == [row["mean depth"] for row in AblationRows(one, np.random.default_rng(0)).at(tried, {})]
+    tried = points_at_margins(other.traces.calibrate_profile(), ablations.MARGINS_NATS)
+    assert foreign == [
+        row["mean depth"] for row in AblationRows(one, np.random.default_rng(0)).make_point_rows(tried, {})
+    ]
     assert foreign != own, "profiles that decide alike would test nothing"
 
 
 def test_the_trend_over_profiles_needs_enough_of_them(run: ModelMeasurements) -> None:
-    (row,) = shown(run, ablations.ablate_flatness)
+    (row,) = shown(run, ablations.tabulate_profile_flatness)
     assert (row["model"], row["corpus"]) == ("small", "self")
-    (note,) = ablations.ablate_flatness(run, np.random.default_rng(0)).notes
+    (note,) = ablations.tabulate_profile_flatness(run, np.random.default_rng(0)).notes
     assert note == "small: 1 profiles are no trend: EMAD-E11 needs 4"
-    dots = [ablations.profile_flatness(run.traces, run.rivals, np.random.default_rng(0))] * 4
-    assert "EMAD-E11 over 4 profiles" in ablations.trend_note("small", dots)
+    dots = [ablations.measure_profile_flatness(run.traces, run.baseline_comparison, np.random.default_rng(0))] * 4
+    assert "EMAD-E11 over 4 profiles" in ablations.flatness_trend_note("small", dots)

@@ -71,7 +71,7 @@ def reference(nano: LoadedModel, run: ModelMeasurements, depth: int) -> np.ndarr
     """[items, options] mean log-likelihood per token by the model's own forward in float64, read after ``depth``."""
     model = copy.deepcopy(nano.model).double()
     found = []
-    for item in run.scored._own[CONTINUATION_CHOICE]:
+    for item in run.task_scores._own[CONTINUATION_CHOICE]:
         rows = torch.from_numpy(np.stack([np.concatenate([item.prompt, piece]) for piece in item.continuations]))
         with torch.no_grad():
             states = model(rows, output_hidden_states=True).hidden_states[depth]
@@ -87,12 +87,12 @@ def reference(nano: LoadedModel, run: ModelMeasurements, depth: int) -> np.ndarr
 @pytest.mark.parametrize("point", [FULL, FIRST], ids=lambda point: point.name)
 def test_answers_and_likelihoods_are_those_of_a_plain_forward(nano: LoadedModel, run: ModelMeasurements, point) -> None:
     depth = point.ceiling if point is FULL else 1
-    expected, items = reference(nano, run, depth), run.scored._own[CONTINUATION_CHOICE]
+    expected, items = reference(nano, run, depth), run.task_scores._own[CONTINUATION_CHOICE]
     trace = take_trace(nano.stepper, token_sequences(items))
     ours = -sum_by_sequence(trace, trace.nll_nats[:, depth - 1]).reshape(expected.shape) / CONTINUATION_TOKENS
     np.testing.assert_allclose(ours, expected, atol=2e-4)  # float32 states against float64, 24 terms averaged
     answers = [item.example.answer_index for item in items]
-    right = run.scored.correct(CONTINUATION_CHOICE, point)
+    right = run.task_scores.correctness_by_item(CONTINUATION_CHOICE, point)
     assert right.values.tolist() == (expected.argmax(axis=1) == answers).tolist()
     spread = np.sort(expected, axis=1)
     assert (spread[:, -1] - spread[:, -2]).min() > 4e-4, "an answer hangs on rounding"
@@ -113,26 +113,30 @@ def test_items_are_of_evaluated_documents_alone_and_a_margin_is_chosen_on_others
             for item in items
         }
 
-    judged, chosen = (held(items[CONTINUATION_CHOICE]) for items in (run.scored._own, run.scored._validation))
+    judged, chosen = (held(items[CONTINUATION_CHOICE]) for items in (run.task_scores._own, run.task_scores._validation))
     assert (len(judged), len(chosen)) == (COUNTS["evaluate"], COUNTS["validate"])
     assert judged <= beginnings("test")
     assert chosen <= beginnings("valid")
-    calibrated = {window.tokens[int(nano.opening is not None) :][:END].tobytes() for window in run.traces.calibrated_on}
+    calibrated = {
+        window.tokens[int(nano.opening is not None) :][:END].tobytes() for window in run.traces.calibration_windows
+    }
     assert not (judged | chosen) & calibrated
-    assert set(run.scored.validation_drops(fixed_entropy_point(LAYERS, (2,), 1e9))) == {CONTINUATION_CHOICE}
+    assert set(run.task_scores.compute_validation_drops(fixed_entropy_point(LAYERS, (2,), 1e9))) == {
+        CONTINUATION_CHOICE
+    }
 
 
 def test_it_counts_like_every_task(run: ModelMeasurements) -> None:
-    assert run.scored.tasks == run.scored.replayed == [CONTINUATION_CHOICE]
-    assert run.scored.guess(CONTINUATION_CHOICE) == 0.25
-    at = run.scored.at(CONTINUATION_CHOICE, FIRST)
+    assert run.task_scores.accuracy_tasks == run.task_scores.replayed_tasks == [CONTINUATION_CHOICE]
+    assert run.task_scores.compute_guess_accuracy(CONTINUATION_CHOICE) == 0.25
+    at = run.task_scores.measure_accuracy(CONTINUATION_CHOICE, FIRST)
     assert at.full.has_only_independent_items, "the unit is the document"
     assert len(at.full) == COUNTS["evaluate"]
     assert at.is_above_guessing
     assert 0.4 < at.saving < 0.9
-    assert "not exercised" in run.scored.at(CONTINUATION_CHOICE, FULL).exclusion_reason
-    assert f"{COUNTS['evaluate']} items, one per document" in run.scored.note
-    assert len(run.scored.sequences) == 4 * COUNTS["evaluate"], "what replay is checked on"
+    assert "not exercised" in run.task_scores.measure_accuracy(CONTINUATION_CHOICE, FULL).exclusion_reason
+    assert f"{COUNTS['evaluate']} items, one per document" in run.task_scores.continuation_choice_note
+    assert len(run.task_scores.reference_sequences) == 4 * COUNTS["evaluate"], "what replay is checked on"
 
 
 @pytest.mark.parametrize("point", [FIRST, fixed_entropy_point(LAYERS, (1, 2), 1.0)], ids=lambda point: point.name)
@@ -140,37 +144,39 @@ def test_decoded_option_by_option_it_is_what_replay_says(
     run: ModelMeasurements, monkeypatch: pytest.MonkeyPatch, point
 ) -> None:
     monkeypatch.setattr(task_scores, "DECODED_ITEMS", 12)
-    decoded = run.scored.decoded(CONTINUATION_CHOICE, point)
+    decoded = run.task_scores.decode_correctness(CONTINUATION_CHOICE, point)
     for found, at in zip(decoded, (FULL, point), strict=True):
-        assert found.values.tolist() == run.scored.correct(CONTINUATION_CHOICE, at).values[:12].tolist()
+        assert (
+            found.values.tolist() == run.task_scores.correctness_by_item(CONTINUATION_CHOICE, at).values[:12].tolist()
+        )
     assert (decoded[0].values != decoded[1].values).any() or point is not FIRST, "layer 1 loses none of these"
 
 
 def test_heads_are_read_where_a_point_asks(run: ModelMeasurements, monkeypatch: pytest.MonkeyPatch) -> None:
     """Default probes and the end first; all that was read before and more, where another point asks."""
-    asked, trace = [], run.subject.trace
-    scored = ModelMeasurements(run.loaded, run.study, RunResources()).scored
+    asked, trace = [], run.subject.take_lens_trace
+    scored = ModelMeasurements(run.loaded, run.study, RunResources()).task_scores
     monkeypatch.setattr(
         scored._subject,
-        "trace",
+        "take_lens_trace",
         lambda sequences, what, layers: asked.append(layers) or trace(sequences, what, (), layers),
     )
     for point in (FULL, fixed_entropy_point(LAYERS, default_probes(LAYERS), 1.0), FIRST, FULL):
-        assert scored.correct(CONTINUATION_CHOICE, point).values.tolist() == (
-            run.scored.correct(CONTINUATION_CHOICE, point).values.tolist()
+        assert scored.correctness_by_item(CONTINUATION_CHOICE, point).values.tolist() == (
+            run.task_scores.correctness_by_item(CONTINUATION_CHOICE, point).values.tolist()
         )
     assert asked == [[2, 4], [1, 2, 4]]
 
 
 def test_a_corpus_of_the_world_keeps_its_own_tasks(nano: LoadedModel) -> None:
-    scored = evidence(nano, "world:mixed", budget=replace(BUDGET, items=2)).scored
-    assert scored.tasks == list(world.TASKS)
-    assert (scored.unmeasured, scored.note) == ({}, "")
+    scored = evidence(nano, "world:mixed", budget=replace(BUDGET, items=2)).task_scores
+    assert scored.accuracy_tasks == list(world.TASKS)
+    assert (scored.unavailable_reasons, scored.continuation_choice_note) == ({}, "")
 
 
 def test_random_weights_are_asked_nothing() -> None:
-    scored = evidence(load("random:emad-nano"), "self").scored
-    assert (scored.tasks, scored.unmeasured) == ([], {})
+    scored = evidence(load("random:emad-nano"), "self").task_scores
+    assert (scored.accuracy_tasks, scored.unavailable_reasons) == ([], {})
 
 
 def test_text_that_makes_no_task_is_refused_by_name(nano: LoadedModel, texts: dict[str, list[str]], tmp_path) -> None:
@@ -181,14 +187,14 @@ def test_text_that_makes_no_task_is_refused_by_name(nano: LoadedModel, texts: di
         (small, f"few', evaluate: 12 of 12 documents read have {END}"),
         (brief, "short', evaluate: 0 of"),
     ):
-        scored = evidence(nano, folder).scored
-        assert scored.tasks == scored.sequences == []
-        (reason,) = scored.unmeasured.values()
+        scored = evidence(nano, folder).task_scores
+        assert scored.accuracy_tasks == scored.reference_sequences == []
+        (reason,) = scored.unavailable_reasons.values()
         assert said in reason
         assert f"but continuation choice needs {FEWEST_DOCUMENTS}; use a larger corpus" in reason
     narrow = evidence(nano, small)
-    narrow.subject.window = END
+    narrow.subject.window_size = END
     assert (
         f"it reads {END + 1} tokens, and 'emad-nano' has {END} positions"
-        in narrow.scored.unmeasured[CONTINUATION_CHOICE]
+        in narrow.task_scores.unavailable_reasons[CONTINUATION_CHOICE]
     )

@@ -23,14 +23,14 @@ from emad_ref.measurements.early_exits import (
     LEAST_VOCABULARY,
     RULES,
     FlopsPerItem,
-    first_amateur,
-    flop_saving,
-    flops_per_item,
-    minimum_layer_tables,
-    minimum_layers,
-    rule_table,
+    compute_flop_ratios,
+    count_timed_flops,
+    first_amateur_layer,
+    make_minimum_layer_tables,
+    make_rule_table,
+    minimum_exit_layers,
+    split_flops_per_item,
     time_rules,
-    timed_flops,
 )
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL, FixedEncoderInput, ModelUnderTest
@@ -54,19 +54,21 @@ def evidence() -> ModelMeasurements:
 
 
 def test_a_threshold_above_one_is_full_depth_item_by_item(evidence: ModelMeasurements) -> None:
-    full = evidence.exits.under("qa", evidence.exits.full)
-    never = evidence.exits.answered("qa", "JSD", 2, threshold=1.5)
+    full = evidence.early_exits.answer_at_point("qa", evidence.early_exits.full_depth_point)
+    never = evidence.early_exits.answer_by_rule("qa", "JSD", 2, threshold=1.5)
     assert never.texts == full.texts
-    assert set(full.exited.exit_block.values) == set(never.exited.exit_block.values) == {float(LAYERS)}
+    assert set(full.exited.mean_exit_by_item.values) == set(never.exited.mean_exit_by_item.values) == {float(LAYERS)}
     assert len(full.texts) == len(full.exited) == FEW_ITEMS
 
 
 def test_items_of_a_batch_answer_as_they_do_alone(evidence: ModelMeasurements) -> None:
     """Sources of different lengths are decoded together: item i must be item i."""
-    exits, subject, item = evidence.exits, evidence.subject, 3
-    together = exits.answered("summary", "softmax", 2)
-    with subject.open(together.point) as decoder:
-        alone = decoder.generate([exits.prompts("summary")[item]], early_exit_tasks.TASKS["summary"].new, subject.stop)
+    exits, subject, item = evidence.early_exits, evidence.subject, 3
+    together = exits.answer_by_rule("summary", "softmax", 2)
+    with subject.open_decoder(together.point) as decoder:
+        alone = decoder.generate(
+            [exits.make_prompts("summary")[item]], early_exit_tasks.TASKS["summary"].new, subject.stop_tokens
+        )
     text = subject.tokenizer.decode(alone.emitted[0].tolist(), skip_special_tokens=True).strip()
     assert text == together.texts[item]
     assert alone.tokens.depth.sum() == together.exited.depth_sums.values[item]
@@ -74,23 +76,24 @@ def test_items_of_a_batch_answer_as_they_do_alone(evidence: ModelMeasurements) -
 
 def test_confidence_decoder_and_encoder_are_everything_executed(evidence: ModelMeasurements) -> None:
     geometry = evidence.loaded.geometry
-    done = evidence.exits.answered("qa", "softmax, fixed", 2)
-    parts = done.costs(geometry)
-    assert parts.together * FEW_ITEMS == pytest.approx(flops(done.counted, geometry).total)
+    done = evidence.early_exits.answer_by_rule("qa", "softmax, fixed", 2)
+    parts = done.compute_flops_per_item(geometry)
+    assert parts.total * FEW_ITEMS == pytest.approx(flops(done.counted, geometry).total)
     assert min(parts.confidence, parts.decoder, parts.encoder) > 0
-    assert parts.decoding == pytest.approx(parts.together - parts.encoder)
+    assert parts.without_encoder == pytest.approx(parts.total - parts.encoder)
 
 
 def test_a_decoder_that_does_not_count_is_no_evidence_of_flops(evidence: ModelMeasurements) -> None:
-    done = evidence.exits.answered("qa", "softmax", 2)
+    done = evidence.early_exits.answer_by_rule("qa", "softmax", 2)
     with pytest.raises(Unsupported, match="does not count"):
-        replace(done, counted=None).costs(evidence.loaded.geometry)
+        replace(done, counted=None).compute_flops_per_item(evidence.loaded.geometry)
 
 
 def test_teacher_forcing_reads_every_token_of_every_answer(evidence: ModelMeasurements) -> None:
-    read = evidence.exits.read("qa")
+    read = evidence.early_exits.read_layers("qa")
     targets = [
-        len(evidence.subject.tokenizer.encode(item.target)) for item in evidence.exits.task_items.items("qa").pairs
+        len(evidence.subject.tokenizer.encode(item.target))
+        for item in evidence.early_exits.task_items.load_items("qa").pairs
     ]
     assert np.bincount(read.item).tolist() == read.tokens.values.tolist() == targets
     assert (read.ranks[:, -1] == 1).all()
@@ -100,8 +103,8 @@ def test_teacher_forcing_reads_every_token_of_every_answer(evidence: ModelMeasur
 
 
 def test_response_is_how_far_the_best_token_leads_after_each_layer(evidence: ModelMeasurements) -> None:
-    read, prompt = evidence.exits.read("qa"), evidence.exits.prompts("qa")[0]
-    target = evidence.exits.task_items.items("qa").targets[0]
+    read, prompt = evidence.early_exits.read_layers("qa"), evidence.early_exits.make_prompts("qa")[0]
+    target = evidence.early_exits.task_items.load_items("qa").targets[0]
     fed = np.concatenate([prompt.tokens, target[:-1]])
     p = softmax(lens_logits(evidence.subject.stepper, fed, source=prompt.source), axis=-1)
     first, second = np.sort(p, axis=-1)[..., -1], np.sort(p, axis=-1)[..., -2]
@@ -113,23 +116,23 @@ def test_fewer_items_than_timed_requests_are_asked_again(
     evidence: ModelMeasurements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(early_exit_tasks.ITEMS, "smoke", 1)
-    alone = ModelMeasurements(evidence.loaded, evidence.study, RunResources()).exits
-    asked = alone.subject, alone.prompts("qa")
-    one, many = (timed_flops(*asked, alone.full, pairs, 3) for pairs in (1, 4))
+    alone = ModelMeasurements(evidence.loaded, evidence.study, RunResources()).early_exits
+    asked = alone.subject, alone.make_prompts("qa")
+    one, many = (count_timed_flops(*asked, alone.full_depth_point, pairs, 3) for pairs in (1, 4))
     assert one == many
-    assert one.together > 0
-    seconds = time_rules(*asked, {"softmax": alone.point("softmax", 2)}, 4, 3).seconds
+    assert one.total > 0
+    seconds = time_rules(*asked, {"softmax": alone.make_point("softmax", 2)}, 4, 3).seconds
     assert {name: len(each) for name, each in seconds.items()} == {"full": 4, "softmax": 4}
 
 
 def test_long_references_are_contrasted_block_by_block(
     evidence: ModelMeasurements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = evidence.exits.read("summary")
+    whole = evidence.early_exits.read_layers("summary")
     assert max(np.bincount(whole.item)) > 7
     monkeypatch.setattr(early_exits, "READ_TOKENS", 7)
     monkeypatch.setitem(ITEMS, "smoke", FEW_ITEMS)
-    blocks = ModelMeasurements(evidence.loaded, evidence.study, RunResources()).exits.read("summary")
+    blocks = ModelMeasurements(evidence.loaded, evidence.study, RunResources()).early_exits.read_layers("summary")
     for key, (confidence, correct) in whole.contrasts.items():
         np.testing.assert_allclose(blocks.contrasts[key][0], confidence, atol=1e-12)  # float64; rows do not mix
         np.testing.assert_array_equal(blocks.contrasts[key][1], correct)
@@ -139,38 +142,40 @@ def test_long_references_are_contrasted_block_by_block(
     ("layers", "minima"), [(24, (7, 19)), (12, (4, 10)), (10, (3, 8)), (8, (2, 6)), (6, (2, 4)), (4, (2,))]
 )
 def test_minimum_layers_stand_at_the_papers_share_of_depth(layers: int, minima: tuple[int, ...]) -> None:
-    assert minimum_layers(layers) == minima
+    assert minimum_exit_layers(layers) == minima
 
 
 def test_both_readings_of_jsd_meet_softmax_response_at_the_layer_from_which_they_decide(
     evidence: ModelMeasurements,
 ) -> None:
     """A threshold of 0 leaves at once: where each rule may, at the earliest."""
-    exits = evidence.exits
-    for minimum in exits.minima:
+    exits = evidence.early_exits
+    for minimum in exits.minimum_exit_layers:
         for rule, first in (("JSD", minimum + 1), (AS_CODED, minimum)):
-            jsd, softmax = (exits.answered("qa", *side, 0.0).exited for side in ((rule, minimum), ("softmax", first)))
-            assert set(jsd.exit_block.values) == set(softmax.exit_block.values) == {float(first)}
+            jsd, softmax = (
+                exits.answer_by_rule("qa", *side, 0.0).exited for side in ((rule, minimum), ("softmax", first))
+            )
+            assert set(jsd.mean_exit_by_item.values) == set(softmax.mean_exit_by_item.values) == {float(first)}
 
 
 def test_jsd_as_coded_contrasts_with_layers_from_the_second_on_or_with_the_one_below() -> None:
-    assert [first_amateur(minimum) for minimum in (2, 3, 8)] == [1, 2, 2]
+    assert [first_amateur_layer(minimum) for minimum in (2, 3, 8)] == [1, 2, 2]
 
 
 def test_a_model_that_solves_nothing_has_no_task_that_counts(evidence: ModelMeasurements) -> None:
     """The pre-trained T5 fills gaps; it was never shown a task."""
-    exits = evidence.exits
-    assert set(exits.unsolved) == set(exits.tasks)
-    assert all("not solved: full depth scores" in reason for reason in exits.unsolved.values())
-    assert exits.counting == []
-    assert len(exits.settings) == len(exits.tasks) * len(MINIMA)
+    exits = evidence.early_exits
+    assert set(exits.unsolved_reasons) == set(exits.tasks)
+    assert all("not solved: full depth scores" in reason for reason in exits.unsolved_reasons.values())
+    assert exits.solved_settings == []
+    assert len(exits.task_settings) == len(exits.tasks) * len(MINIMA)
 
 
 def test_calibration_sets_share_no_item_and_stray_nowhere_under_a_threshold_that_never_fires(
     evidence: ModelMeasurements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(early_exits, "SET_SIZE", 3)
-    found = evidence.exits.consistency("qa", (1.5, 0.0))
+    found = evidence.early_exits.measure_consistency("qa", (1.5, 0.0))
     assert (found.pool.shape, found.sets.shape) == ((FEW_ITEMS, 2), (2, 3, 2))
     assert (found.pool[:, 0] == 0).all()
     assert (found.sets[..., 0] == 0).all()
@@ -180,14 +185,14 @@ def test_calibration_sets_share_no_item_and_stray_nowhere_under_a_threshold_that
 
 def test_a_saving_compares_part_by_part() -> None:
     before, after = FlopsPerItem(6.0, 4.0, 10.0), FlopsPerItem(2.0, 3.0, 10.0)
-    assert flop_saving(before, after) == (3.0, 2.0, 20 / 15)
+    assert compute_flop_ratios(before, after) == (3.0, 2.0, 20 / 15)
 
 
 def test_costs_are_per_item(evidence: ModelMeasurements) -> None:
-    geometry, work = evidence.loaded.geometry, evidence.exits.answered("qa", "softmax", 2).counted
+    geometry, work = evidence.loaded.geometry, evidence.early_exits.answer_by_rule("qa", "softmax", 2).counted
     assert isinstance(work, Work)
-    assert flops_per_item(work, geometry).together == pytest.approx(
-        FEW_ITEMS * flops_per_item(work, geometry, FEW_ITEMS).together
+    assert split_flops_per_item(work, geometry).total == pytest.approx(
+        FEW_ITEMS * split_flops_per_item(work, geometry, FEW_ITEMS).total
     )
 
 
@@ -205,13 +210,13 @@ def test_rows_about_plain_documents_are_refused_with_a_reason(evidence: ModelMea
 
 def test_audits_read_one_fixed_source_and_tasks_their_own(evidence: ModelMeasurements) -> None:
     subject = evidence.subject
-    tokens = np.array([subject.opening, 5, 9])
-    own = subject.own_logits(tokens)
-    assert np.abs(subject.lens(tokens)[:, -1] - own).max() <= subject.tolerance
-    with subject.open(subject.full) as decoder:
+    tokens = np.array([subject.opening_token, 5, 9])
+    own = subject.compute_model_logits(tokens)
+    assert np.abs(subject.reference_lens(tokens)[:, -1] - own).max() <= subject.tolerance
+    with subject.open_decoder(subject.full_depth_point) as decoder:
         assert isinstance(decoder, FixedEncoderInput)
         _, fixed = decoder.start([Prompt(tokens)])
-        _, other = decoder.start([Prompt(tokens, subject.source[::-1].copy())])
+        _, other = decoder.start([Prompt(tokens, subject.audit_source[::-1].copy())])
     assert np.abs(fixed.logits[0, 0] - own[-1]).max() <= subject.tolerance
     assert np.abs(other.logits - fixed.logits).max() > 0.01
 
@@ -225,10 +230,10 @@ def tuned() -> ModelMeasurements:
 
 
 def test_full_depth_then_every_rule_at_the_papers_minima_whatever_was_asked_before(tuned: ModelMeasurements) -> None:
-    exits = tuned.exits
-    exits.answered("summary", "JSD", 6)
-    exits.answered("qa", "softmax", 4)  # no minimum of the paper's
-    (table,) = rule_table(exits).tables
+    exits = tuned.early_exits
+    exits.answer_by_rule("summary", "JSD", 6)
+    exits.answer_by_rule("qa", "softmax", 4)  # no minimum of the paper's
+    (table,) = make_rule_table(exits).tables
     per_task = [("full depth", LAYERS), *((rule, minimum) for minimum in MINIMA for rule in RULES)]
     assert [(r["task"], r["rule"], r["j"]) for r in table.rows] == [
         (task, *each) for task in WORLD_TASKS for each in per_task
@@ -238,11 +243,11 @@ def test_full_depth_then_every_rule_at_the_papers_minima_whatever_was_asked_befo
 
 
 def test_answers_have_exact_match_and_summaries_have_none(tuned: ModelMeasurements) -> None:
-    exits = tuned.exits
-    (table,) = rule_table(exits).tables
+    exits = tuned.early_exits
+    (table,) = make_rule_table(exits).tables
     qa, summary = (next(row for row in table.rows if row["task"] == task) for task in ("qa", "summary"))
-    done = exits.under("qa", exits.full)
-    references = [pair.answers for pair in exits.task_items.items("qa").pairs]
+    done = exits.answer_at_point("qa", exits.full_depth_point)
+    references = [pair.answers for pair in exits.task_items.load_items("qa").pairs]
     right = [exact_match("qa", text, answers) for text, answers in zip(done.texts, references, strict=True)]
     assert qa["exact match"] == np.mean(right)
     assert summary["exact match"] is None
@@ -250,18 +255,21 @@ def test_answers_have_exact_match_and_summaries_have_none(tuned: ModelMeasuremen
 
 def test_flops_that_were_not_counted_are_none_and_unsolved_tasks_are_noted(tuned: ModelMeasurements) -> None:
     """A decoder that does not count, and answers nothing right on one of three tasks."""
-    exits = ModelMeasurements(tuned.loaded, tuned.study, RunResources()).exits
-    exits.task_items._items.update(tuned.exits.task_items._items)
+    exits = ModelMeasurements(tuned.loaded, tuned.study, RunResources()).early_exits
+    exits.task_items._items.update(tuned.early_exits.task_items._items)
     for task in exits.tasks:
-        for point in [exits.full, *(exits.point(rule, minimum) for minimum in exits.minima for rule in RULES)]:
-            done = tuned.exits.under(task, point)
+        for point in [
+            exits.full_depth_point,
+            *(exits.make_point(rule, minimum) for minimum in exits.minimum_exit_layers for rule in RULES),
+        ]:
+            done = tuned.early_exits.answer_at_point(task, point)
             wrong = (
                 replace(done.exited, score=ByItem.from_independent_items(np.zeros(TABLE_ITEMS)))
                 if task == "qa"
                 else done.exited
             )
             exits._answered[task, point] = replace(done, counted=None, exited=wrong)
-    shown = rule_table(exits)
+    shown = make_rule_table(exits)
     assert {row["together MFLOPs"] for row in shown.tables[0].rows} == {None}
     (said,) = [note for note in shown.notes if note.startswith(f"{TUNED}: qa: ")]
     assert "not solved: full depth scores 0.000, an honest guess 0.0" in said
@@ -269,7 +277,7 @@ def test_flops_that_were_not_counted_are_none_and_unsolved_tasks_are_noted(tuned
 
 @pytest.mark.slow  # every minimum layer under every rule
 def test_the_ablation_has_a_table_per_task_with_every_minimum_layer(tuned: ModelMeasurements) -> None:
-    shown = minimum_layer_tables(tuned.exits)
+    shown = make_minimum_layer_tables(tuned.early_exits)
     assert [table.title for table in shown.tables] == [
         f"ablation, minimum exit layer on world:pairs, {task}" for task in WORLD_TASKS
     ]
@@ -307,22 +315,22 @@ def made(bundled: LoadedModel) -> Callable[..., ModelMeasurements]:
 
 
 def test_bundled_models_are_asked_the_worlds_pairs_whatever_the_folder_holds(made, data: Path) -> None:
-    asked = made(data, bundled=True).exits.task_items
+    asked = made(data, bundled=True).early_exits.task_items
     assert asked.names == WORLD_TASKS
-    assert (asked.corpus, asked.missing, asked.none) == (WORLD, {}, "")
-    assert asked.items("qa").pairs == tuple(generate_pairs("qa", "evaluate", ITEMS["smoke"], 0))
-    assert asked.title("qa") == "world:pairs, qa"
+    assert (asked.corpus, asked.unavailable_reasons, asked.no_task_reason) == (WORLD, {}, "")
+    assert asked.load_items("qa").pairs == tuple(generate_pairs("qa", "evaluate", ITEMS["smoke"], 0))
+    assert asked.format_title("qa") == "world:pairs, qa"
     (note,) = asked.notes
     assert "asked world:pairs, for which it was trained, and not the files of --emad-data" in note
-    assert made(bundled=True).exits.task_items.notes == [], "nothing was cut, and nothing else was there to ask"
+    assert made(bundled=True).early_exits.task_items.notes == [], "nothing was cut, and nothing else was there to ask"
 
 
 def test_other_models_are_asked_what_the_folder_holds(made, data: Path) -> None:
-    asked = made(data).exits.task_items
+    asked = made(data).early_exits.task_items
     assert asked.names == ("squad", "samsum")
-    assert (asked.corpus, asked.missing, asked.none) == ("squad+samsum", {}, "")
-    assert asked.title("squad") == "squad"
-    assert {pair.task for pair in asked.items("squad").pairs} == {"squad"}
+    assert (asked.corpus, asked.unavailable_reasons, asked.no_task_reason) == ("squad+samsum", {}, "")
+    assert asked.format_title("squad") == "squad"
+    assert {pair.task for pair in asked.load_items("squad").pairs} == {"squad"}
 
 
 @pytest.mark.parametrize(
@@ -332,9 +340,9 @@ def test_one_published_task_is_asked_and_the_other_is_missing_with_what_it_lacks
     made, data: Path, there: str, lacking: str, file: str
 ) -> None:
     next((data / lacking).iterdir()).unlink()
-    asked = made(data).exits.task_items
-    assert (asked.names, asked.corpus, asked.none) == ((there,), there, "")
-    ((task, reason),) = asked.missing.items()
+    asked = made(data).early_exits.task_items
+    assert (asked.names, asked.corpus, asked.no_task_reason) == ((there,), there, "")
+    ((task, reason),) = asked.unavailable_reasons.items()
     assert task == lacking
     assert f"{lacking}/{file}" in reason
     assert str(data) in reason
@@ -342,12 +350,12 @@ def test_one_published_task_is_asked_and_the_other_is_missing_with_what_it_lacks
 
 def test_without_files_nothing_is_asked_and_that_is_said(made, tmp_path: Path) -> None:
     bare, empty = made(), made(tmp_path)
-    assert bare.exits.tasks == empty.exits.tasks == ()
-    outcome, reason = bare.exits.absence
+    assert bare.early_exits.tasks == empty.early_exits.tasks == ()
+    outcome, reason = bare.early_exits.absent_premise
     assert outcome == "unmeasured"
     assert reason.startswith("no SQuAD/SamSum files; --emad-data DIR holds squad/dev-v1.1.json, samsum/val.json")
-    assert list(bare.exits.missing) == ["squad", "samsum"]
-    _, said = empty.exits.absence
+    assert list(bare.early_exits.unavailable_reasons) == ["squad", "samsum"]
+    _, said = empty.early_exits.absent_premise
     assert "no squad/dev-v1.1.json in --emad-data" in said
     assert "no samsum/val.json or samsum/test.json in" in said
 
@@ -357,12 +365,12 @@ def test_a_summary_that_cannot_be_scored_is_missing_with_a_reason(
 ) -> None:
     monkeypatch.setattr(exit_tasks, "find_spec", lambda name: None)
     for asked, task, corpus in (
-        (made(data).exits.task_items, "samsum", "squad"),
-        (made(bundled=True).exits.task_items, "summary", WORLD),
+        (made(data).early_exits.task_items, "samsum", "squad"),
+        (made(bundled=True).early_exits.task_items, "summary", WORLD),
     ):
         assert asked.corpus == corpus
-        assert list(asked.missing) == [task]
-        assert "rouge-score is not installed" in asked.missing[task]
+        assert list(asked.unavailable_reasons) == [task]
+        assert "rouge-score is not installed" in asked.unavailable_reasons[task]
 
 
 # ---------------------------------------------------------------- items
@@ -372,8 +380,8 @@ def test_a_summary_that_cannot_be_scored_is_missing_with_a_reason(
 def test_as_many_items_as_the_budget_allows_and_the_file_has(
     made, data: Path, budget: str, squad: int, samsum: int
 ) -> None:
-    asked = made(data, budget=budget).exits.task_items
-    assert [len(asked.items(name).pairs) for name in asked.names] == [squad, samsum]
+    asked = made(data, budget=budget).early_exits.task_items
+    assert [len(asked.load_items(name).pairs) for name in asked.names] == [squad, samsum]
     if budget == "smoke":
         assert asked.notes[0].endswith(
             "squad: 100 of 120 pairs of dev-v1.1.json; 0 sources cut to 512 tokens, 0 references to 30"
@@ -382,12 +390,12 @@ def test_as_many_items_as_the_budget_allows_and_the_file_has(
 
 def test_a_source_longer_than_the_window_loses_its_end_but_not_the_token_that_closes_it(made, data: Path) -> None:
     run = made(data)
-    whole = run.exits.task_items.items("squad")
+    whole = run.early_exits.task_items.load_items("squad")
     lengths = sorted(len(source) for source in whole.sources)
     window = lengths[len(lengths) // 2]
     short = made(data)
-    short.subject.window = window
-    items = short.exits.task_items.items("squad")
+    short.subject.window_size = window
+    items = short.early_exits.task_items.load_items("squad")
     longer = sum(length > window for length in lengths)
     assert 0 < longer < len(lengths), "all or none are cut: nothing was told apart"
     assert items.cut == (longer, 0)
@@ -397,36 +405,38 @@ def test_a_source_longer_than_the_window_loses_its_end_but_not_the_token_that_cl
             assert after.tolist() == before.tolist()
         else:
             assert after.tolist() == [*before[: window - 1], end]
-    assert short.exits.prompts("squad")[0].source is items.sources[0]
+    assert short.early_exits.make_prompts("squad")[0].source is items.sources[0]
     assert (
         f"squad: 100 of 120 pairs of dev-v1.1.json; {longer} sources cut to {window} tokens"
-        in short.exits.task_items.notes[0]
+        in short.early_exits.task_items.notes[0]
     )
 
 
 def test_a_reference_is_read_as_far_as_it_could_be_written(made, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made(data)
-    whole = run.exits.task_items.items("samsum").targets
+    whole = run.early_exits.task_items.load_items("samsum").targets
     monkeypatch.setitem(TASKS, "samsum", replace(TASKS["samsum"], new=5))
-    short = made(data).exits.task_items
-    assert [target.tolist() for target in short.items("samsum").targets] == [t[:5].tolist() for t in whole]
-    assert short.items("samsum").cut == (0, 7)
+    short = made(data).early_exits.task_items
+    assert [target.tolist() for target in short.load_items("samsum").targets] == [t[:5].tolist() for t in whole]
+    assert short.load_items("samsum").cut == (0, 7)
     assert "7 references to 5" in short.notes[1]
 
 
 def test_a_file_that_does_not_fit_ends_the_run(made, data: Path) -> None:
     write(data / "samsum/val.json", [{"id": "1", "dialogue": " ", "summary": "Nothing."}])
     with pytest.raises(RunStopped, match=r"val\.json, \[0\]: dialogue"):
-        made(data).exits.task_items.items("samsum")
+        made(data).early_exits.task_items.load_items("samsum")
 
 
 def test_limits_of_new_tokens_are_those_of_the_task(made, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An item that never stops is written as long as its task allows."""
     monkeypatch.setitem(exit_tasks.ITEMS, "smoke", 1)
     run, asked = made(data), []
-    monkeypatch.setattr(ModelUnderTest, "stop", frozenset())
-    for task in run.exits.tasks:
-        asked.append(int(run.exits.under(task, run.exits.full).exited.tokens.values[0]))
+    monkeypatch.setattr(ModelUnderTest, "stop_tokens", frozenset())
+    for task in run.early_exits.tasks:
+        asked.append(
+            int(run.early_exits.answer_at_point(task, run.early_exits.full_depth_point).exited.tokens.values[0])
+        )
     assert asked == [30, 128]
     assert {name: task.new for name, task in TASKS.items()} == {
         "qa": 8, "summary": 44, "count": 44, "squad": 30, "samsum": 128,
@@ -485,39 +495,46 @@ TWO_TEXTS = {
 
 def test_questions_about_one_paragraph_share_a_cluster_and_items_of_the_world_do_not(made, data: Path) -> None:
     write(data / "squad/dev-v1.1.json", TWO_TEXTS)
-    items = made(data).exits.task_items.items("squad")
+    items = made(data).early_exits.task_items.load_items("squad")
     texts = [pair.text for pair in items.pairs]
     assert 2 <= len(set(texts)) <= 3
-    assert len(set(items.cluster.tolist())) == len(set(texts))
-    assert all(texts[i] == texts[list(items.cluster).index(number)] for i, number in enumerate(items.cluster))
-    assert len(items.column(items.cluster).independent_values) == len(set(texts))
-    assert items.column(items.cluster).cluster is items.cluster
+    assert len(set(items.text_ids.tolist())) == len(set(texts))
+    assert all(texts[i] == texts[list(items.text_ids).index(number)] for i, number in enumerate(items.text_ids))
+    assert len(items.group_by_text(items.text_ids).independent_values) == len(set(texts))
+    assert items.group_by_text(items.text_ids).cluster is items.text_ids
     for task in WORLD_TASKS:
-        assert made(bundled=True).exits.task_items.items(task).column([0.0] * ITEMS["smoke"]).has_only_independent_items
+        assert (
+            made(bundled=True)
+            .early_exits.task_items.load_items(task)
+            .group_by_text([0.0] * ITEMS["smoke"])
+            .has_only_independent_items
+        )
 
 
 def test_what_calibrates_is_about_other_texts_each_about_its_own(made, data: Path) -> None:
     write(data / "squad/dev-v1.1.json", TWO_TEXTS)
-    asked = made(data).exits.task_items
-    judged = {pair.text for pair in asked.items("squad").pairs}
-    others = [pair.text for pair in asked.elsewhere("squad", 50).pairs]
+    asked = made(data).early_exits.task_items
+    judged = {pair.text for pair in asked.load_items("squad").pairs}
+    others = [pair.text for pair in asked.load_unjudged_items("squad", 50).pairs]
     assert len(others) == 3 - len(judged) == len(set(others) - judged)
-    assert asked.elsewhere("squad", 50, by=2).pairs == ()
-    worlds = made(bundled=True).exits.task_items
+    assert asked.load_unjudged_items("squad", 50, by=2).pairs == ()
+    worlds = made(bundled=True).early_exits.task_items
     for task in WORLD_TASKS:
-        judged = {pair.text for pair in worlds.items(task).pairs}
-        others = [pair.text for pair in worlds.elsewhere(task, 75, by=50).pairs]
+        judged = {pair.text for pair in worlds.load_items(task).pairs}
+        others = [pair.text for pair in worlds.load_unjudged_items(task, 75, by=50).pairs]
         assert len(others) == len(set(others) - judged) == 50
 
 
 def test_an_honest_guess_is_the_commonest_answer_or_what_the_source_offers(made, data: Path) -> None:
-    worlds = made(bundled=True).exits.task_items
-    guessed = {task: float(worlds.guessed(task).mean()) for task in WORLD_TASKS}
+    worlds = made(bundled=True).early_exits.task_items
+    guessed = {task: float(worlds.compute_guess_scores(task).mean()) for task in WORLD_TASKS}
     assert guessed == pytest.approx({"qa": 0.03, "summary": 0.41, "count": 0.01}, abs=0.02)  # a lead is half a summary
     same = [{"id": str(n), "dialogue": f"Ada: {n}?\nBob: Yes.", "summary": "Bob agrees."} for n in range(300)]
     write(data / "samsum/val.json", same)
     pytest.importorskip("rouge_score", reason="the extra `tasks` is not installed")
-    assert made(data).exits.task_items.guessed("samsum").tolist() == [1.0] * 100, "everybody answers that"
+    assert made(data).early_exits.task_items.compute_guess_scores("samsum").tolist() == [1.0] * 100, (
+        "everybody answers that"
+    )
 
 
 # ---------------------------------------------------------------- premises
@@ -525,14 +542,16 @@ def test_an_honest_guess_is_the_commonest_answer_or_what_the_source_offers(made,
 
 def test_a_model_without_room_for_the_settings_has_no_room_with_files_either(made, data: Path) -> None:
     small = replace(geometry_named("t5-large"), layers=3)
-    outcome, reason = made(data, geometry=small).exits.absence
+    outcome, reason = made(data, geometry=small).early_exits.absent_premise
     assert (outcome, "no room" in reason) == ("not applicable", True)
 
 
 def test_random_weights_and_a_lost_tokenizer_are_told_apart(made, data: Path) -> None:
-    random, wordless = (made(data, **fact).exits.absence for fact in ({"trained": False}, {"tokenizer": None}))
+    random, wordless = (
+        made(data, **fact).early_exits.absent_premise for fact in ({"trained": False}, {"tokenizer": None})
+    )
     assert (random[0], "random weights" in random[1]) == ("not applicable", True)
     assert (wordless[0], "without a tokenizer" in wordless[1]) == ("unmeasured", True)
-    assert made(data).exits.absence is None
-    decoder_only = somebodys(load("emad-nano")).exits.absence
+    assert made(data).early_exits.absent_premise is None
+    decoder_only = somebodys(load("emad-nano")).early_exits.absent_premise
     assert (decoder_only[0], "a decoder-only model" in decoder_only[1]) == ("not applicable", True)

@@ -17,11 +17,17 @@ from transformers import GenerationConfig
 
 from emad_ref.audit.finding import AuditRefutedError
 from emad_ref.audit.log_probs import session_log_probs
-from emad_ref.claims.base import question_of
+from emad_ref.claims.base import find_question
 from emad_ref.measurements.engine import ACCEPTANCE_NEW, EngineAnswers
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.run_resources import RunResources, make_reference_decoder
-from emad_ref.measurements.stated_rule import EXPLAINED, BlockRuns, OwnRuleEvidence, explained_ratio, own_rule_evidence
+from emad_ref.measurements.stated_rule import (
+    EXPLAINED,
+    BlockRuns,
+    OwnRuleEvidence,
+    compute_explained_speedup,
+    measure_own_rule,
+)
 from emad_ref.measurements.study import Study
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.quantisation import int8_copy
@@ -37,11 +43,11 @@ PAIRED = 64  # of which each arm answers half first
 FEW = 16  # where an estimate is asked for and no verdict
 GATHER = {
     "ENG-1": "distributions",
-    "ENG-2": "company",
-    "ENG-3": "repeats",
+    "ENG-2": "batch_invariance",
+    "ENG-3": "repeatability",
     "ENG-4": "distributions",
     "ENG-5": "acceptance",
-    "ENG-6": "draws",
+    "ENG-6": "sampling",
 }
 UNLESS_OPEN = {"ENG-2": "survived", "ENG-3": "survived", "ENG-5": "measured"}  # without a record nothing is decided
 Make = Callable[[Request], Decoder]
@@ -55,7 +61,7 @@ def loaded() -> LoadedModel:
 def verdict(claim: str, loaded: LoadedModel, make: Make, dtype: str | None = None, documents: int = DOCUMENTS) -> Any:
     subject = ModelUnderTest(loaded, Study(decoder_dtype=dtype), RunResources(make))
     found = getattr(EngineAnswers(subject, documents), GATHER[claim])
-    decide = question_of(claim).decide
+    decide = find_question(claim).decide
     assert decide is not None
     return decide(found, asked(claim, np.random.default_rng(0)))
 
@@ -270,7 +276,7 @@ def test_counters_of_an_engine_are_held_against_a_record(
     subject = ModelUnderTest(loaded, Study(), RunResources(lambda request: Counting(request, accepted)))
     found, context = EngineAnswers(subject, DOCUMENTS).acceptance, asked("ENG-5", np.random.default_rng(0))
     recorded = context.claim.thresholds | {"acceptance_1": 0.8, "acceptance_2": 0.4}
-    decide = question_of("ENG-5").decide
+    decide = find_question("ENG-5").decide
     assert decide is not None
     decided = decide(found, replace(context, claim=replace(context.claim, thresholds=recorded)))
     assert decided.verdict == outcome
@@ -336,11 +342,11 @@ def runs_half(request: Request) -> Decoder:
 
 
 def stated(loaded: LoadedModel, make: Make, documents: int = DOCUMENTS) -> OwnRuleEvidence:
-    return own_rule_evidence(ModelUnderTest(loaded, Study(), RunResources(make)), documents)
+    return measure_own_rule(ModelUnderTest(loaded, Study(), RunResources(make)), documents)
 
 
 def decided_legs(found: OwnRuleEvidence) -> dict[str, Any]:
-    decide = question_of("ENG-7").decide
+    decide = find_question("ENG-7").decide
     assert decide is not None
     decided = decide(found, asked("ENG-7", np.random.default_rng(0)))
     return {"": decided} | {leg.name.partition(",")[0]: leg for leg in decided.legs}
@@ -583,8 +589,8 @@ def test_blocks_and_heads_explain_as_much_as_they_take_at_the_rules_pace(
     two = dict.fromkeys(("lengths", "read", "passed"), np.array([48, 48]))
     rule = BlockRuns(np.array([40, 60]), step_s=4.0, prompt_s=1.0, heads=heads, head_s=head_s, whole_s=10.0, **two)
     full = BlockRuns(np.array([100, 150]), step_s=900.0, prompt_s=3.0, heads=64, head_s=19.2, whole_s=1000.0, **two)
-    assert explained_ratio(full, rule) == pytest.approx(1 + (150 * 0.04 + 2 + explained) / 10)
-    assert explained_ratio(rule, rule) == 1
+    assert compute_explained_speedup(full, rule) == pytest.approx(1 + (150 * 0.04 + 2 + explained) / 10)
+    assert compute_explained_speedup(rule, rule) == 1
 
 
 def test_half_of_the_blocks_explain_the_time_they_save(half: OwnRuleEvidence) -> None:

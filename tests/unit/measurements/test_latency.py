@@ -22,9 +22,9 @@ from emad_ref.measurements.latency import (
     TIMING_SECONDS,
     LatencyBenchmark,
     TimingResult,
-    affordable_request,
-    decidable_speedups,
+    compute_decidable_speedups,
     has_compiled_baseline,
+    shorten_request,
     split_latency,
 )
 from emad_ref.measurements.model_measurements import ModelMeasurements
@@ -50,7 +50,7 @@ def seconds(prompt: int, new: int, prefill_per_token: float, step: float) -> flo
 
 
 def shortened(prompt: int, new: int, prefill: float, step: float, arms: int = ARMS) -> tuple[int, int]:
-    return affordable_request(prompt, new, prefill=prefill, step=step, pairs=PAIRS, batch_sizes=BATCHES, arms=arms)
+    return shorten_request(prompt, new, prefill=prefill, step=step, pairs=PAIRS, batch_sizes=BATCHES, arms=arms)
 
 
 def test_a_fast_model_keeps_the_budgets_request():
@@ -81,15 +81,15 @@ def test_no_request_is_shorter_than_decoding_needs_nor_longer_than_asked():
 )
 def test_ratios_that_decide_nothing_take_fewer_pairs_under_smoke(trained, ours, budget, decisive, indicative):
     subject = SimpleNamespace(
-        budget=BUDGETS[budget], loaded=SimpleNamespace(trained=trained), decoder_is_ours=ours, seed=0
+        budget=BUDGETS[budget], loaded=SimpleNamespace(trained=trained), has_reference_decoder=ours, seed=0
     )
     watch = LatencyBenchmark(SimpleNamespace(subject=subject))
-    assert (watch.pairs, watch.indicative_pairs) == (decisive, indicative)
+    assert (watch.n_pairs, watch.n_indicative_pairs) == (decisive, indicative)
 
 
 def test_timings_become_pairs_for_intervals():
     taken = {"full": np.array([2.0, 4.0, 3.0]), "adaptive": np.array([1.0, 2.0, 1.0])}
-    arms = TimingResult(PairedTimings(taken, taken, ("full", "adaptive", "full")), [], {}, ()).by_pair()
+    arms = TimingResult(PairedTimings(taken, taken, ("full", "adaptive", "full")), [], {}, ()).seconds_by_pair()
     assert list(arms) == ["full", "adaptive"]
     ratio = estimate_total_speedup(arms["full"], arms["adaptive"])
     assert (ratio.n, ratio.noun) == (3, "pairs")
@@ -107,7 +107,7 @@ def drawn(speedup: float, rng: np.random.Generator, spread: float = 0.05) -> dic
 def test_speedups_that_the_preflight_names_are_decided_about_as_often_as_it_promises():
     """400 simulated runs on either side, 4 standard errors of a share of 80 %: 8 points."""
     rng, legs = np.random.default_rng(0), 8
-    above, below = np.mean([decidable_speedups(drawn(1.1, rng), 1.1, legs) for _ in range(50)], axis=0)
+    above, below = np.mean([compute_decidable_speedups(drawn(1.1, rng), 1.1, legs) for _ in range(50)], axis=0)
     assert below < 1.1 < above
     shown = {"above": 0, "below": 0}
     for _ in range(400):
@@ -120,7 +120,7 @@ def test_speedups_that_the_preflight_names_are_decided_about_as_often_as_it_prom
 
 def test_correction_costs_power_where_it_falsifies_and_none_where_it_survives():
     made = drawn(1.1, np.random.default_rng(1))
-    (up, alone), (still_up, crowded) = (decidable_speedups(made, 1.1, legs) for legs in (1, 60))
+    (up, alone), (still_up, crowded) = (compute_decidable_speedups(made, 1.1, legs) for legs in (1, 60))
     assert up == still_up
     assert crowded < alone < 1.1
     assert alone == pytest.approx(1.1**2 / up), "one leg: the same on either side"
@@ -129,7 +129,7 @@ def test_correction_costs_power_where_it_falsifies_and_none_where_it_survives():
 def test_the_noisiest_baseline_sets_what_is_decided():
     quiet = drawn(1.1, np.random.default_rng(1))
     noisy = quiet | {"generate": np.exp(0.5 * np.random.default_rng(2).standard_normal(PAIRS))}
-    assert decidable_speedups(noisy, 1.1, 4)[0] > decidable_speedups(quiet, 1.1, 4)[0]
+    assert compute_decidable_speedups(noisy, 1.1, 4)[0] > compute_decidable_speedups(quiet, 1.1, 4)[0]
 
 
 # ------------------------------------------------------------ arms and what is kept of them
@@ -152,7 +152,7 @@ def timing(host: RunResources) -> ModelMeasurements:
 def test_the_work_that_explains_a_speed_is_that_of_decoded_tokens(timed_evidence: ModelMeasurements):
     """A prompt of any length runs at full depth in either arm, at once: it must not hide how much less a step does."""
     watch = timed_evidence.latency
-    for rows, timed in watch.timed(watch.point).items():
+    for rows, timed in watch.time_point_by_batch_size(watch.most_saving_point).items():
         assert (timed.executed["full"][:, 0] == rows * SHAPE[1] * LAYERS).all()
 
 
@@ -162,8 +162,8 @@ def point_of(evidence: ModelMeasurements):
 
 def test_every_batch_size_is_timed_once_and_keeps_what_was_emitted(timed_evidence):
     watch, point = timed_evidence.latency, point_of(timed_evidence)
-    timed = watch.timed(point)
-    assert timed is watch.timed(point)
+    timed = watch.time_point_by_batch_size(point)
+    assert timed is watch.time_point_by_batch_size(point)
     assert list(timed) == [1, 2, 8]
     for rows, found in timed.items():
         assert list(found.seconds) == list(found.outputs) == ["full", "adaptive", "generate", LOOKUP][: 4 - (rows > 1)]
@@ -176,7 +176,7 @@ def test_every_batch_size_is_timed_once_and_keeps_what_was_emitted(timed_evidenc
 
 
 def test_the_same_prompts_go_to_every_arm(timed_evidence):
-    found = timed_evidence.latency.timed(point_of(timed_evidence))[2]
+    found = timed_evidence.latency.time_point_by_batch_size(point_of(timed_evidence))[2]
     for pair in found.audited:
         full, generate = found.outputs["full"][pair], found.outputs["generate"][pair]
         assert [row.tolist() for row in full.emitted] == generate.tolist()
@@ -184,8 +184,8 @@ def test_the_same_prompts_go_to_every_arm(timed_evidence):
 
 @pytest.mark.parametrize("rows", [1, 2, 8])
 def test_an_honest_decoder_is_what_it_says(timed_evidence, rows):
-    timed = timed_evidence.latency.timed(point_of(timed_evidence))[rows]
-    finding = timed_evidence.latency.checked(timed, point_of(timed_evidence))
+    timed = timed_evidence.latency.time_point_by_batch_size(point_of(timed_evidence))[rows]
+    finding = timed_evidence.latency.check_point_outputs(timed, point_of(timed_evidence))
     assert finding.passed is True, finding.detail
     looked_at = min(rows, AUDITED_ROWS) * len(timed.audited)
     assert finding.n == len(timed.seconds) * looked_at * SHAPE[1]
@@ -230,14 +230,14 @@ def half_the_work(record: Record) -> Record:
 def test_requests_that_are_not_what_they_say_are_found(change, said):
     evidence = timing(lying(change))
     evidence.subject.budget = replace(evidence.subject.budget, batch_sizes=(1,))
-    (timed,) = evidence.latency.timed(point_of(evidence)).values()
-    finding = evidence.latency.checked(timed, point_of(evidence))
+    (timed,) = evidence.latency.time_point_by_batch_size(point_of(evidence)).values()
+    finding = evidence.latency.check_point_outputs(timed, point_of(evidence))
     assert finding.passed is False
     assert said in finding.detail
 
 
 def test_the_note_tells_what_ran_and_what_did_not(timed_evidence):
-    note = timed_evidence.latency.note(point_of(timed_evidence), 1.1, 4)
+    note = timed_evidence.latency.format_timing_note(point_of(timed_evidence), 1.1, 4)
     assert "8 prompt + 6 new tokens, 3 pairs" in note
     assert note.count("survives from") == note.count("falsified up to") == 3
     assert "(after correction over 4 legs); compiled baseline not run: not tried on a CPU" in note
@@ -246,31 +246,31 @@ def test_the_note_tells_what_ran_and_what_did_not(timed_evidence):
 def test_prefill_and_decoding_are_told_apart(timed_evidence):
     """Of a request of 10 ms whose first token takes 4, five others take 1.2 ms each; the rest is counted."""
     watch, point = timed_evidence.latency, point_of(timed_evidence)
-    for found in watch.timed(point).values():
+    for found in watch.time_point_by_batch_size(point).values():
         assert set(found.prefill_s) == {"full", "adaptive"}
         assert all((seconds > 0).all() and len(seconds) == 3 for seconds in found.prefill_s.values())
     whole, first = {"full": np.full(3, 0.010)}, {"full": np.full(2, 0.004)}
     assert split_latency(first, whole, new=6)["full"] == pytest.approx((0.004, 0.0012))
     geometry = timed_evidence.loaded.geometry
     held = 2 * LAYERS * geometry.kv_heads * geometry.head_dim * 8  # float64
-    said = watch.prefill_note(point)
-    skipped = watch.timed(point)[1].skipped("adaptive", LAYERS)
+    said = watch.format_prefill_note(point)
+    skipped = watch.time_point_by_batch_size(point)[1].compute_skipped_share("adaptive", LAYERS)
     assert f"K/V at full depth: {held:,} bytes a token, {100 * skipped:.1f} % of it may be freed" in said
     assert said.count("batch ") == 3
     eager = replace(point, schedule="free_eager")
-    watch._timed[eager] = watch.timed(point)
-    assert "none may be freed under the free_eager schedule" in watch.prefill_note(eager)
+    watch._timed[eager] = watch.time_point_by_batch_size(point)
+    assert "none may be freed under the free_eager schedule" in watch.format_prefill_note(eager)
 
 
 def test_blocks_left_out_are_counted_off_records(timed_evidence):
     watch, point = timed_evidence.latency, point_of(timed_evidence)
     timed_evidence.subject.budget = replace(timed_evidence.subject.budget, batch_sizes=(1, 2, 8))
-    found = watch.against_full({"eager": replace(point, schedule="free_eager")})
+    found = watch.time_against_full_depth({"eager": replace(point, schedule="free_eager")})
     depth = np.concatenate([
         record.tokens.depth[record.tokens.phase != 0] for record in found.outputs["eager"]
     ])  # fmt: skip
-    assert found.skipped("full", LAYERS) == 0
-    assert found.skipped("eager", LAYERS) == pytest.approx(1 - depth.mean() / LAYERS)
+    assert found.compute_skipped_share("full", LAYERS) == 0
+    assert found.compute_skipped_share("eager", LAYERS) == pytest.approx(1 - depth.mean() / LAYERS)
 
 
 # ------------------------------------------------------------ the compiled baseline
@@ -294,21 +294,27 @@ def test_a_compiled_twin_is_one_more_arm_and_one_more_baseline(monkeypatch):
     """Compilation itself takes minutes on a CPU: the twin's step is the plain one here."""
     evidence = timing(RunResources())
     evidence.subject.budget = replace(evidence.subject.budget, batch_sizes=(1,))
-    evidence.latency.without_compiled = ""
-    asked, own = [], evidence.subject.own_greedy
+    evidence.latency.compiled_unavailable_reason = ""
+    asked, own = [], evidence.subject.generate_greedy
 
     def greedy(prompts, new, compiled=False):
         asked.append(compiled)
         return own(prompts, new)
 
-    monkeypatch.setattr(evidence.subject, "own_greedy", greedy)
+    monkeypatch.setattr(evidence.subject, "generate_greedy", greedy)
     watch, point = evidence.latency, point_of(evidence)
-    assert watch.arms == 5
-    assert list(watch.timed(point)[1].seconds) == ["full", "adaptive", "generate", "compiled", LOOKUP]
+    assert watch.n_arms == 5
+    assert list(watch.time_point_by_batch_size(point)[1].seconds) == [
+        "full",
+        "adaptive",
+        "generate",
+        "compiled",
+        LOOKUP,
+    ]
     assert asked.count(True) == asked.count(False) == 3 + latency.WARM_UP
-    assert watch.checked(watch.timed(point)[1], point).passed is True
+    assert watch.check_point_outputs(watch.time_point_by_batch_size(point)[1], point).passed is True
     watch._compiled_in = 36.29
-    assert watch.note(point, 1.1, 1).endswith("; compiled in 36.3 s, outside the clock")
+    assert watch.format_timing_note(point, 1.1, 1).endswith("; compiled in 36.3 s, outside the clock")
 
 
 @pytest.mark.parametrize(
@@ -329,15 +335,15 @@ def test_why_a_compiled_baseline_cannot_run_is_said(monkeypatch, greedy, reason)
         if greedy is not None:
             raise greedy
 
-    monkeypatch.setattr(evidence.subject, "own_greedy", refuse)
-    assert evidence.subject.without_compiling() == reason
+    monkeypatch.setattr(evidence.subject, "generate_greedy", refuse)
+    assert evidence.subject.compile_unavailable_reason() == reason
 
 
 def test_a_model_whose_steps_were_compiled_has_the_baseline(monkeypatch):
     evidence = timing(RunResources())
-    monkeypatch.setattr(evidence.subject, "own_greedy", lambda *asked, **options: None)
+    monkeypatch.setattr(evidence.subject, "generate_greedy", lambda *asked, **options: None)
     evidence.loaded.model = SimpleNamespace(_compiled_call=None)
-    assert evidence.subject.without_compiling() == ""
+    assert evidence.subject.compile_unavailable_reason() == ""
 
 
 def test_compiled_steps_run_over_a_static_cache_and_emit_what_plain_ones_do(monkeypatch):
@@ -355,13 +361,13 @@ def test_compiled_steps_run_over_a_static_cache_and_emit_what_plain_ones_do(monk
         return run
 
     monkeypatch.setattr(torch, "compile", as_it_is)
-    prompts = evidence.subject.prompts(2, 8)
-    found = evidence.subject.own_greedy(prompts, 5, compiled=True)
-    assert found.tolist() == evidence.subject.own_greedy(prompts, 5).tolist()
+    prompts = evidence.subject.make_equal_prompts(2, 8)
+    found = evidence.subject.generate_greedy(prompts, 5, compiled=True)
+    assert found.tolist() == evidence.subject.generate_greedy(prompts, 5).tolist()
     assert len(handed) == 1, "the plain one compiles nothing"
     assert steps == [((2, 1), StaticCache)] * 4, "the first of five tokens comes of the prefill, which is not compiled"
     assert evidence.loaded.model.generation_config.cache_implementation is None
-    assert evidence.subject.without_compiling() == ""
+    assert evidence.subject.compile_unavailable_reason() == ""
 
 
 def test_every_batch_size_is_tried_before_the_race(monkeypatch):
@@ -372,8 +378,10 @@ def test_every_batch_size_is_tried_before_the_race(monkeypatch):
         if len(prompts) == 8:
             raise RuntimeError("more shapes than TorchDynamo compiles a step for")
 
-    monkeypatch.setattr(evidence.subject, "own_greedy", greedy)
-    assert "RuntimeError: more shapes" in evidence.subject.without_compiling(evidence.subject.budget.batch_sizes)
+    monkeypatch.setattr(evidence.subject, "generate_greedy", greedy)
+    assert "RuntimeError: more shapes" in evidence.subject.compile_unavailable_reason(
+        evidence.subject.budget.batch_sizes
+    )
     assert [rows for rows, _ in tried] == [1, 2, 8]
     assert len({length for _, length in tried}) == 3, "lengths differ, so that one graph serves any"
 
@@ -384,19 +392,21 @@ def test_steps_of_which_nothing_was_traced_are_not_called_compiled(monkeypatch):
     def untraced(prompts, new, compiled):
         evidence.loaded.model._compiled_call = evidence.loaded.model.__call__  # transformers', and no more
 
-    monkeypatch.setattr(evidence.subject, "own_greedy", untraced)
-    assert evidence.subject.without_compiling() == "TorchDynamo traces no graph of this model's steps"
+    monkeypatch.setattr(evidence.subject, "generate_greedy", untraced)
+    assert evidence.subject.compile_unavailable_reason() == "TorchDynamo traces no graph of this model's steps"
 
 
 @pytest.mark.slow  # it compiles: half a minute
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 def test_a_bundled_models_steps_compile_for_every_batch_size_and_emit_its_tokens():
     subject = ModelUnderTest(load("emad-nano"), Study(), RunResources())
-    assert subject.without_compiling((1, 2)) == ""
+    assert subject.compile_unavailable_reason((1, 2)) == ""
     before = count_traced_graphs()
     for rows in (1, 2, 4):
-        prompts = subject.prompts(rows, 12)
-        assert subject.own_greedy(prompts, 4, compiled=True).tolist() == subject.own_greedy(prompts, 4).tolist()
+        prompts = subject.make_equal_prompts(rows, 12)
+        assert (
+            subject.generate_greedy(prompts, 4, compiled=True).tolist() == subject.generate_greedy(prompts, 4).tolist()
+        )
     assert count_traced_graphs() - before <= 1, "one row of any length; any rows of any length were there already"
 
 
@@ -424,25 +434,25 @@ def sweeping(monkeypatch: pytest.MonkeyPatch, host: RunResources | None = None) 
 def test_a_sweep_is_timed_once_from_few_pairs_looked_at_and_named(monkeypatch):
     evidence = sweeping(monkeypatch)
     point = evidence.traces.profile.point(0.0)
-    timed = evidence.latency.swept(point)
-    assert timed is evidence.latency.swept(point)
+    timed = evidence.latency.time_extra_batch_sizes(point)
+    assert timed is evidence.latency.time_extra_batch_sizes(point)
     assert list(timed) == [2, 8, 16]
     for rows, requests in timed.items():
         assert {arm: len(seconds) for arm, seconds in requests.seconds.items()} == dict.fromkeys(
             ("full", "adaptive", "generate"), FEW_PAIRS
         )
         assert {len(prompts) for prompts in requests.prompts} == {rows}
-        assert evidence.latency.checked(requests, point).passed is True
-    assert list(evidence.latency.timed(point)) == [1, 4], "what decides is what decided before"
-    found = speedup.speedup_evidence_at(evidence, point, "")
-    assert list(found.every) == [1, 2, 4, 8, 16]
+        assert evidence.latency.check_point_outputs(requests, point).passed is True
+    assert list(evidence.latency.time_point_by_batch_size(point)) == [1, 4], "what decides is what decided before"
+    found = speedup.measure_speedup(evidence, point, "")
+    assert list(found.all_batches) == [1, 2, 4, 8, 16]
     question = asked("EMAD-F2", np.random.default_rng(0))
     verdict = speedup.decide_speedup(found, question)
     legs = {leg.name: leg for leg in verdict.legs}
     assert (legs["batch 8, against generate"].outcome, legs["batch 8, against generate"].n) == ("measured", FEW_PAIRS)
     assert legs["batch 8: timed requests"].n > 0
-    exhibits = speedup.speedup_exhibits(found, evidence, point, question)
-    said = speedup.speedup_limit_of(found.every).description
+    exhibits = speedup.make_speedup_attachments(found, evidence, point, question)
+    said = speedup.estimate_speedup_limit(found.all_batches).description
     assert legs[speedup.ENDS].reason == said
     assert verdict.reason.endswith(said)
     assert any(note.endswith(said) for note in exhibits.notes)
@@ -458,7 +468,7 @@ def test_what_is_not_what_it_says_at_a_batch_size_of_the_sweep_falsifies(monkeyp
     """And its times end nowhere."""
     evidence = sweeping(monkeypatch, lying(another_token))
     point = evidence.traces.profile.point(0.0)
-    found = speedup.speedup_evidence_at(evidence, point, "")
+    found = speedup.measure_speedup(evidence, point, "")
     honest = {rows: replace(timed, check=None) for rows, timed in found.batches.items()}
     verdict = speedup.decide_speedup(replace(found, batches=honest), asked("EMAD-F2", np.random.default_rng(0)))
     assert verdict.verdict == "falsified"
@@ -472,11 +482,11 @@ def test_what_is_not_what_it_says_at_a_batch_size_of_the_sweep_falsifies(monkeyp
 
 def test_prompt_lookup_emits_the_models_tokens_and_drafts_them():
     subject = ModelUnderTest(load("emad-nano"), Study(), RunResources())
-    (prompt,) = subject.prompts(1, 24)
+    (prompt,) = subject.make_equal_prompts(1, 24)
     repeated = replace(prompt, tokens=np.tile(prompt.tokens, 2))
     steps, model = [], subject.loaded.model
     handle = model.register_forward_hook(lambda *called: steps.append(called[-1].logits.shape[1]))
-    plain = subject.own_greedy([repeated], 8)
+    plain = subject.generate_greedy([repeated], 8)
     alone = len(steps)
     drafted = latency.make_prompt_lookup_generate(subject.loaded.model, subject.stepper.device)(repeated, 8)[None]
     handle.remove()
@@ -486,14 +496,14 @@ def test_prompt_lookup_emits_the_models_tokens_and_drafts_them():
 
 def test_why_prompt_lookup_does_not_run_is_said(monkeypatch):
     evidence = timing(RunResources())
-    assert evidence.latency.without_lookup == ""
+    assert evidence.latency.lookup_unavailable_reason == ""
 
     def refuse(model, device):
         raise ValueError("assisted generation is not supported with stateful models")
 
     monkeypatch.setattr(latency, "make_prompt_lookup_generate", refuse)
-    assert LatencyBenchmark(evidence.points).without_lookup.startswith(
+    assert LatencyBenchmark(evidence.points).lookup_unavailable_reason.startswith(
         "prompt lookup: assisted generation is not supported"
     )
     evidence.subject.budget = replace(evidence.subject.budget, batch_sizes=(2,))
-    assert "no request of one row" in LatencyBenchmark(evidence.points).without_lookup
+    assert "no request of one row" in LatencyBenchmark(evidence.points).lookup_unavailable_reason

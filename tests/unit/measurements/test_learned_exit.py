@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.lens_files import FittedLens
-from emad_ref.claims.base import Answer, RunPlan, ask, question_of
+from emad_ref.claims.base import Answer, RunPlan, answer_question, find_question
 from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.errors import BadArgument
 from emad_ref.measurements import learned_exit
@@ -72,7 +72,7 @@ def copied(loaded: SimpleNamespace) -> SimpleNamespace:
 
 def answered(evidence: ModelMeasurements, claim: str) -> Answer:
     docket = RunPlan(load_register(), evidence.study)
-    return ask(question_of(claim), evidence, docket.asked(claim, evidence.name, LAYERS))
+    return answer_question(find_question(claim), evidence, docket.make_context(claim, evidence.name, LAYERS))
 
 
 def test_the_exit_of_another_model_is_refused_by_the_option_that_brought_it(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_the_exit_of_another_model_is_refused_by_the_option_that_brought_it(tmp_
     with pytest.raises(
         BadArgument, match=r"--emad-exit=.*some\.exit.*an exit of small.*of a model another.*emad screen"
     ):
-        evidence.check()
+        evidence.check_prerequisites()
 
 
 def test_where_none_is_brought_one_is_found_on_the_runs_own_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,10 +92,10 @@ def test_where_none_is_brought_one_is_found_on_the_runs_own_text(monkeypatch: py
 
     monkeypatch.setattr(learned_exit, "screen", screened)
     evidence = small_evidence(seed=3)
-    assert evidence.learned_exit.missing == ""
-    assert evidence.learned_exit.exit is evidence.learned_exit.exit
+    assert evidence.exit_evaluation.exit_unavailable_reason == ""
+    assert evidence.exit_evaluation.exit is evidence.exit_evaluation.exit
     assert asked == [ScreeningSettings(corpus="self", documents=240, seed=3)]
-    assert get_attached_lens(evidence.subject.stepper, evidence.learned_exit.exit.fitted.lens.digest) is not None
+    assert get_attached_lens(evidence.subject.stepper, evidence.exit_evaluation.exit.fitted.lens.digest) is not None
 
 
 def test_without_an_exit_nothing_is_claimed_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,28 +112,28 @@ def test_without_an_exit_nothing_is_claimed_of_one(monkeypatch: pytest.MonkeyPat
 
 def test_columns_of_the_point_are_replays_where_replay_is_exact(tmp_path: Path) -> None:
     evidence = evidence_with(tmp_path, found_exit("free_eager"))
-    trace = evidence.learned_exit.evaluated.of(evidence.learned_exit.exit.point)
-    replayed = point_columns(trace, evidence.loaded.geometry, [evidence.learned_exit.exit.point])
-    chosen = evidence.learned_exit.chosen
+    trace = evidence.exit_evaluation.evaluation_traces.of(evidence.exit_evaluation.exit.point)
+    replayed = point_columns(trace, evidence.loaded.geometry, [evidence.exit_evaluation.exit.point])
+    chosen = evidence.exit_evaluation.recommended_point_costs
     assert chosen is not None
     by_document = evidence.traces.by_document
     np.testing.assert_allclose(chosen.nll_nats.values, by_document(replayed.nll_nats[:, 0]).values, rtol=1e-5)
     np.testing.assert_array_equal(chosen.work.values, by_document(replayed.flops[:, 0]).values)
     assert 1 - replayed.depth.sum() / (LAYERS * len(trace)) > 0.05, "some tokens leave early"
-    assert evidence.learned_exit.exact is evidence.learned_exit.point
+    assert evidence.exit_evaluation.exact_kv_point is evidence.exit_evaluation.recommended_point
 
 
 @pytest.mark.parametrize("window", [8, 1000])
 def test_a_guarantee_is_judged_on_as_many_tokens_of_a_window_as_certified_it(tmp_path: Path, window: int) -> None:
     evidence = evidence_with(tmp_path, replace(found_exit(), screened={"window": window}))
-    point, whole = evidence.learned_exit.exit.point, evidence.traces.evaluated
+    point, whole = evidence.exit_evaluation.exit.point, evidence.traces.evaluation_windows
     assert point is not None
     assert min(len(text.tokens) for text in whole) > 8
     short = [replace(text, tokens=text.tokens[:window]) for text in whole]
     loss = decoded_columns(evidence.subject.stepper, evidence.loaded.geometry, short, [full_depth(LAYERS), point])
     by, tokens = evidence.traces.by_document, np.array([float(text.decided) for text in short])
     expected = excess_loss(by(loss.nll_nats[:, [1]]), by(loss.nll_nats[:, 0]), by(tokens))
-    found = evidence.learned_exit.excess
+    found = evidence.exit_evaluation.excess_nll
     assert found.values == pytest.approx(expected.values[:, 0], abs=1e-6)
     assert found.values.max() > 1e-4
 
@@ -142,14 +142,14 @@ def test_a_guarantee_is_judged_on_as_many_tokens_of_a_window_as_certified_it(tmp
 def test_what_tasks_lose_at_the_exits_point_stands_beside_its_verdict(tmp_path: Path, schedule: ScheduleName) -> None:
     """Continuation choice, which random weights do not solve, decoded through the lens; it judges nothing."""
     evidence = evidence_with(tmp_path, found_exit(schedule))
-    evidence.subject.window = 64
+    evidence.subject.window_size = 64
     tokens = np.random.default_rng(1).integers(1, 101, (34, 60))
-    evidence.subject.documents = lambda split: list(tokens)
+    evidence.subject.iterate_documents = lambda split: list(tokens)
     verdict = answered(evidence, "EMAD-X1").verdict
     (leg,) = (
-        leg for leg in verdict.legs if leg.name == f"{evidence.learned_exit.exit.point.name}: continuation choice"
+        leg for leg in verdict.legs if leg.name == f"{evidence.exit_evaluation.exit.point.name}: continuation choice"
     )
-    full, adaptive = evidence.scored.decoded("continuation choice", evidence.learned_exit.exit.point)
+    full, adaptive = evidence.task_scores.decode_correctness("continuation choice", evidence.exit_evaluation.exit.point)
     assert (leg.outcome, leg.n, leg.p_falsify) == ("measured", 34, None)
     assert leg.estimate == full.values.mean() - adaptive.values.mean()
     assert leg.reason.startswith("not solved: ")
@@ -157,8 +157,8 @@ def test_what_tasks_lose_at_the_exits_point_stands_beside_its_verdict(tmp_path: 
 
 
 def test_a_point_that_copies_has_a_twin_with_exact_states(tmp_path: Path) -> None:
-    held = evidence_with(tmp_path, found_exit()).learned_exit
-    exact = held.exact
+    held = evidence_with(tmp_path, found_exit()).exit_evaluation
+    exact = held.exact_kv_point
     assert exact is not None
     assert (exact.schedule, exact.thresholds, exact.lens) == (
         "free_eager",
@@ -171,38 +171,42 @@ def test_a_point_that_copies_has_a_twin_with_exact_states(tmp_path: Path) -> Non
 def test_full_depth_is_what_is_held_against(tmp_path: Path) -> None:
     """The same documents, tokens and FLOPs as the operating-point table has."""
     evidence = evidence_with(tmp_path, found_exit())
-    full, table = evidence.learned_exit.full, evidence.points.full_loss
+    full, table = evidence.exit_evaluation.full_depth_in_flops, evidence.points.full_loss
     np.testing.assert_allclose(full.full.nll_nats.values, evidence.traces.by_document(table.nll_nats).values, rtol=1e-6)
     np.testing.assert_array_equal(full.tokens.values, evidence.traces.lengths.values)
-    np.testing.assert_array_equal(evidence.learned_exit.in_blocks.full.work.values, LAYERS * full.tokens.values)
+    np.testing.assert_array_equal(
+        evidence.exit_evaluation.full_depth_in_blocks.full.work.values, LAYERS * full.tokens.values
+    )
 
 
 def test_an_oracle_stays_within_its_loss_and_more_of_it_saves_more(tmp_path: Path) -> None:
-    held = evidence_with(tmp_path, found_exit()).learned_exit
-    tokens, full = held.in_blocks.tokens.values.sum(), held.in_blocks.full
-    assert held.losses[0] == 0.01
-    for curve in held.curves:
+    held = evidence_with(tmp_path, found_exit()).exit_evaluation
+    tokens, full = held.full_depth_in_blocks.tokens.values.sum(), held.full_depth_in_blocks.full
+    assert held.reported_rises[0] == 0.01
+    for curve in held.oracle_curves:
         blocks = []
-        for loss in sorted(held.losses):
-            spent = held.at_loss(curve, loss)
+        for loss in sorted(held.reported_rises):
+            spent = held.compute_costs_at_loss(curve, loss)
             rise = np.expm1((spent.nll_nats.values - full.nll_nats.values).sum() / tokens)
             assert rise <= loss
             blocks.append(spent.work.values.sum())
         assert blocks == sorted(blocks, reverse=True)
-    assert [held.named(curve).partition(",")[0] for curve in held.curves] == ["tuned lens"] * 2 + ["own head"] * 2
+    assert [held.format_oracle_name(curve).partition(",")[0] for curve in held.oracle_curves] == ["tuned lens"] * 2 + [
+        "own head"
+    ] * 2
 
 
 def test_every_row_but_time_is_answered(tmp_path: Path) -> None:
     """Of an exit that copies, too: what drafting does is no matter of rows about leaving early."""
     evidence = evidence_with(tmp_path, found_exit(copied=3))
-    drafting = evidence.learned_exit.exit.drafting
+    drafting = evidence.exit_evaluation.exit.drafting
     assert drafting is not None
     assert drafting.copied == 3
     x1, x2, x5, x6 = (answered(evidence, f"EMAD-X{number}").verdict for number in (1, 2, 5, 6))
     assert x1.verdict in ("inconclusive", "falsified", "not applicable")
     assert (x2.verdict, x2.reason) == ("unmeasured", "the exit carries no guarantee")
     assert x5.verdict == x6.verdict == "measured"
-    assert len(x5.legs) == len(evidence.learned_exit.losses) * len(evidence.learned_exit.curves)
+    assert len(x5.legs) == len(evidence.exit_evaluation.reported_rises) * len(evidence.exit_evaluation.oracle_curves)
     parts = {leg.name.partition(":")[0] for leg in x6.legs}
     assert {"readout alone", "criterion, by an oracle alone", "monotone rule alone", "K/V"} <= parts
     assert {f"{part}, all others exchanged" for part in ("readout", "criterion", "monotone rule")} <= parts
@@ -256,10 +260,12 @@ def test_a_decoder_that_holds_no_lens_leaves_the_rows_undecided_by_name(tmp_path
 def test_a_decoder_of_somebody_else_is_judged_at_an_exit_where_replay_speaks_for_it(tmp_path: Path) -> None:
     """Over a copy of the model, which its lens goes with."""
     copying = evidence_with(tmp_path, found_exit(), RunResources(make_reference_decoder))
-    assert copying.learned_exit.refusal.startswith(SINCE)
-    assert answered(copying, "EMAD-X1").refused == copying.learned_exit.refusal
+    assert copying.exit_evaluation.decoder_unusable_reason.startswith(SINCE)
+    assert answered(copying, "EMAD-X1").refused == copying.exit_evaluation.decoder_unusable_reason
     assert (
-        evidence_with(tmp_path, found_exit("free_eager"), RunResources(make_reference_decoder)).learned_exit.refusal
+        evidence_with(
+            tmp_path, found_exit("free_eager"), RunResources(make_reference_decoder)
+        ).exit_evaluation.decoder_unusable_reason
         == ""
     )
 
@@ -271,17 +277,17 @@ def test_every_arm_emits_the_models_own_tokens_and_a_changed_one_is_named(tmp_pa
     evidence = evidence_with(tmp_path, found_exit())
     evidence.subject.budget = BRIEF
     drafted = evidence.self_speculation
-    assert list(drafted.timed) == [1, 2]
-    assert set(drafted.timed[1].seconds) == {FULL, ADAPTIVE, GENERATE, LOOKUP}
-    assert set(drafted.timed[2].seconds) == {FULL, ADAPTIVE, GENERATE}
-    assert set(drafted.beside.seconds) == {ADAPTIVE, OWN_HEAD_DRAFTS}
+    assert list(drafted.timings_by_batch_size) == [1, 2]
+    assert set(drafted.timings_by_batch_size[1].seconds) == {FULL, ADAPTIVE, GENERATE, LOOKUP}
+    assert set(drafted.timings_by_batch_size[2].seconds) == {FULL, ADAPTIVE, GENERATE}
+    assert set(drafted.lossless_arm_timings.seconds) == {ADAPTIVE, OWN_HEAD_DRAFTS}
     for rows in (1, 2):
-        assert drafted.checked(rows).passed, drafted.checked(rows).detail
-        assert 0 < drafted.accepted_share(rows) <= 1
-    (audited, *_) = drafted.timed[2].audited
-    record = drafted.timed[2].outputs[ADAPTIVE][audited]
+        assert drafted.check_outputs(rows).passed, drafted.check_outputs(rows).detail
+        assert 0 < drafted.compute_accepted_share(rows) <= 1
+    (audited, *_) = drafted.timings_by_batch_size[2].audited
+    record = drafted.timings_by_batch_size[2].outputs[ADAPTIVE][audited]
     record.emitted[0] = (record.emitted[0] + 1) % 101
-    finding = drafted.checked(2)
+    finding = drafted.check_outputs(2)
     assert finding.passed is False
     assert finding.detail.startswith("adaptive, row 0")
     answer = answered(evidence, "EMAD-X4")
@@ -300,12 +306,12 @@ def test_of_a_way_that_copies_and_drafts_either_half_stands_beside(tmp_path: Pat
     assert found.drafting is not None
     evidence = evidence_with(tmp_path, replace(found, drafting=replace(found.drafting, copied=3)))
     evidence.subject.budget = replace(BRIEF, batch_sizes=(1,), new_tokens=12)
-    beside = evidence.self_speculation.beside
+    beside = evidence.self_speculation.lossless_arm_timings
     assert set(beside.seconds) == {ADAPTIVE, OWN_HEAD_DRAFTS, LENS_DRAFTS, COPIES_ALONE}
-    assert evidence.self_speculation.checked(1).passed
+    assert evidence.self_speculation.check_outputs(1).passed
     (audited, *_) = beside.audited
     beside.outputs[COPIES_ALONE][audited][0, 2] += 1  # type: ignore[index]
-    finding = evidence.self_speculation.checked(1)
+    finding = evidence.self_speculation.check_outputs(1)
     assert finding.passed is False
     assert finding.detail.startswith(f"{COPIES_ALONE}, row 0")
 
@@ -321,12 +327,12 @@ def test_an_exit_that_holds_no_way_to_draft_leaves_the_row_without_object(tmp_pa
 def test_what_a_point_with_copies_emitted_while_the_clock_ran_is_decoded_again(tmp_path: Path) -> None:
     evidence = evidence_with(tmp_path, found_exit())
     evidence.subject.budget = replace(BRIEF, batch_sizes=(2,))
-    point, stopwatch = evidence.learned_exit.point, evidence.latency
-    assert stopwatch.checked(stopwatch.timed(point)[2], point).passed
-    (audited, *_) = stopwatch.timed(point)[2].audited
-    record = stopwatch.timed(point)[2].outputs[ADAPTIVE][audited]
+    point, stopwatch = evidence.exit_evaluation.recommended_point, evidence.latency
+    assert stopwatch.check_point_outputs(stopwatch.time_point_by_batch_size(point)[2], point).passed
+    (audited, *_) = stopwatch.time_point_by_batch_size(point)[2].audited
+    record = stopwatch.time_point_by_batch_size(point)[2].outputs[ADAPTIVE][audited]
     record.emitted[1] = (record.emitted[1] + 1) % 101
-    finding = stopwatch.checked(stopwatch.timed(point)[2], point)
+    finding = stopwatch.check_point_outputs(stopwatch.time_point_by_batch_size(point)[2], point)
     assert finding.passed is False
     assert "adaptive, row 1" in finding.detail
     assert "but our own decoder" in finding.detail

@@ -88,11 +88,11 @@ DEFAULT, NAMED, SELECTED = "calibrated default", "named by the user", "chosen on
 def test_every_point_put_forward_has_its_own_identity(stepper, named, chosen, names) -> None:
     """A margin that the user names is judged whatever it prints like; only equal points are one."""
     run = evidence(stepper, named)
-    run.points.selected = None if chosen is None else SimpleNamespace(point=run.traces.profile.point(chosen))
-    assert {point.name: roles for point, roles in run.points.roles.items()} == names
-    assert [point.name for point in run.points.put_forward] == list(names)
+    run.points.selected_margin = None if chosen is None else SimpleNamespace(point=run.traces.profile.point(chosen))
+    assert {point.name: roles for point, roles in run.points.roles_by_point.items()} == names
+    assert [point.name for point in run.points.proposed_points] == list(names)
     wanted = {0.0, *(margin for margin in (named, chosen) if margin is not None)}
-    assert {point.margin_nats for point in run.points.put_forward} == wanted
+    assert {point.margin_nats for point in run.points.proposed_points} == wanted
 
 
 def test_a_margin_is_chosen_with_validation_accuracy_in_mind(stepper, monkeypatch) -> None:
@@ -101,10 +101,10 @@ def test_a_margin_is_chosen_with_validation_accuracy_in_mind(stepper, monkeypatc
     monkeypatch.setattr("emad_ref.sweep.losses.is_within_bounds", lambda row, reference: True)
     run.traces.validation = take_trace(stepper, [TokenSequence(np.arange(20))])
     monkeypatch.setattr(
-        task_scores.TaskScores, "validation_drops", lambda self, p: drops.setdefault(p.name, {"recall": 0.02})
+        task_scores.TaskScores, "compute_validation_drops", lambda self, p: drops.setdefault(p.name, {"recall": 0.02})
     )
-    assert run.points.selected is None
-    assert set(drops) == {point.name for point in run.points.margins}
+    assert run.points.selected_margin is None
+    assert set(drops) == {point.name for point in run.points.margin_points}
 
 
 class Told:
@@ -116,24 +116,26 @@ class Told:
         example = Example("t", "p", "a", "exact", guess=guess)
         self.items = [SimpleNamespace(example=replace(example, answer=str(n))) for n in range(400)]
 
-    def right(self, point):
+    def correctness_by_item(self, point):
         return ByItem.from_independent_items(self.rights[not point.probes])
 
-    def saving(self, point):
+    def compute_flop_saving(self, point):
         return self.shares[not point.probes]
 
 
 def test_only_tasks_that_count_bound_a_margin_each_by_itself(stepper) -> None:
     run = evidence(stepper)
-    run.scored._validated = {
+    run.task_scores._validated = {
         "falls": Told(390, 380, 0.2),
         "holds": Told(390, 390, 0.2),
         "idle": Told(390, 300, 0.01),
         "guessed": Told(101, 20, 0.2, guess=0.25),
     }
-    drops = run.scored.validation_drops(run.replay_validity.shallow_point)
+    drops = run.task_scores.compute_validation_drops(run.replay_validity.shallow_point)
     assert drops == {"falls": pytest.approx(0.025), "holds": 0.0}
-    assert run.scored.validation_drops(run.subject.full) == {}, "nothing is exercised at full depth"
+    assert run.task_scores.compute_validation_drops(run.subject.full_depth_point) == {}, (
+        "nothing is exercised at full depth"
+    )
 
 
 def test_validation_reads_four_hundred_items_of_a_task_and_never_evaluated_ones(stepper, monkeypatch) -> None:
@@ -146,7 +148,9 @@ def test_validation_reads_four_hundred_items_of_a_task_and_never_evaluated_ones(
     monkeypatch.setattr(task_scores.world, "generate_examples", examples)
     monkeypatch.setattr(task_scores.world, "TASKS", {"recall": None})
     run.subject.budget = replace(FEW, items=500)
-    assert run.scored.guess("recall") == 167 / 500, "the majority of validation, on what is evaluated"
+    assert run.task_scores.compute_guess_accuracy("recall") == 167 / 500, (
+        "the majority of validation, on what is evaluated"
+    )
     assert sorted(asked) == [("recall", "evaluate", 500), ("recall", "validate", task_scores.VALIDATED_ITEMS)]
     assert 1 / task_scores.VALIDATED_ITEMS <= MAX_ACCURACY_DROP / 2
 
@@ -156,21 +160,23 @@ def test_repeats_of_a_world_item_share_a_cluster(stepper, monkeypatch) -> None:
     made = [Example("recall", "p" * (n % 3 + 1), "a", "exact") for n in range(8)]
     monkeypatch.setattr(task_scores.world, "generate_examples", lambda *asked: made)
     monkeypatch.setattr(task_scores.world, "TASKS", {"recall": None})
-    held = run.scored.at("recall", run.replay_validity.shallow_point)
+    held = run.task_scores.measure_accuracy("recall", run.replay_validity.shallow_point)
     assert len(held.full.independent_values) == len(held.adaptive.independent_values) == 3
     assert held.saving > 0.05
 
 
 def test_windows_of_one_document_are_summed_before_anything_is_resampled(stepper) -> None:
     run = evidence(stepper)
-    run.traces.evaluated = [TokenSequence(np.arange(3), document=number) for number in (0, 0, 2, 5, 5, 5)]
+    run.traces.evaluation_windows = [TokenSequence(np.arange(3), document=number) for number in (0, 0, 2, 5, 5, 5)]
     assert run.traces.by_document(np.array([1, 2, 4, 8, 16, 32])).values.tolist() == [3, 4, 56]
     assert run.traces.by_document(np.ones((6, 2))).values.tolist() == [[2.0, 2.0], [1.0, 1.0], [3.0, 3.0]]
 
 
 def documents_of(monkeypatch, count: int, tokens: int = 5000) -> None:
     monkeypatch.setattr(
-        ModelUnderTest, "documents", lambda self, split: (np.zeros(tokens, dtype=np.int64) for _ in range(count))
+        ModelUnderTest,
+        "iterate_documents",
+        lambda self, split: (np.zeros(tokens, dtype=np.int64) for _ in range(count)),
     )
 
 
@@ -179,7 +185,7 @@ def test_windows_come_from_as_many_documents_as_there_are(stepper, monkeypatch) 
     run = evidence(stepper)
     documents_of(monkeypatch, 80)
     for count in (30, 80, 200, 320):
-        of = [window.document for window in run.subject.sequences("evaluate", count)]
+        of = [window.document for window in run.subject.cut_windows("evaluate", count)]
         assert len(of) == count
         assert of == sorted(of)
         given = np.bincount(of)
@@ -191,16 +197,18 @@ def test_windows_come_from_as_many_documents_as_there_are(stepper, monkeypatch) 
 def test_no_document_that_is_judged_gives_more_than_four_windows(stepper, monkeypatch, split, most) -> None:
     """One long document beside short ones had all the windows that were left."""
     run = evidence(stepper)
-    lengths = (40, 11 * (run.subject.window - 1), 30)
-    monkeypatch.setattr(ModelUnderTest, "documents", lambda self, split: (np.zeros(n, dtype=np.int64) for n in lengths))
-    of = [window.document for window in run.subject.sequences(split, 400)]
+    lengths = (40, 11 * (run.subject.window_size - 1), 30)
+    monkeypatch.setattr(
+        ModelUnderTest, "iterate_documents", lambda self, split: (np.zeros(n, dtype=np.int64) for n in lengths)
+    )
+    of = [window.document for window in run.subject.cut_windows(split, 400)]
     assert np.bincount(of).tolist() == [1, most, 1]
 
 
 def test_a_corpus_that_is_too_small_gives_all_its_windows(stepper, monkeypatch) -> None:
     run = evidence(stepper)
-    documents_of(monkeypatch, 3, tokens=2 * (run.subject.window - 1) + 5)
-    of = [window.document for window in run.subject.sequences("evaluate", 400)]
+    documents_of(monkeypatch, 3, tokens=2 * (run.subject.window_size - 1) + 5)
+    of = [window.document for window in run.subject.cut_windows("evaluate", 400)]
     assert of == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
@@ -209,7 +217,7 @@ def test_a_timed_prompt_fits_into_a_document_of_random_tokens(stepper, opening) 
     run = evidence(stepper)
     run.loaded.trained, run.loaded.opening = False, opening
     run.subject.budget = replace(FEW, prompt_tokens=80)
-    assert [len(prompt.tokens) for prompt in run.subject.prompts(3, 80)] == [80, 80, 80]
+    assert [len(prompt.tokens) for prompt in run.subject.make_equal_prompts(3, 80)] == [80, 80, 80]
 
 
 SOURCE = Path(emad_ref.__file__).parent
@@ -232,9 +240,9 @@ def loaded():
 def drawn(loaded, corpus: str, seed: int) -> dict[str, object]:
     """What a run of ``seed`` reads and draws, by what it is for."""
     run = ModelMeasurements(loaded, Study(corpus=corpus, seed=seed), RunResources())
-    asked = RunPlan(load_register(), run.study).asked("EMAD-R1", "m", 12)
-    texts = {split: [text.tolist() for text in islice(run.subject.documents(split), 3)] for split in SPLITS}
-    prompts = [prompt.tokens.tolist() for prompt in run.subject.prompts(3, 8)]
+    asked = RunPlan(load_register(), run.study).make_context("EMAD-R1", "m", 12)
+    texts = {split: [text.tolist() for text in islice(run.subject.iterate_documents(split), 3)] for split in SPLITS}
+    prompts = [prompt.tokens.tolist() for prompt in run.subject.make_equal_prompts(3, 8)]
     return texts | {"prompts": prompts, "resamples": asked.rng.integers(0, 1000, 5).tolist()}
 
 
@@ -256,7 +264,7 @@ def test_a_decoder_is_made_with_the_runs_seed(loaded) -> None:
 
     for seed in (0, 5):
         run = ModelMeasurements(loaded, Study(corpus="world:premise", seed=seed), RunResources(make))
-        with pytest.raises(LookupError), run.subject.open(run.subject.full, seed=2):
+        with pytest.raises(LookupError), run.subject.open_decoder(run.subject.full_depth_point, seed=2):
             pass
     assert [request.seed for request in requests] == [2, 7]
 
@@ -266,7 +274,12 @@ def test_what_random_documents_open_with_does_not_depend_on_the_budget(split) ->
     """A golden of an encoder-decoder that one budget recorded is that of every other."""
     loaded = load("random:emad-nano")
     short, long = (
-        list(islice(ModelMeasurements(loaded, Study(budget=BUDGETS[name]), RunResources()).subject.documents(split), 4))
+        list(
+            islice(
+                ModelMeasurements(loaded, Study(budget=BUDGETS[name]), RunResources()).subject.iterate_documents(split),
+                4,
+            )
+        )
         for name in ("smoke", "full")
     )
     assert [len(text) for text in short] != [len(text) for text in long]
@@ -318,7 +331,7 @@ def test_a_model_of_one_layer_has_a_probing_point_without_probes() -> None:
     )
     stepper = CausalStepper(small_model("llama", config=config))
     texts = [TokenSequence(np.arange(12), 0), TokenSequence(np.arange(20, 32), 1)]
-    subject: Any = SimpleNamespace(stepper=stepper, tolerance=1e-6, sequences=lambda split, count: texts)
+    subject: Any = SimpleNamespace(stepper=stepper, tolerance=1e-6, cut_windows=lambda split, count: texts)
     point = ReplayValidity(subject).probing_point
     assert (point.layers, point.probes, point.thresholds) == (1, (), ((),))
 
@@ -326,8 +339,8 @@ def test_a_model_of_one_layer_has_a_probing_point_without_probes() -> None:
 def test_prompts_leave_room_for_what_is_fed_after_them() -> None:
     rng = np.random.default_rng(0)
     for window, fed in ((48, 24), (30, 29), (512, 24)):
-        model = cast(ModelUnderTest, SimpleNamespace(window=window, name="m"))
-        lengths = ModelUnderTest.brief(model, rng, 50, fed)
+        model = cast(ModelUnderTest, SimpleNamespace(window_size=window, name="m"))
+        lengths = ModelUnderTest.draw_short_lengths(model, rng, 50, fed)
         assert 1 <= min(lengths) <= max(lengths) <= min(MAX_SHORT_LENGTH, window - fed)
     with pytest.raises(EmadError, match="holds 24 positions, but this audit feeds 24 tokens"):
-        ModelUnderTest.brief(cast(ModelUnderTest, SimpleNamespace(window=24, name="m")), rng, 4, 24)
+        ModelUnderTest.draw_short_lengths(cast(ModelUnderTest, SimpleNamespace(window_size=24, name="m")), rng, 4, 24)

@@ -11,25 +11,25 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.claims.base import ClaimContext, ask, question_of
+from emad_ref.claims.base import ClaimContext, answer_question, find_question
 from emad_ref.decoding.prefix_tree import SwitchedText
 from emad_ref.decoding.switching import SwitchingRule
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.operating_points import (
     CandidatePoints,
-    best_truncations,
-    collapse_note,
-    explorer_tables,
-    margin_losses,
-    point_attachments,
-    point_rows,
-    readable_opening,
-    reading_note,
-    task_attachments,
-    token_rows,
-    token_texts,
+    compute_margin_losses,
+    decode_tokens_singly,
+    depth_collapse_note,
+    find_best_truncations,
+    find_readable_opening,
+    judged_text_note,
+    make_explorer_tables,
+    make_point_attachments,
+    make_point_rows,
+    make_task_attachments,
+    make_token_rows,
 )
-from emad_ref.measurements.pair_routing import turn_table
+from emad_ref.measurements.pair_routing import make_model_turns_table
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import load
@@ -54,66 +54,70 @@ def points(evidence: ModelMeasurements) -> CandidatePoints:
 
 
 def test_full_depth_comes_first_then_points_put_forward_then_their_rivals(points: CandidatePoints):
-    rows = point_rows(points, {points.losses[0].point.name: (0.001, 0.002)})
-    names = [loss.point.name for loss in (points.full_loss, *points.losses, *best_truncations(points))]
+    rows = make_point_rows(points, {points.proposed_losses[0].point.name: (0.001, 0.002)})
+    names = [loss.point.name for loss in (points.full_loss, *points.proposed_losses, *find_best_truncations(points))]
     assert [row["name"] for row in rows] == names
     assert [row["roles"][:1] for row in rows[:2]] == [[], ["calibrated default"]]
     assert [row["interval"] for row in rows[:2]] == [None, (0.001, 0.002)]
-    assert all(row["net_reduction"] == loss.net_reduction for row, loss in zip(rows[1:], points.losses, strict=False))
+    assert all(
+        row["net_reduction"] == loss.net_reduction for row, loss in zip(rows[1:], points.proposed_losses, strict=False)
+    )
     json.dumps(rows, allow_nan=False)
 
 
 def test_a_rival_is_the_best_truncation_that_saves_as_much_and_has_no_accuracy(points: CandidatePoints):
-    saving = [loss for loss in points.losses if loss.net_reduction > 0]
-    rivals = best_truncations(points)
+    saving = [loss for loss in points.proposed_losses if loss.net_reduction > 0]
+    rivals = find_best_truncations(points)
     assert rivals
     assert len(set(rivals)) == len(rivals)
     for rival in rivals:
         assert any(rival.net_reduction >= loss.net_reduction for loss in saving)
-    rows = {row["name"]: row for row in point_rows(points, {})}
+    rows = {row["name"]: row for row in make_point_rows(points, {})}
     assert all(rows[rival.point.name]["accuracy"] == {} for rival in rivals)
-    assert set(rows["full depth"]["accuracy"]) == set(points.scored.tasks)
+    assert set(rows["full depth"]["accuracy"]) == set(points.task_scores.accuracy_tasks)
     assert all(full == same for full, same in rows["full depth"]["accuracy"].values())
 
 
 def test_a_row_says_which_tasks_do_not_count_and_why(points: CandidatePoints):
-    rows = {row["name"]: row for row in point_rows(points, {})}
+    rows = {row["name"]: row for row in make_point_rows(points, {})}
     assert rows["full depth"]["not_counted"] == {}, "nothing is asked of full depth"
-    for loss in points.losses:
+    for loss in points.proposed_losses:
         said = rows[loss.point.name]["not_counted"]
-        held = {task: points.scored.at(task, loss.point) for task in points.scored.tasks}
+        held = {
+            task: points.task_scores.measure_accuracy(task, loss.point) for task in points.task_scores.accuracy_tasks
+        }
         assert said == {task: at.exclusion_reason for task, at in held.items() if not at.is_counted}
         assert said, "four items of a task show nothing"
 
 
 def test_notes_say_what_was_read_and_how_soon_depth_was_down(points: CandidatePoints):
-    notes = point_attachments(points, {}).notes
-    assert notes[0] == reading_note(points)
+    notes = make_point_attachments(points, {}).notes
+    assert notes[0] == judged_text_note(points)
     assert notes[0].startswith("emad-nano: perplexity on world:premise, 9 documents in 9 windows of up to 512 tokens")
-    assert len(notes) == 1 + len(points.losses)
+    assert len(notes) == 1 + len(points.proposed_losses)
     assert "mean depth by position" in notes[1]
-    assert collapse_note(points, points.full_loss) == "emad-nano: full depth: no probes, depth is fixed"
+    assert depth_collapse_note(points, points.full_loss) == "emad-nano: full depth: no probes, depth is fixed"
 
 
 def test_tasks_make_a_table_only_where_some_were_scored(points: CandidatePoints):
-    assert task_attachments(points).tables == task_attachments(points).notes == ()
+    assert make_task_attachments(points).tables == make_task_attachments(points).notes == ()
     asked = []
 
     def rows(at):
         asked.extend(at)
         return [{"task": "arc_easy", "point": point.name} for point in at]
 
-    published = SimpleNamespace(rows=rows, note="lm-eval's arc_easy")
-    held = SimpleNamespace(scored=SimpleNamespace(published=published), put_forward=points.put_forward)
-    (table,) = task_attachments(held).tables
+    published = SimpleNamespace(make_task_rows=rows, scored_documents_note="lm-eval's arc_easy")
+    held = SimpleNamespace(task_scores=SimpleNamespace(published=published), proposed_points=points.proposed_points)
+    (table,) = make_task_attachments(held).tables
     assert table.title == "lm-eval's tasks at the points put forward"
-    assert len(table.rows) == len(asked) == len(points.put_forward)
-    assert task_attachments(held).notes == ("lm-eval's arc_easy",)
+    assert len(table.rows) == len(asked) == len(points.proposed_points)
+    assert make_task_attachments(held).notes == ("lm-eval's arc_easy",)
 
 
 def test_the_question_shows_the_table_with_the_intervals_it_decided_by(evidence: ModelMeasurements):
     asked = ClaimContext(load_register()["EMAD-F1"], evidence.name, np.random.default_rng(0))
-    answer = ask(question_of("EMAD-F1"), evidence, asked)
+    answer = answer_question(find_question("EMAD-F1"), evidence, asked)
     by_leg = {leg.name: leg.interval for leg in answer.verdict.legs}
     judged = [row for row in answer.exhibits.points if row["interval"] is not None]
     assert judged
@@ -124,18 +128,18 @@ def test_the_question_shows_the_table_with_the_intervals_it_decided_by(evidence:
 @pytest.fixture(scope="module")
 def explored():
     evidence = small_evidence()
-    evidence.scored.validation_drops = lambda point: {}
-    evidence.points.selected = None
+    evidence.task_scores.compute_validation_drops = lambda point: {}
+    evidence.points.selected_margin = None
     return evidence.points
 
 
 @pytest.fixture(scope="module")
 def tables(explored):
-    return {table.figure: list(table.rows) for table in explorer_tables(explored).tables}
+    return {table.figure: list(table.rows) for table in make_explorer_tables(explored).tables}
 
 
 def test_rows_of_margins_are_losses_of_the_evaluation_split(explored, tables):
-    rows, losses = tables["depth by margin"], margin_losses(explored)
+    rows, losses = tables["depth by margin"], compute_margin_losses(explored)
     assert [row["margin, nats"] for row in rows] == [loss.point.margin_nats for loss in losses]
     assert rows[0]["point"] == explored.full_loss.point.name
     for row, loss in zip(rows, losses, strict=True):
@@ -152,8 +156,8 @@ def test_depths_of_the_text_are_those_that_replay_gives_it(explored, tables):
     rows, subject = tables["depth by token"], explored.subject
     ids = np.array([int(row["token"].strip("⟨⟩")) for row in rows])
     read = sum(row["part"] == "prompt" for row in rows)
-    trace = subject.trace([TokenSequence(ids, adaptive_from=read - 1)], "again")
-    for at, loss in enumerate(margin_losses(explored)):
+    trace = subject.take_lens_trace([TokenSequence(ids, adaptive_from=read - 1)], "again")
+    for at, loss in enumerate(compute_margin_losses(explored)):
         found = replay(trace, loss.point)
         assert [row["depths"][at] for row in rows[read:]] == found.depth.tolist()
         said = [row["instead"][at] for row in rows[read:]]
@@ -192,20 +196,20 @@ def test_thresholds_that_differ_from_token_to_token_have_no_explorer(explored, m
     binned = replace(loss, point=SimpleNamespace(margin_nats=0.1, thresholds=((1.0,), (2.0,)), probes=(2,)))
     monkeypatch.setattr(explored, "emad_sweep", [binned])
     with pytest.raises(Unsupported, match="depend on the token"):
-        explorer_tables(explored)
+        make_explorer_tables(explored)
 
 
 def test_a_corpus_of_few_documents_has_a_text_and_one_of_none_so_long_says_so(explored, monkeypatch):
     def windows(split, count):
         return [TokenSequence(np.arange(length)) for length in lengths]
 
-    monkeypatch.setattr(explored.subject, "sequences", windows)
+    monkeypatch.setattr(explored.subject, "cut_windows", windows)
     lengths = [5, 20, 3]
-    rows = token_rows(explored, [explored.full_loss.point, explored.put_forward[0]])
+    rows = make_token_rows(explored, [explored.full_loss.point, explored.proposed_points[0]])
     assert [row["token"] for row in rows[:3]] == ["⟨0⟩", "⟨1⟩", "⟨2⟩"]
     lengths = [5, 3]
     with pytest.raises(Unsupported, match="no document of 12 tokens"):
-        token_rows(explored, [explored.full_loss.point])
+        make_token_rows(explored, [explored.full_loss.point])
 
 
 LETTERS = "p C i A j P a J c E e I ? p c i j e i j p i a j p e a ! p e c i a p e a i j"
@@ -216,13 +220,13 @@ def test_a_document_that_spells_letters_is_opened_at_its_first_line_of_words(poi
     tokenizer = points.subject.loaded.tokenizer
     front = tokenizer.all_special_ids[:1]
     tokens = np.array(front + tokenizer.encode(f"{LETTERS}\n{SENTENCE}", add_special_tokens=False))
-    opening = readable_opening(tokenizer, tokens, 12)
+    opening = find_readable_opening(tokenizer, tokens, 12)
     assert len(opening) == 12
     assert opening[0] == front[0], "a special token stays in front"
     assert tokenizer.decode(opening[1:]).strip() in SENTENCE
-    assert readable_opening(tokenizer, tokens[1:], 12)[0] == opening[1], "and is not put there"
-    assert (readable_opening(tokenizer, tokens[:20], 12) == tokens[:12]).all(), "one line opens at its start"
-    assert (readable_opening(None, tokens, 12) == tokens[:12]).all()
+    assert find_readable_opening(tokenizer, tokens[1:], 12)[0] == opening[1], "and is not put there"
+    assert (find_readable_opening(tokenizer, tokens[:20], 12) == tokens[:12]).all(), "one line opens at its start"
+    assert (find_readable_opening(None, tokens, 12) == tokens[:12]).all()
 
 
 def test_the_text_shown_is_in_words_even_if_depth_differs_more_on_letters(points: CandidatePoints, monkeypatch):
@@ -230,18 +234,18 @@ def test_the_text_shown_is_in_words_even_if_depth_differs_more_on_letters(points
     windows = [
         TokenSequence(np.array(tokenizer.encode(text, add_special_tokens=False))) for text in (LETTERS, SENTENCE)
     ]
-    margin = points.put_forward[0]
+    margin = points.proposed_points[0]
     shown = []
     for given in (windows, windows[::-1], windows[:1]):
-        monkeypatch.setattr(points.subject, "sequences", lambda split, count, given=given: given)
-        rows = token_rows(points, [points.full_loss.point, margin])
+        monkeypatch.setattr(points.subject, "cut_windows", lambda split, count, given=given: given)
+        rows = make_token_rows(points, [points.full_loss.point, margin])
         shown.append("".join(row["token"] for row in rows if row["part"] == "prompt").strip())
     assert [text[:11] for text in shown] == ["On that day", "On that day", LETTERS[:11]]
 
 
 def test_pieces_are_texts_of_single_tokens_and_ids_without_a_tokenizer():
-    assert token_texts(SimpleNamespace(decode=lambda ids: f"<{ids}>"), np.array([3, 4])) == ["<[3]>", "<[4]>"]
-    assert token_texts(None, np.array([3])) == ["⟨3⟩"]
+    assert decode_tokens_singly(SimpleNamespace(decode=lambda ids: f"<{ids}>"), np.array([3, 4])) == ["<[3]>", "<[4]>"]
+    assert decode_tokens_singly(None, np.array([3])) == ["⟨3⟩"]
 
 
 # ---------------------------------------------------------------- a pair
@@ -252,10 +256,10 @@ def rules(*walks: SwitchedText) -> SimpleNamespace:
     model = SimpleNamespace(subject=SimpleNamespace(loaded=SimpleNamespace(tokenizer=None)))
     prompts = [Prompt(np.array([number])) for number in range(len(walks))]
     return SimpleNamespace(
-        put_forward=lambda task: SwitchingRule(1.5, window=2, least_run=1),
-        judged=lambda rule, task: SimpleNamespace(walks=walks),
-        answers=SimpleNamespace(prompts=lambda *asked: prompts, models=SimpleNamespace(large=model)),
-        called=lambda rule: "a rule",
+        propose_rule=lambda task: SwitchingRule(1.5, window=2, least_run=1),
+        answer_judged_items=lambda rule, task: SimpleNamespace(walks=walks),
+        answers=SimpleNamespace(make_prompts=lambda *asked: prompts, models=SimpleNamespace(large=model)),
+        format_rule_name=lambda rule: "a rule",
     )
 
 
@@ -265,7 +269,7 @@ def walk(*model: int) -> SwitchedText:
 
 
 def test_the_text_shown_is_the_first_on_which_both_models_write():
-    (table,) = turn_table(rules(walk(1, 1), walk(1, 0, 1)), "recall").tables
+    (table,) = make_model_turns_table(rules(walk(1, 1), walk(1, 0, 1)), "recall").tables
     assert [row["token"] for row in table.rows] == ["⟨1⟩", "⟨10⟩", "⟨11⟩", "⟨12⟩"]
     assert [row["model"] for row in table.rows] == ["large", "large", "small", "large"]
     assert [row["entropy, bits"] for row in table.rows] == [None, 0.0, 0.5, 1.0]
@@ -275,6 +279,6 @@ def test_the_text_shown_is_the_first_on_which_both_models_write():
 
 
 def test_a_pair_whose_models_never_take_turns_shows_its_first_text_and_one_that_writes_none_shows_nothing():
-    (table,) = turn_table(rules(walk(1, 1), walk(0)), "recall").tables
+    (table,) = make_model_turns_table(rules(walk(1, 1), walk(0)), "recall").tables
     assert [row["token"] for row in table.rows] == ["⟨0⟩", "⟨10⟩", "⟨11⟩"]
-    assert turn_table(rules(), "recall").tables == ()
+    assert make_model_turns_table(rules(), "recall").tables == ()

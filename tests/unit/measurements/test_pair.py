@@ -13,7 +13,7 @@ import torch
 from emad_ref.audit.finding import AuditRefutedError
 from emad_ref.benchmark.clock import PairedTimings
 from emad_ref.benchmark.flops import flops
-from emad_ref.claims.pair_answers import timed_arms
+from emad_ref.claims.pair_answers import gather_timed_arms
 from emad_ref.decoding.self_speculation import self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, UNREACHED, speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
@@ -25,18 +25,18 @@ from emad_ref.measurements.pair_answers import (
     PAIR_ROWS,
     TEXTS,
     ItemAnswers,
-    equal_length_groups,
+    compute_max_answer_tokens,
+    group_by_prompt_length,
     is_right,
-    max_answer_tokens,
 )
-from emad_ref.measurements.pair_measurements import LEAST_RUNS, TRIED_WINDOWS, PairMeasurements, varied_rules
-from emad_ref.measurements.pair_models import DRAFT_TOKENS, self_speculative_decoder, speculative_decoder
+from emad_ref.measurements.pair_measurements import LEAST_RUNS, TRIED_WINDOWS, PairMeasurements, make_varied_rules
+from emad_ref.measurements.pair_models import DRAFT_TOKENS, make_self_speculative_decoder, make_speculative_decoder
 from emad_ref.measurements.pair_routing import PAPER, PairComparison, SwitchingConstants
 from emad_ref.measurements.pair_timing import (
     TRANSFORMERS_NAMES,
-    accepted_shares,
-    single_model_arm,
-    speculative_arm,
+    compute_accepted_shares,
+    make_single_model_arm,
+    make_speculative_arm,
 )
 from emad_ref.measurements.run_resources import RunResources, make_judge_decoder
 from emad_ref.measurements.study import BUDGETS, PAIR_SIZES, PairSizes, Study
@@ -82,7 +82,7 @@ def pair(models) -> PairMeasurements:
 
 def worth(gap: float = 0.5, worth_routing: bool = True, standing: str = "") -> SimpleNamespace:
     """Both models on a task, as validation might have found them."""
-    return SimpleNamespace(gap=SimpleNamespace(value=gap), worth_routing=worth_routing, standing=standing)
+    return SimpleNamespace(gap=SimpleNamespace(value=gap), is_worth_routing=worth_routing, summary=standing)
 
 
 # ------------------------------------------------------------ what is said of it
@@ -124,16 +124,16 @@ def test_a_padded_embedding_makes_no_other_pair(models, bundled) -> None:
     large = copy.deepcopy(models[1].model)
     size = large.get_input_embeddings().num_embeddings
     large.resize_token_embeddings(size + 8, mean_resizing=False)
-    with bundled.models.partners() as (_, plain):
-        first = plain.decoder.generate(bundled.timing.prompts(2)[:1], 1, frozenset()).emitted[0]
+    with bundled.models.open_partners() as (_, plain):
+        first = plain.decoder.generate(bundled.latency.make_prompts(2)[:1], 1, frozenset()).emitted[0]
     with torch.no_grad():
         head = large.get_output_embeddings().weight
         head[size:] = 3 * head[int(first[0])]
     wide = replace(models[1], model=large, geometry=geometry_of(large.config))
     pair = paired(models[0], wide)
     assert (pair.models.vocabulary, wide.geometry.vocabulary) == (size, size + 8)
-    prompts = bundled.timing.prompts(2)[:1]
-    with pair.models.partners() as (small, padded), bundled.models.partners() as (_, plain):
+    prompts = bundled.latency.make_prompts(2)[:1]
+    with pair.models.open_partners() as (small, padded), bundled.models.open_partners() as (_, plain):
         rule = SwitchingRule(0.3, least_run=2)
         for write in (
             lambda large: switch(small, large, rule, prompts, 12),
@@ -143,7 +143,7 @@ def test_a_padded_embedding_makes_no_other_pair(models, bundled) -> None:
             assert cut.record.emitted[0].tolist() == own.record.emitted[0].tolist()
         unbounded = padded.decoder.generate(prompts, 12, frozenset()).emitted[0]
     assert unbounded.max() >= size, "padding that no draw could hit would prove nothing"
-    with pair.models.drafting() as model, bundled.models.drafting() as expected:
+    with pair.models.open_self_drafter() as model, bundled.models.open_self_drafter() as expected:
         cut, own = (self_speculate(one, 4, prompts, 12) for one in (model, expected))
         assert cut.record.emitted[0].tolist() == own.record.emitted[0].tolist()
 
@@ -162,7 +162,7 @@ def test_an_encoder_decoder_is_refused(models) -> None:
 
 def test_random_weights_leave_nothing_to_judge(models) -> None:
     noise = paired(replace(models[0], trained=False), models[1])
-    assert "random weights" in noise.rules.premise()
+    assert "random weights" in noise.routing_rules.routing_unavailable_reason()
 
 
 # ------------------------------------------------------------ tasks and thresholds
@@ -183,42 +183,48 @@ def test_a_task_counts_where_the_large_model_is_shown_to_beat_a_guess_and_the_sm
         "guessed": compared(pair, 20, 50, guess=0.8),
         "worse": compared(pair, 54, 20),
     }
-    pair.rules.compared = found
+    pair.routing_rules.comparisons = found
     assert 0.1 < found["too few items to tell"].gap.value < 0.2, "better by more than ten points, not shown"
-    assert pair.rules.tasks == ["clearer", "clear"], "the largest gap first"
-    assert pair.rules.premise() == ""
-    assert "too few items to tell (0.817 against 0.667, 15.0 points better [" in pair.rules.note
-    assert "guessed (0.833 against 0.333; not solved: a guess gets 0.800)" in pair.rules.note
-    assert "clear (" not in pair.rules.note
+    assert pair.routing_rules.tasks_worth_routing == ["clearer", "clear"], "the largest gap first"
+    assert pair.routing_rules.routing_unavailable_reason() == ""
+    assert (
+        "too few items to tell (0.817 against 0.667, 15.0 points better ["
+        in pair.routing_rules.tasks_not_worth_routing_note
+    )
+    assert (
+        "guessed (0.833 against 0.333; not solved: a guess gets 0.800)"
+        in pair.routing_rules.tasks_not_worth_routing_note
+    )
+    assert "clear (" not in pair.routing_rules.tasks_not_worth_routing_note
 
 
 def test_a_repeated_item_beats_a_guess_once(pair) -> None:
     one = compared(pair, 0, 60, guess=0.5)
     repeated = replace(one, large=replace(one.large, right=ByItem(one.large.right.values, np.zeros(60, dtype=int))))
-    assert one.solved
-    assert not repeated.solved
+    assert one.is_solved
+    assert not repeated.is_solved
 
 
 def test_a_pair_that_cannot_be_told_apart_says_where_and_by_how_much(pair) -> None:
-    pair.rules.compared = {"a": compared(pair, 50, 52)}
-    assert "a (0.867 against 0.833, 3.3 points better [" in pair.rules.premise()
-    assert "nothing to route" in pair.rules.premise()
-    assert pair.rules.missing() == ""
+    pair.routing_rules.comparisons = {"a": compared(pair, 50, 52)}
+    assert "a (0.867 against 0.833, 3.3 points better [" in pair.routing_rules.routing_unavailable_reason()
+    assert "nothing to route" in pair.routing_rules.routing_unavailable_reason()
+    assert pair.routing_rules.task_unavailable_reason() == ""
 
 
 def test_without_a_task_there_are_texts_to_write_on_and_nothing_to_judge(models) -> None:
     """A user's models on a corpus of their own, and no task named."""
     own = paired(*models, size=FEW, corpus="self")
-    assert own.answers.scored == {}
+    assert own.answers.scorable_tasks == {}
     assert own.corpus == TEXTS
-    assert own.rules.writable == [TEXTS]
-    assert "name some with --emad-tasks" in own.rules.premise()
-    assert own.rules.premise() == own.rules.missing()
+    assert own.routing_rules.decodable_tasks == [TEXTS]
+    assert "name some with --emad-tasks" in own.routing_rules.routing_unavailable_reason()
+    assert own.routing_rules.routing_unavailable_reason() == own.routing_rules.task_unavailable_reason()
 
 
 def test_share_and_saving_are_inverse(pair) -> None:
     for saving in (0.1, 0.415, 0.67):
-        assert pair.models.saving(pair.models.share_for(saving)) == pytest.approx(
+        assert pair.models.compute_paper_saving(pair.models.large_share_at_saving(saving)) == pytest.approx(
             saving, abs=1e-12
         )  # float64 arithmetic
 
@@ -234,7 +240,7 @@ def tabled(pair, monkeypatch):
     """Validation as it might have been: shares and scores of three rules and of either model alone; the same again on
     judged items, each with three points more of the large model."""
     rules = [SwitchingRule(bits) for bits in (0.1, 0.2, 0.3)]
-    ends = [pair.answers.never(LARGE), pair.answers.never(SMALL)]
+    ends = [pair.answers.make_single_model_rule(LARGE), pair.answers.make_single_model_rule(SMALL)]
     found = dict(
         zip(
             [ends[0], *rules, ends[1]],
@@ -242,42 +248,55 @@ def tabled(pair, monkeypatch):
             strict=True,
         )
     )
-    later = {rule: done(one.large_share + 0.03 * (rule in rules), one.score) for rule, one in found.items()}
-    monkeypatch.setattr(pair.rules, "tried", lambda task, constants=None: found)
-    monkeypatch.setattr(pair.answers, "switched_all", lambda rules, *where: [later[rule] for rule in rules])
+    later = {rule: done(one.large_share + 0.03 * (rule in rules), one.mean_score) for rule, one in found.items()}
+    monkeypatch.setattr(pair.routing_rules, "try_rules", lambda task, constants=None: found)
+    monkeypatch.setattr(
+        pair.answers, "answer_by_switching_rules", lambda rules, *where: [later[rule] for rule in rules]
+    )
     return pair, rules, ends
 
 
 def test_neighbours_on_the_front_take_turns_so_that_the_saving_is_met_exactly(tabled) -> None:
     pair, rules, (_, small) = tabled
-    assert pair.rules.front(TASK) == [pair.answers.never(LARGE), rules[0], rules[1], small], "the third is no corner"
-    share = pair.models.share_for(0.415)
-    found = pair.rules.routed(TASK, 0.415)
+    assert pair.routing_rules.find_front_rules(TASK) == [
+        pair.answers.make_single_model_rule(LARGE),
+        rules[0],
+        rules[1],
+        small,
+    ], "the third is no corner"
+    share = pair.models.large_share_at_saving(0.415)
+    found = pair.routing_rules.route_at_saving(TASK, 0.415)
     assert found.rules == (rules[0], rules[1])
     probability = (share - 0.43) / 0.4  # from the judged items' tokens
     assert found.score.values.mean() == pytest.approx(probability * 0.9 + (1 - probability) * 0.8)
-    assert found.attained == pytest.approx(pair.models.saving(share + 0.03)), "what validation's proportion saves"
-    assert found.neighbours == pytest.approx((pair.models.saving(0.83), pair.models.saving(0.43)))
+    assert found.attained == pytest.approx(pair.models.compute_paper_saving(share + 0.03)), (
+        "what validation's proportion saves"
+    )
+    assert found.neighbours == pytest.approx(
+        (pair.models.compute_paper_saving(0.83), pair.models.compute_paper_saving(0.43))
+    )
 
 
 def test_beyond_the_small_model_alone_nothing_saves(tabled) -> None:
     pair, _, _ = tabled
-    assert pair.rules.routed(TASK, pair.models.saving(0.0) + 0.01) is None
-    assert pair.rules.routed(TASK, pair.models.saving(0.0) - 0.01).rules[1] == pair.answers.never(SMALL)
+    assert pair.routing_rules.route_at_saving(TASK, pair.models.compute_paper_saving(0.0) + 0.01) is None
+    assert pair.routing_rules.route_at_saving(TASK, pair.models.compute_paper_saving(0.0) - 0.01).rules[
+        1
+    ] == pair.answers.make_single_model_rule(SMALL)
 
 
 @pytest.mark.parametrize(("saving", "chosen"), [(0.1, 0), (0.5, 1), (0.7, 2), (0.89, 2)])
 def test_one_rule_is_put_forward_and_it_switches(tabled, saving, chosen) -> None:
     """The best of those that save enough; where none does, the cheapest: never a model alone."""
     pair, rules, _ = tabled
-    pair.rules.savings = (saving,)
-    assert pair.rules.put_forward(TASK) == rules[chosen]
+    pair.routing_rules.savings = (saving,)
+    assert pair.routing_rules.propose_rule(TASK) == rules[chosen]
 
 
 @pytest.mark.parametrize(("saving", "chosen"), [(0.1, 0), (0.415, 1), (0.67, 2), (0.9, 2)])
 def test_without_a_score_the_nearest_rule_is_taken(tabled, saving, chosen) -> None:
     pair, rules, _ = tabled
-    assert pair.rules.nearest(TASK, saving) == rules[chosen]
+    assert pair.routing_rules.find_rule_nearest_saving(TASK, saving) == rules[chosen]
 
 
 @pytest.mark.parametrize(
@@ -291,20 +310,20 @@ def test_without_a_score_the_nearest_rule_is_taken(tabled, saving, chosen) -> No
     ],
 )
 def test_the_papers_constants_are_shortened_to_a_quarter_of_the_median_answer(pair, monkeypatch, median, constants):
-    monkeypatch.setattr(pair.rules, "median_answer", lambda task: median)
-    assert pair.rules.constants(TASK) == constants
+    monkeypatch.setattr(pair.routing_rules, "median_answer_tokens", lambda task: median)
+    assert pair.routing_rules.scale_paper_constants(TASK) == constants
 
 
 def test_rules_are_tried_with_either_model_first_and_both_models_alone_are_among_them(bundled) -> None:
-    tried = bundled.rules.tried(TASK)
-    own = bundled.rules.constants(TASK)
-    ends = [bundled.answers.never(model) for model in (SMALL, LARGE)]
+    tried = bundled.routing_rules.try_rules(TASK)
+    own = bundled.routing_rules.scale_paper_constants(TASK)
+    ends = [bundled.answers.make_single_model_rule(model) for model in (SMALL, LARGE)]
     assert [tried[rule].large_share for rule in ends] == [0.0, 1.0]
     starts = [rule.start for rule in tried if rule not in ends]
     assert starts.count(SMALL) == starts.count(LARGE) <= FEW.thresholds
     assert {(rule.window, rule.least_run) for rule in tried if rule not in ends} == {(own.window, own.least_run)}
-    assert bundled.rules.called(ends[0]) == "the small model alone"
-    assert bundled.rules.tried(TASK) is tried
+    assert bundled.routing_rules.format_rule_name(ends[0]) == "the small model alone"
+    assert bundled.routing_rules.try_rules(TASK) is tried
 
 
 def test_no_rule_is_chosen_on_fewer_than_sixty_items_or_judged_on_fewer_than_a_hundred() -> None:
@@ -317,7 +336,7 @@ def test_no_rule_is_chosen_on_fewer_than_sixty_items_or_judged_on_fewer_than_a_h
 
 
 def test_alone_either_model_emits_everything(bundled) -> None:
-    small, large = (bundled.answers.alone(model, *ITEMS) for model in (SMALL, LARGE))
+    small, large = (bundled.answers.answer_by_one_model(model, *ITEMS) for model in (SMALL, LARGE))
     assert (small.large_share, large.large_share) == (0.0, 1.0)
     assert small.flops < large.flops
     assert len(large.right) == FEW.judged
@@ -325,21 +344,21 @@ def test_alone_either_model_emits_everything(bundled) -> None:
 
 def test_switching_that_never_switches_answers_and_costs_as_the_large_model(bundled) -> None:
     """Requests of equal length share a batch, so that not one key of padding separates the two counts."""
-    never = bundled.answers.switched(SwitchingRule(0.0, start=LARGE), *ITEMS)
+    never = bundled.answers.answer_by_switching(SwitchingRule(0.0, start=LARGE), *ITEMS)
     records, emitted = decoded_alone(bundled)
     assert never.large_share == 1.0
     assert [walk.tokens.tolist() for walk in never.walks] == emitted
-    assert all(np.concatenate(bundled.answers.agreement(never, *ITEMS))), "greedy choices are its own"
+    assert all(np.concatenate(bundled.answers.find_large_model_choices(never, *ITEMS))), "greedy choices are its own"
     # the timed path reads a prompt whole, masked keys included, a session its last position apart: p² or p² − p + 1
-    assert never.flops == pytest.approx(bundled.models.spent(records).sum(), rel=0.002)
+    assert never.flops == pytest.approx(bundled.models.compute_flops_per_decoding(records).sum(), rel=0.002)
 
 
 def decoded_alone(bundled) -> tuple[list[Record], list[list[int]]]:
     """Records of the large model alone, and the tokens of each item."""
-    requests = bundled.answers.task(ITEMS[0]).texts(*ITEMS[1:])
+    requests = bundled.answers.get_task(ITEMS[0]).texts(*ITEMS[1:])
     records, emitted = [], [[]] * len(requests)
-    with bundled.large.subject.open(bundled.large.subject.full, max_rows=PAIR_ROWS) as decoder:
-        for rows in equal_length_groups(requests):
+    with bundled.large.subject.open_decoder(bundled.large.subject.full_depth_point, max_rows=PAIR_ROWS) as decoder:
+        for rows in group_by_prompt_length(requests):
             prompts = [Prompt(requests[row].prompt) for row in rows]
             records.append(decoder.generate(prompts, requests[rows[0]].most, requests[rows[0]].stop))
             for row, tokens in zip(rows, records[-1].emitted, strict=True):
@@ -348,33 +367,36 @@ def decoded_alone(bundled) -> tuple[list[Record], list[list[int]]]:
 
 
 def test_another_models_token_is_no_agreement(bundled) -> None:
-    written = bundled.answers.alone(SMALL, *ITEMS)
+    written = bundled.answers.answer_by_one_model(SMALL, *ITEMS)
     wrong = []
     for walk in written.walks:
         tokens = walk.tokens.copy()
         tokens[2] = (tokens[2] + 1) % 500
         wrong.append(replace(walk, tokens=tokens))
     honest, forged = (
-        bundled.answers.agreement(replace(written, walks=tuple(walks)), *ITEMS) for walks in (written.walks, wrong)
+        bundled.answers.find_large_model_choices(replace(written, walks=tuple(walks)), *ITEMS)
+        for walks in (written.walks, wrong)
     )
     assert [agrees[2] for agrees in forged] == [False] * FEW.judged
     assert any(agrees[2] for agrees in honest)
 
 
 def test_speculation_answers_as_the_large_model_and_leaves_it_fewer_tokens(bundled) -> None:
-    found, alone = bundled.answers.speculated(*ITEMS), bundled.answers.alone(LARGE, *ITEMS)
+    found, alone = bundled.answers.answer_by_speculation(*ITEMS), bundled.answers.answer_by_one_model(LARGE, *ITEMS)
     assert found.right.values.tolist() == alone.right.values.tolist()
     assert 0 < found.large_share < 1
-    shared = bundled.answers.gated(DRAFT_TOKENS, None, *ITEMS)
+    shared = bundled.answers.answer_by_gated_speculation(DRAFT_TOKENS, None, *ITEMS)
     assert shared.by_large.tolist() == found.by_large.tolist()
     assert shared.right.values.tolist() == found.right.values.tolist()
     assert shared.flops is None, "tokens read off shared texts executed nothing"
 
 
 def test_the_large_model_drafts_for_itself_at_its_probes_and_answers_as_it_would(bundled) -> None:
-    assert bundled.models.exit_layers == (4, 8)
-    alone = bundled.answers.alone(LARGE, *ITEMS)
-    shallow, deep = (bundled.answers.self_speculated(layer, *ITEMS) for layer in bundled.models.exit_layers)
+    assert bundled.models.drafting_exit_layers == (4, 8)
+    alone = bundled.answers.answer_by_one_model(LARGE, *ITEMS)
+    shallow, deep = (
+        bundled.answers.answer_by_self_speculation(layer, *ITEMS) for layer in bundled.models.drafting_exit_layers
+    )
     for found in (shallow, deep):
         assert found.right.values.tolist() == alone.right.values.tolist()
         assert found.emitted.tolist() == alone.emitted.tolist()
@@ -382,14 +404,16 @@ def test_the_large_model_drafts_for_itself_at_its_probes_and_answers_as_it_would
         assert 0.5 < found.acceptance <= 1.0
     assert shallow.acceptance <= deep.acceptance
     assert alone.acceptance is None
-    assert bundled.answers.self_speculated(4, *ITEMS) is shallow
+    assert bundled.answers.answer_by_self_speculation(4, *ITEMS) is shallow
     (geometry,) = {bundled.large.loaded.geometry}
     spent = sum(flops(run.record.work[0], geometry).total for run in shallow.runs)
-    assert shallow.flops == spent == bundled.models.spent(shallow.runs).sum(), "the work is the large model's"
+    assert shallow.flops == spent == bundled.models.compute_flops_per_decoding(shallow.runs).sum(), (
+        "the work is the large model's"
+    )
 
 
 def test_acceptance_is_of_all_runs_together(bundled) -> None:
-    found = bundled.answers.speculated(*ITEMS)
+    found = bundled.answers.answer_by_speculation(*ITEMS)
     verdicts = np.concatenate([run.drafts.verdict for run in found.runs])
     judged = verdicts[verdicts != UNREACHED]
     assert found.acceptance == (judged == ACCEPTED).mean()
@@ -412,27 +436,27 @@ def shallow_only(request):
 )
 def test_a_decoder_that_cannot_draft_for_itself_says_why(models, make, reason) -> None:
     pair = paired(*models, make)
-    assert reason in pair.models.without_drafting
-    assert pair.models.exit_layers == ()
+    assert reason in pair.models.drafting_unavailable_reason
+    assert pair.models.drafting_exit_layers == ()
     with pytest.raises(Unsupported, match=reason):
-        pair.answers.self_speculated(4, *ITEMS)
+        pair.answers.answer_by_self_speculation(4, *ITEMS)
 
 
 @pytest.mark.parametrize(("make", "more"), [(make_judge_decoder, {"self-speculative"}), (refusing, set())])
 def test_self_speculation_is_timed_beside_the_rivals_where_it_can_be(models, monkeypatch, make, more) -> None:
     pair = paired(*models, make)
-    pair.rules.compared = {TASK: worth(0.0, False)}
-    prompts, ran = pair.timing.prompts(1), []
+    pair.routing_rules.comparisons = {TASK: worth(0.0, False)}
+    prompts, ran = pair.latency.make_prompts(1), []
 
     def timed(arms, pairs):
         ran.append({name: arm(prompts[0], 6) for name, arm in arms.items()})
         outputs = {name: [done] for name, done in ran[0].items()}
         return TimingResult(PairedTimings({}, {}, ()), [prompts], outputs, [0])
 
-    monkeypatch.setattr(pair.timing, "timed", timed)
-    monkeypatch.setitem(vars(pair.timing), "new", 6)
+    monkeypatch.setattr(pair.latency, "time_arms", timed)
+    monkeypatch.setitem(vars(pair.latency), "n_new_tokens", 6)
     try:
-        pair.timing.emad_rivals(pair.large.subject.full)
+        pair.latency.time_emad_arms(pair.large.subject.full_depth_point)
     except Unsupported as refusal:  # which the plugin would report as a skipped test
         pytest.fail(f"one arm's refusal took the others along: {refusal}")
     (done,) = ran
@@ -445,22 +469,24 @@ def test_self_speculation_is_timed_beside_the_rivals_where_it_can_be(models, mon
 
 
 def test_answers_are_decoded_once(bundled) -> None:
-    assert bundled.answers.alone(LARGE, *ITEMS) is bundled.answers.alone(LARGE, *ITEMS)
+    assert bundled.answers.answer_by_one_model(LARGE, *ITEMS) is bundled.answers.answer_by_one_model(LARGE, *ITEMS)
 
 
 def test_timed_results_are_those_of_the_timed_prompts(bundled) -> None:
-    bundled.rules.compared = {TASK: worth()}
-    with bundled.models.partners() as (small, large):
-        timed = bundled.timing.timed(
-            {"large": single_model_arm(large.decoder), "speculative": speculative_arm(small, large)}, 2
+    bundled.routing_rules.comparisons = {TASK: worth()}
+    with bundled.models.open_partners() as (small, large):
+        timed = bundled.latency.time_arms(
+            {"large": make_single_model_arm(large.decoder), "speculative": make_speculative_arm(small, large)}, 2
         )
     assert {name: len(seconds) for name, seconds in timed.seconds.items()} == {"large": 2, "speculative": 2}
     for one, other in zip(timed.outputs["large"], timed.outputs["speculative"], strict=True):
-        assert len(one.emitted[0]) == bundled.timing.new
+        assert len(one.emitted[0]) == bundled.latency.n_new_tokens
         assert one.emitted[0].tolist() == other.record.emitted[0].tolist()
-    assert len(bundled.models.spent(timed.outputs["speculative"])) == 2
-    assert accepted_shares(timed, "large") == []
-    assert accepted_shares(timed, "speculative") == [done.acceptance_rate for done in timed.outputs["speculative"]]
+    assert len(bundled.models.compute_flops_per_decoding(timed.outputs["speculative"])) == 2
+    assert compute_accepted_shares(timed, "large") == []
+    assert compute_accepted_shares(timed, "speculative") == [
+        done.acceptance_rate for done in timed.outputs["speculative"]
+    ]
 
 
 class OneTokenOff:
@@ -479,42 +505,44 @@ class OneTokenOff:
 
 @pytest.mark.parametrize(
     ("liar", "said"),
-    [("speculative_arm", "row 0, new token .* no tie excuses it"), ("single_model_arm", "EMAD, row 0")],
+    [("make_speculative_arm", "row 0, new token .* no tie excuses it"), ("make_single_model_arm", "EMAD, row 0")],
 )
 def test_an_arm_that_lies_while_it_is_timed_has_no_time(bundled, monkeypatch, liar, said) -> None:
     honest = getattr(pair_timing, liar)
-    point = bundled.large.subject.full
-    monkeypatch.setattr(bundled.timing, "_pairs", 2)
-    monkeypatch.setitem(vars(bundled.timing), "new", 6)  # the last token is the lie, however many precede it
+    point = bundled.large.subject.full_depth_point
+    monkeypatch.setattr(bundled.latency, "_pairs", 2)
+    monkeypatch.setitem(vars(bundled.latency), "n_new_tokens", 6)  # the last token is the lie, however many precede it
     emad = []
 
     def lies(decoder, *more):
         arm = honest(decoder, *more)
         emad.append(arm)
         return (
-            arm if liar == "single_model_arm" and len(emad) == 1 else OneTokenOff(arm)
+            arm if liar == "make_single_model_arm" and len(emad) == 1 else OneTokenOff(arm)
         )  # the first one alone is the large model
 
     monkeypatch.setattr(pair_timing, liar, lies)
     with pytest.raises(AuditRefutedError, match=said):
-        bundled.timing.emad_rivals(point)
+        bundled.latency.time_emad_arms(point)
 
 
 def test_transformers_ways_keep_no_record_have_no_flops_and_are_held_to_the_large_models_tokens(bundled) -> None:
-    bundled.rules.compared = {TASK: worth()}
-    with bundled.models.partners() as (_, large):
-        timed = bundled.timing.timed({"large": single_model_arm(large.decoder), **bundled.timing.library.arms}, 1)
-    assert {name: len(timed.recorded(name)) for name in timed.outputs} == {"large": 1, ASSISTED: 0, LOOKUP: 0}
-    made = timed_arms(bundled, timed, ("large", *TRANSFORMERS_NAMES))
+    bundled.routing_rules.comparisons = {TASK: worth()}
+    with bundled.models.open_partners() as (_, large):
+        timed = bundled.latency.time_arms(
+            {"large": make_single_model_arm(large.decoder), **bundled.latency.transformers_arms.arms}, 1
+        )
+    assert {name: len(timed.audited_decodings(name)) for name in timed.outputs} == {"large": 1, ASSISTED: 0, LOOKUP: 0}
+    made = gather_timed_arms(bundled, timed, ("large", *TRANSFORMERS_NAMES))
     assert {name: one.spent is None for name, one in made.items()} == {"large": False, ASSISTED: True, LOOKUP: True}
-    bundled.timing.require_lossless(timed, large.decoder.capabilities)
+    bundled.latency.require_lossless(timed, large.decoder.capabilities)
     for name in TRANSFORMERS_NAMES:
         (emitted,) = timed.outputs[name]
         lies = replace(
             timed, outputs={**timed.outputs, name: [np.append(emitted[:, :-1], emitted[:, -1:] + 1, axis=1)]}
         )
         with pytest.raises(AuditRefutedError, match=r"row 0, new token .* no tie excuses it"):
-            bundled.timing.require_lossless(lies, large.decoder.capabilities)
+            bundled.latency.require_lossless(lies, large.decoder.capabilities)
 
 
 def test_a_way_that_transformers_refuses_is_absent_with_its_reason(models, monkeypatch) -> None:
@@ -526,33 +554,35 @@ def test_a_way_that_transformers_refuses_is_absent_with_its_reason(models, monke
 
     monkeypatch.setattr(pair_timing, "make_transformers_generate", refuses)
     pair = paired(*models)
-    pair.rules.compared = {TASK: worth(0.0, False)}
-    found = pair.timing.library
+    pair.routing_rules.comparisons = {TASK: worth(0.0, False)}
+    found = pair.latency.transformers_arms
     assert list(found.arms) == [LOOKUP]
     assert found.absent == {ASSISTED: "ValueError: assisted generation is not supported with stateful models"}
 
 
 def test_an_arm_that_stops_early_has_no_time(bundled) -> None:
-    with bundled.models.partners() as (_, large):
-        whole = large.decoder.generate(bundled.timing.prompts(1), bundled.timing.new, frozenset())
+    with bundled.models.open_partners() as (_, large):
+        whole = large.decoder.generate(bundled.latency.make_prompts(1), bundled.latency.n_new_tokens, frozenset())
         early = replace(whole, emitted=[whole.emitted[0][:-1]])
         with pytest.raises(AuditRefutedError, match="short, request 0"):
-            bundled.timing.timed({"large": single_model_arm(large.decoder), "short": lambda prompt, new: early}, 1)
+            bundled.latency.time_arms(
+                {"large": make_single_model_arm(large.decoder), "short": lambda prompt, new: early}, 1
+            )
 
 
 def test_work_that_nobody_counted_is_not_zero(bundled) -> None:
     (counted, *_), _ = decoded_alone(bundled)
-    assert bundled.models.spent([counted])[0] > 0
-    assert bundled.models.spent([counted, replace(counted, work=None)]) is None
+    assert bundled.models.compute_flops_per_decoding([counted])[0] > 0
+    assert bundled.models.compute_flops_per_decoding([counted, replace(counted, work=None)]) is None
 
 
 # ------------------------------------------------------------ speculation as a decoder
 
 
 def test_speculation_shows_its_verifiers_record_only(bundled) -> None:
-    prompts = bundled.timing.prompts(2)[:1]
-    with bundled.models.partners() as (draft, verifier):
-        decoder = speculative_decoder(draft, verifier)
+    prompts = bundled.latency.make_prompts(2)[:1]
+    with bundled.models.open_partners() as (draft, verifier):
+        decoder = make_speculative_decoder(draft, verifier)
         record = decoder.generate(prompts, 8, frozenset())
         own = verifier.decoder.generate(prompts, 8, frozenset())
         with pytest.raises(Unsupported, match="no session"):
@@ -568,9 +598,9 @@ def test_speculation_shows_its_verifiers_record_only(bundled) -> None:
 
 
 def test_self_speculation_shows_what_was_verified_only(bundled) -> None:
-    prompts = bundled.timing.prompts(2)[:1]
-    with bundled.models.drafting() as model:
-        decoder = self_speculative_decoder(model, 4)
+    prompts = bundled.latency.make_prompts(2)[:1]
+    with bundled.models.open_self_drafter() as model:
+        decoder = make_self_speculative_decoder(model, 4)
         record = decoder.generate(prompts, 8, frozenset())
         own = model.decoder.generate(prompts, 8, frozenset())
     kept = record.tokens.kept
@@ -599,15 +629,15 @@ def test_an_answer_counts_by_its_beginning_and_a_program_by_running() -> None:
 
 
 def test_room_for_the_longest_answer() -> None:
-    assert max_answer_tokens([item("exact", "a"), item("choice", "a")]) == 5
-    assert max_answer_tokens([item("runs", "a")]) == GENERATED_LINE
+    assert compute_max_answer_tokens([item("exact", "a"), item("choice", "a")]) == 5
+    assert compute_max_answer_tokens([item("runs", "a")]) == GENERATED_LINE
 
 
 # ------------------------------------------------------------ the table of constants
 
 
 def test_one_constant_at_a_time_is_varied_and_never_against_itself(bundled) -> None:
-    rules, own = varied_rules(bundled, TASK), bundled.rules.constants(TASK)
+    rules, own = make_varied_rules(bundled, TASK), bundled.routing_rules.scale_paper_constants(TASK)
     assert len(set(rules)) == len(rules)
     base = next(rule for rule in rules if rule.window != own.window)
     changed = [
@@ -631,10 +661,10 @@ def test_one_constant_at_a_time_is_varied_and_never_against_itself(bundled) -> N
 )
 def test_every_way_to_decode_stands_in_one_table(models, monkeypatch, make, reason) -> None:
     pair = paired(*models, make, FEW)
-    pair.rules.compared = {TASK: worth()}
+    pair.routing_rules.comparisons = {TASK: worth()}
     for name, few in (("TRIED_WINDOWS", (1,)), ("LEAST_RUNS", (5,)), ("WIDTHS", (2,)), ("GATES_BITS", (0.3,))):
         monkeypatch.setattr(pair_module, name, few)
-    shown = pair_module.constants_table(pair)
+    shown = pair_module.make_cost_score_tables(pair)
     (table,) = shown.tables
     assert table.title == f"{pair_module.TITLE}, {TASK}"
     rows = {row["decoding"]: row for row in table.rows}

@@ -20,11 +20,11 @@ from emad_ref.measurements.pareto import (
     BaselineComparison,
     FamilyComparison,
     ProfileFlatness,
-    confidence_comparison,
-    flatness_trend,
-    margin_gain,
-    profile_flatness,
-    rank_rows,
+    compute_flatness_trend,
+    make_confidence_comparison,
+    measure_margin_gain,
+    measure_profile_flatness,
+    sort_by_saving_and_rise,
 )
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.models.causal import CausalStepper
@@ -81,10 +81,10 @@ def traces(profile: Profile, stepper: Stepper) -> SimpleNamespace:
         loaded=SimpleNamespace(geometry=geometry_of(small_config("gpt_neox"))),
         corpus="random",
         seed=0,
-        reads_less="",
+        reduced_reading="",
         budget=SimpleNamespace(name="smoke", validate=SEQUENCES, evaluate=SEQUENCES),
-        sequences=text,
-        trace=lambda sequences, what, rules: take_trace(stepper, sequences, rules=rules),
+        cut_windows=text,
+        take_lens_trace=lambda sequences, what, rules: take_trace(stepper, sequences, rules=rules),
     )
     splits = {"calibration": trace_of(0), "validation": trace_of(1), "evaluation": trace_of(2)}
     return SimpleNamespace(profile=profile, subject=subject, **splits)
@@ -108,9 +108,15 @@ def sweeps(run: SimpleNamespace) -> BaselineComparison:
 
 
 def test_emad_comes_first_and_every_rival_of_the_paper_has_a_sweep(sweeps: BaselineComparison) -> None:
-    assert next(iter(sweeps.families)) == EMAD_FAMILY
-    assert set(sweeps.families) >= {"fixed truncation", "fixed entropy", "softmax response", "chunked", "positional"}
-    names = [point.name for points in sweeps.families.values() for point in points]
+    assert next(iter(sweeps.points_by_family)) == EMAD_FAMILY
+    assert set(sweeps.points_by_family) >= {
+        "fixed truncation",
+        "fixed entropy",
+        "softmax response",
+        "chunked",
+        "positional",
+    }
+    names = [point.name for points in sweeps.points_by_family.values() for point in points]
     assert len(set(names)) == len(names)
 
 
@@ -120,7 +126,7 @@ def test_dials_have_equally_many_points_spaced_evenly_in_what_they_save_on_valid
     """240 tokens leave jumps, in which few targets lie."""
     saved = NetSavingFunction(run.validation, run.subject.loaded.geometry)
     for name in (EMAD_FAMILY, "fixed entropy", "softmax response"):
-        points = sweeps.families[name]
+        points = sweeps.points_by_family[name]
         assert SETTINGS_PER_FAMILY - 9 <= len(points) <= SETTINGS_PER_FAMILY, name
         savings = np.sort([saved(point) for point in points])
         assert np.diff(savings).max() < 4 * savings[-1] / SETTINGS_PER_FAMILY, name
@@ -130,7 +136,7 @@ def test_dials_have_equally_many_points_spaced_evenly_in_what_they_save_on_valid
 def test_the_gap_of_the_two_best_logits_comes_last_with_thresholds_of_the_calibration_text(
     sweeps: BaselineComparison,
 ) -> None:
-    *_, (name, points) = sweeps.families.items()
+    *_, (name, points) = sweeps.points_by_family.items()
     assert name == "top-2 gap, quantile"
     column = trace_of(0).column("top2_gap")[:, np.array(PROBES) - 1].astype(np.float64)
     assert points[-1].thresholds[0] == tuple(column.min(axis=0)), "at the last every token leaves"
@@ -138,17 +144,17 @@ def test_the_gap_of_the_two_best_logits_comes_last_with_thresholds_of_the_calibr
 
 def test_quantiles_need_a_profile_that_kept_its_statistics(profile: Profile) -> None:
     bare = replace(profile, statistics=None)
-    assert "EMAD, quantile" in BaselineComparison(traces(profile, model())).families
-    assert "EMAD, quantile" not in BaselineComparison(traces(bare, model())).families
+    assert "EMAD, quantile" in BaselineComparison(traces(profile, model())).points_by_family
+    assert "EMAD, quantile" not in BaselineComparison(traces(bare, model())).points_by_family
 
 
 def test_a_family_is_by_document_and_starts_at_full_depth(run: SimpleNamespace, sweeps: BaselineComparison) -> None:
-    emad, geometry = sweeps.family(EMAD_FAMILY), run.subject.loaded.geometry
-    assert emad.names == ("full depth", *(point.name for point in sweeps.families[EMAD_FAMILY]))
+    emad, geometry = sweeps.make_family(EMAD_FAMILY), run.subject.loaded.geometry
+    assert emad.names == ("full depth", *(point.name for point in sweeps.points_by_family[EMAD_FAMILY]))
     for split, trace in ((emad.validation, run.validation), (emad.evaluation, run.evaluation)):
         assert len(split.tokens) == SEQUENCES // 2
         assert set(split.tokens.values) == {2 * LENGTH}
-        full, point, *_ = loss_table(trace, geometry, [full_depth(LAYERS), *sweeps.families[EMAD_FAMILY]])
+        full, point, *_ = loss_table(trace, geometry, [full_depth(LAYERS), *sweeps.points_by_family[EMAD_FAMILY]])
         assert split.loss.values[:, 0] == pytest.approx(full.nll_nats.reshape(-1, 2).sum(axis=1))
         assert split.loss.values[:, 1] == pytest.approx(point.nll_nats.reshape(-1, 2).sum(axis=1))
         spent = split.flops.values.sum(axis=0)
@@ -159,11 +165,13 @@ def test_points_are_chosen_on_validation_and_judged_on_evaluation(
     run: SimpleNamespace, sweeps: BaselineComparison
 ) -> None:
     point = run.profile.point(0.0)
-    (chosen,) = [row for row in sweeps.validated(EMAD_FAMILY) if row.point.thresholds == point.thresholds]
+    (chosen,) = [
+        row for row in sweeps.compute_validation_losses(EMAD_FAMILY) if row.point.thresholds == point.thresholds
+    ]
     (judged,) = loss_table(run.evaluation, run.subject.loaded.geometry, [point])
     assert chosen.perplexity == loss_table(run.validation, run.subject.loaded.geometry, [point])[0].perplexity
-    assert sweeps.evaluated(point).perplexity == judged.perplexity != chosen.perplexity
-    emad = sweeps.family(EMAD_FAMILY)
+    assert sweeps.compute_evaluation_loss(point).perplexity == judged.perplexity != chosen.perplexity
+    emad = sweeps.make_family(EMAD_FAMILY)
     assert emad.front.sheet.loss.tolist() == emad.evaluation.loss.values.tolist()
     savings, losses = emad.validation.loss_sheet.full_sample
     assert emad.front.corners.tolist() == lower_hull_corners(savings[None], losses[None])[0].tolist()
@@ -178,20 +186,22 @@ def test_a_point_is_judged_once(profile: Profile, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(pareto, "loss_table", counted)
     fresh, point = BaselineComparison(traces(profile, model())), profile.point(0.0)
-    assert fresh.evaluated(point) is fresh.evaluated(point)
+    assert fresh.compute_evaluation_loss(point) is fresh.compute_evaluation_loss(point)
     assert asked == [[point]]
-    assert fresh.confident.evaluated(point) is fresh.confident.evaluated(point)
+    assert fresh.confidence_rules.compute_evaluation_loss(point) is fresh.confidence_rules.compute_evaluation_loss(
+        point
+    )
     assert asked == [[point]] * 2, "on other text it is another loss"
 
 
 def test_points_of_no_table_are_a_family_too(run: SimpleNamespace, sweeps: BaselineComparison) -> None:
     point = run.profile.point(0.0)
-    mine = sweeps.family_of([point])
+    mine = sweeps.make_family_of_points([point])
     assert mine.names == ("full depth", point.name)
-    at = list(sweeps.families[EMAD_FAMILY]).index(
-        next(p for p in sweeps.families[EMAD_FAMILY] if p.thresholds == point.thresholds)
+    at = list(sweeps.points_by_family[EMAD_FAMILY]).index(
+        next(p for p in sweeps.points_by_family[EMAD_FAMILY] if p.thresholds == point.thresholds)
     )
-    whole = sweeps.family(EMAD_FAMILY).evaluation
+    whole = sweeps.make_family(EMAD_FAMILY).evaluation
     assert mine.evaluation.loss.values[:, 1].tolist() == whole.loss.values[:, 1 + at].tolist()
     assert mine.evaluation.flops.values[:, 1].tolist() == whole.flops.values[:, 1 + at].tolist()
 
@@ -200,11 +210,11 @@ def test_points_of_no_table_are_a_family_too(run: SimpleNamespace, sweeps: Basel
 
 
 def test_at_each_level_every_family_saves_exactly_the_same(sweeps: BaselineComparison) -> None:
-    rows = sweeps.table(0)
+    rows = sweeps.make_pareto_rows(0)
     by_saving: dict[float, list[str]] = {}
     for row in rows:
         by_saving.setdefault(row["net reduction %"], []).append(row["family"])
-    reached = {name: sweeps.family(name).largest_validation_saving for name in sweeps.families}
+    reached = {name: sweeps.make_family(name).largest_validation_saving for name in sweeps.points_by_family}
     assert len(by_saving) == 4
     for level, (saving, named) in zip((0.15, 0.30, 0.45, 0.60), sorted(by_saving.items()), strict=True):
         assert saving <= level
@@ -212,7 +222,7 @@ def test_at_each_level_every_family_saves_exactly_the_same(sweeps: BaselineCompa
 
 
 def test_where_a_family_falls_short_on_evaluation_all_save_what_it_reaches(sweeps: BaselineComparison) -> None:
-    promised = {name: sweeps.family(name) for name in sweeps.families}
+    promised = {name: sweeps.make_family(name) for name in sweeps.points_by_family}
     short = {
         name: family
         for name, family in promised.items()
@@ -221,15 +231,18 @@ def test_where_a_family_falls_short_on_evaluation_all_save_what_it_reaches(sweep
     assert short
     level = max(family.largest_validation_saving for family in short.values())
     able = [family.front.largest_saving for family in promised.values() if family.largest_validation_saving >= level]
-    rows = sweeps.table(0, (level,))
+    rows = sweeps.make_pareto_rows(0, (level,))
     assert {row["net reduction %"] for row in rows} == {min(able)}
     assert min(able) < level
     assert len(rows) == len(able)
 
 
 def test_rows_say_which_mixture_of_points_and_what_it_does_on_evaluation(sweeps: BaselineComparison) -> None:
-    (row,) = [row for row in sweeps.table(0, (0.30,)) if row["family"] == "fixed truncation"]
-    front, found = sweeps.family("fixed truncation").front, sweeps.columns("fixed truncation", "evaluate")
+    (row,) = [row for row in sweeps.make_pareto_rows(0, (0.30,)) if row["family"] == "fixed truncation"]
+    front, found = (
+        sweeps.make_family("fixed truncation").front,
+        sweeps.compute_family_columns("fixed truncation", "evaluate"),
+    )
     mixed = front.mix_per_draw(row["net reduction %"])
     assert row["point"] == front.describe_mixture(mixed)
     assert (row["documents"], row["windows"], row["chosen by"]) == (SEQUENCES // 2, SEQUENCES, "perplexity")
@@ -242,7 +255,7 @@ def test_rows_say_which_mixture_of_points_and_what_it_does_on_evaluation(sweeps:
 def test_emad_has_no_interval_against_itself_and_others_have_one_around_their_difference(
     sweeps: BaselineComparison,
 ) -> None:
-    rows = sweeps.table(0, (0.30,))
+    rows = sweeps.make_pareto_rows(0, (0.30,))
     emad, *others = sorted(rows, key=lambda row: row["family"] != EMAD_FAMILY)
     assert emad["family"] == EMAD_FAMILY
     assert emad["over EMAD %"] is emad["over EMAD interval %"] is None
@@ -254,11 +267,15 @@ def test_emad_has_no_interval_against_itself_and_others_have_one_around_their_di
 
 
 def test_the_table_is_a_matter_of_its_seed(sweeps: BaselineComparison) -> None:
-    assert sweeps.table(1, (0.30,)) == sweeps.table(1, (0.30,)) != sweeps.table(2, (0.30,))
+    assert (
+        sweeps.make_pareto_rows(1, (0.30,))
+        == sweeps.make_pareto_rows(1, (0.30,))
+        != sweeps.make_pareto_rows(2, (0.30,))
+    )
 
 
 def test_a_family_that_never_saves_so_much_has_no_row(sweeps: BaselineComparison) -> None:
-    assert sweeps.table(0, (0.99,)) == []
+    assert sweeps.make_pareto_rows(0, (0.99,)) == []
 
 
 def test_rows_rank_by_saving_then_rise_and_without_one_by_accuracy() -> None:
@@ -270,19 +287,19 @@ def test_rows_rank_by_saving_then_rise_and_without_one_by_accuracy() -> None:
         plain | {"rise %": None, "accuracy lost %": 0.02},
         plain | {"rise %": 0.0, "net reduction %": 0.6},
     ]
-    assert rank_rows(wanted[::-1]) == wanted
+    assert sort_by_saving_and_rise(wanted[::-1]) == wanted
 
 
 # ---------------------------------------------------------------- confidence rules of early exits
 
 
 def test_early_exits_stand_with_emad_on_the_same_windows_and_not_beside_more_text(sweeps: BaselineComparison) -> None:
-    rules = sweeps.confident
-    rows = rules.table(0, (0.15, 0.30))
-    assert set(rules.families) == {EMAD_FAMILY, *(f"early exit: {name}" for name in pareto.CONFIDENCES)}
+    rules = sweeps.confidence_rules
+    rows = rules.make_pareto_rows(0, (0.15, 0.30))
+    assert set(rules.points_by_family) == {EMAD_FAMILY, *(f"early exit: {name}" for name in pareto.CONFIDENCES)}
     assert {row["family"] for row in rows} >= {"early exit: softmax", "early exit: saturation"}
     assert {row["windows"] for row in rows} == {FIRST["evaluate"]}
-    assert not any(row["family"].startswith("early exit") for row in sweeps.table(0, (0.15, 0.30)))
+    assert not any(row["family"].startswith("early exit") for row in sweeps.make_pareto_rows(0, (0.15, 0.30)))
     lost = [row for row in rows if row["perplexity"] is None]
     assert lost
     for row in lost:
@@ -294,8 +311,8 @@ def test_early_exits_stand_with_emad_on_the_same_windows_and_not_beside_more_tex
 def test_rules_that_lose_next_tokens_are_held_against_emad_by_tokens_told_wrong(profile: Profile) -> None:
     """Targets so high that this random model leaves at its first probe: EMAD saves as much as any."""
     loose = replace(profile, targets_nats=(9.0, 9.0))
-    found = confidence_comparison(traces(loose, model()))
-    rows = found.table(0, (0.15,))
+    found = make_confidence_comparison(traces(loose, model()))
+    rows = found.make_pareto_rows(0, (0.15,))
     (emad,) = [row for row in rows if row["family"] == EMAD_FAMILY]
     lost = [row for row in rows if row["chosen by"] == "accuracy"]
     assert lost
@@ -309,11 +326,11 @@ def test_rules_that_lose_next_tokens_are_held_against_emad_by_tokens_told_wrong(
 
 
 def test_a_family_of_which_any_point_loses_a_next_token_is_chosen_by_accuracy(sweeps: BaselineComparison) -> None:
-    rules = sweeps.confident
-    assert rules.chosen_by("early exit: softmax") == rules.chosen_by(EMAD_FAMILY) == "perplexity"
+    rules = sweeps.confidence_rules
+    assert rules.choose_criterion("early exit: softmax") == rules.choose_criterion(EMAD_FAMILY) == "perplexity"
     pruned = "early exit: softmax, fixed"
-    assert rules.chosen_by(pruned) == "accuracy"
-    chosen, found = rules.family(pruned, "accuracy"), rules.columns(pruned, "validate")
+    assert rules.choose_criterion(pruned) == "accuracy"
+    chosen, found = rules.make_family(pruned, "accuracy"), rules.compute_family_columns(pruned, "validate")
     assert chosen.validation.loss.values[0].tolist() == found.wrong[:2].sum(axis=0).tolist()
     assert np.isfinite(found.nll_nats[:, 0]).all(), "full depth prunes nothing"
 
@@ -321,24 +338,24 @@ def test_a_family_of_which_any_point_loses_a_next_token_is_chosen_by_accuracy(sw
 def test_early_exits_are_chosen_on_the_first_validation_windows_and_judged_on_the_first_evaluated(
     run: SimpleNamespace, sweeps: BaselineComparison
 ) -> None:
-    rules = sweeps.confident
-    points = rules.families["early exit: JSD"]
-    for split, found in (("validate", rules.validation), ("evaluate", rules.evaluation)):
+    rules = sweeps.confidence_rules
+    points = rules.points_by_family["early exit: JSD"]
+    for split, found in (("validate", rules.validation_trace), ("evaluate", rules.evaluation_trace)):
         first = text(split, SEQUENCES)[: FIRST[split]]
         assert found.token.tolist() == np.concatenate([one.tokens[:-1] for one in first]).tolist()
     mine = take_trace(run.subject.stepper, text("evaluate", SEQUENCES)[:3], rules=points[:1])
     (expected,) = loss_table(mine, run.subject.loaded.geometry, [points[-1]])
-    assert rules.evaluated(points[-1]).nll_nats.tolist() == expected.nll_nats.tolist()
-    assert rules.evaluated(full_depth(LAYERS)).perplexity_rise == 0.0
-    assert rules.validated("early exit: JSD")[-1].nll_nats.shape == (2,)
+    assert rules.compute_evaluation_loss(points[-1]).nll_nats.tolist() == expected.nll_nats.tolist()
+    assert rules.compute_evaluation_loss(full_depth(LAYERS)).perplexity_rise == 0.0
+    assert rules.compute_validation_losses("early exit: JSD")[-1].nll_nats.shape == (2,)
 
 
 def test_a_rule_without_room_is_left_out_and_says_why(profile: Profile) -> None:
-    found = confidence_comparison(traces(profile, model(SMALLEST)))
+    found = make_confidence_comparison(traces(profile, model(SMALLEST)))
     assert set(found.refused) == {"softmax, fixed", "softmax, decaying", "JSD, fixed", "JSD, decaying"}
     assert all("do not prune it" in reason for reason in found.refused.values())
-    assert "early exit: JSD, adaptive" in found.families
-    assert found.validated("early exit: softmax")
+    assert "early exit: JSD, adaptive" in found.points_by_family
+    assert found.compute_validation_losses("early exit: softmax")
 
 
 def test_every_budget_says_how_many_windows_rules_are_traced_on() -> None:
@@ -351,28 +368,31 @@ def test_every_budget_says_how_many_windows_rules_are_traced_on() -> None:
 
 
 def test_tables_are_shown_with_their_figures_and_say_why_a_perplexity_is_missing(sweeps: BaselineComparison) -> None:
-    shown = sweeps.exhibits()
+    shown = sweeps.make_pareto_tables()
     assert [(table.title, table.figure) for table in shown.tables] == [
         ("best perplexity at equal net FLOPs on random", "pareto"),
         ("early exits at equal net FLOPs on the first 3 windows of random", "pareto"),
     ]
-    assert [table.rows for table in shown.tables] == [sweeps.table(0), sweeps.confident.table(0)]
+    assert [table.rows for table in shown.tables] == [
+        sweeps.make_pareto_rows(0),
+        sweeps.confidence_rules.make_pareto_rows(0),
+    ]
     assert shown.notes == ("small: no perplexity: a pruned vocabulary lost a next token, and it is infinite",)
 
 
 def test_rules_without_room_are_named_in_notes(profile: Profile) -> None:
     small = BaselineComparison(traces(profile, model(SMALLEST)))
-    notes = small.exhibits().notes
+    notes = small.make_pareto_tables().notes
     assert [note.split(" is not on the Pareto table: ")[0] for note in notes[:4]] == [
-        f"small: early exit: {name}" for name in small.confident.refused
+        f"small: early exit: {name}" for name in small.confidence_rules.refused
     ]
 
 
 def test_where_nothing_saves_enough_a_note_takes_the_tables_place(
     sweeps: BaselineComparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FamilyComparison, "table", lambda self, seed: [])
-    shown = sweeps.exhibits()
+    monkeypatch.setattr(FamilyComparison, "make_pareto_rows", lambda self, seed: [])
+    shown = sweeps.make_pareto_tables()
     assert shown.tables == ()
     assert shown.notes == ("small: no point of any sweep saves 15 % of FLOPs net",)
 
@@ -383,24 +403,24 @@ def dot(slope: float, gain: float) -> ProfileFlatness:
 
 
 def test_steeper_profiles_that_gain_more_rise_together() -> None:
-    rho, p = flatness_trend([dot(-0.1 * n, 0.05 * n) for n in range(1, 7)])
+    rho, p = compute_flatness_trend([dot(-0.1 * n, 0.05 * n) for n in range(1, 7)])
     assert rho == pytest.approx(1.0)
     assert p == pytest.approx(2 / math.factorial(6))  # the one order and its reverse, of 720
 
 
 def test_flatter_profiles_that_gain_more_contradict_the_paper() -> None:
-    assert flatness_trend([dot(-0.1 * n, -0.05 * n) for n in range(1, 6)])[0] == pytest.approx(-1.0)
+    assert compute_flatness_trend([dot(-0.1 * n, -0.05 * n) for n in range(1, 6)])[0] == pytest.approx(-1.0)
 
 
 def test_equal_gains_have_no_order() -> None:
-    rho, p = flatness_trend([dot(-0.1 * n, 0.0) for n in range(1, 7)])
+    rho, p = compute_flatness_trend([dot(-0.1 * n, 0.0) for n in range(1, 7)])
     assert math.isnan(rho)
     assert p == 1.0
 
 
 def test_three_profiles_are_no_trend() -> None:
     with pytest.raises(BadArgument, match="at least 4"):
-        flatness_trend([dot(-0.1, 0.1), dot(-0.2, 0.2), dot(-0.3, 0.3)])
+        compute_flatness_trend([dot(-0.1, 0.1), dot(-0.2, 0.2), dot(-0.3, 0.3)])
 
 
 def margins(*rows: tuple[str, float, float, float]) -> SimpleNamespace:
@@ -417,25 +437,32 @@ def margins(*rows: tuple[str, float, float, float]) -> SimpleNamespace:
     ]  # fmt: skip
     saved = {id(row.point): row.net_reduction for row in sweep}
     return SimpleNamespace(
-        validated=lambda family: {EMAD_FAMILY: sweep}[family],
-        validated_full=SimpleNamespace(perplexity=4.0),
-        evaluated=lambda point: SimpleNamespace(net_reduction=saved[id(point)] - 0.1, perplexity_rise=0.5),
+        compute_validation_losses=lambda family: {EMAD_FAMILY: sweep}[family],
+        full_depth_validation_loss=SimpleNamespace(perplexity=4.0),
+        compute_evaluation_loss=lambda point: SimpleNamespace(
+            net_reduction=saved[id(point)] - 0.1, perplexity_rise=0.5
+        ),
     )
 
 
 def test_the_gain_is_what_the_cheapest_margin_within_bounds_on_validation_saves_on_evaluation() -> None:
     deep, right, shallow = ("m=0.9", 5.0, 0.0, 0.1), ("m=0.5", 4.0, 0.005, 0.3), ("m=0.1", 3.0, 0.05, 0.5)
-    gained = margin_gain(margins(deep, right, shallow))
+    gained = measure_margin_gain(margins(deep, right, shallow))
     assert gained == ("m=0.5", pytest.approx(0.2), 0.5)
-    assert margin_gain(margins(shallow)) == ("no margin", 0.0, 0.0)
-    assert margin_gain(margins(("m=0.9", 5.0, 0.0, -0.02))) == ("no margin", 0.0, 0.0), "probes that never fire cost"
+    assert measure_margin_gain(margins(shallow)) == ("no margin", 0.0, 0.0)
+    assert measure_margin_gain(margins(("m=0.9", 5.0, 0.0, -0.02))) == ("no margin", 0.0, 0.0), (
+        "probes that never fire cost"
+    )
 
 
 def test_a_dot_has_the_slope_of_the_profile_by_document() -> None:
     evidence = small_evidence()
-    found, traces = profile_flatness(evidence.traces, evidence.rivals, np.random.default_rng(3)), evidence.traces
+    found, traces = (
+        measure_profile_flatness(evidence.traces, evidence.baseline_comparison, np.random.default_rng(3)),
+        evidence.traces,
+    )
     expected = estimate_entropy_slope(*traces.entropy_sums, threshold=0.0, rng=np.random.default_rng(3))
     assert found.slope == expected
     assert (found.model, found.corpus) == ("small", "self")
-    gained = margin_gain(evidence.rivals)
+    gained = measure_margin_gain(evidence.baseline_comparison)
     assert (found.point, found.gain) == gained[:2]

@@ -25,7 +25,7 @@ from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.pair_timing import (
     TRANSFORMERS_NAMES,
-    time_pair_share,
+    time_pair_in_subprocess,
 )
 from emad_ref.measurements.process_replicates import (
     ProcessReplicates,
@@ -33,7 +33,7 @@ from emad_ref.measurements.process_replicates import (
     join_shares,
     run_in_subprocess,
     run_task_file,
-    time_share,
+    time_in_subprocess,
 )
 from emad_ref.measurements.run_resources import RunResources, SubprocessRunner, make_judge_decoder
 from emad_ref.measurements.study import BUDGETS, Study
@@ -87,7 +87,7 @@ def point_of(made: ModelMeasurements) -> OperatingPoint:
 def divided():
     here = Here()
     made = evidence(RunResources(runner=SubprocessRunner(here)))
-    return made, made.latency.timed(point_of(made)), here
+    return made, made.latency.time_point_by_batch_size(point_of(made)), here
 
 
 def test_every_pair_is_timed_once_in_one_of_the_processes(divided):
@@ -97,7 +97,7 @@ def test_every_pair_is_timed_once_in_one_of_the_processes(divided):
         assert {len(column) for column in found.seconds.values()} == {PAIRS}
         assert all((column > 0).all() for column in found.seconds.values())
         assert found.process.tolist() == [0, 0, 0, 1, 1, 2, 2]
-        assert found.by_pair()["full"].process_count == PROCESSES
+        assert found.seconds_by_pair()["full"].process_count == PROCESSES
         assert [len(prompts) for prompts in found.prompts] == [rows] * PAIRS
         assert {len(done) for done in found.outputs.values()} == {PAIRS}
         assert len(found.timings.first) == PAIRS
@@ -106,7 +106,7 @@ def test_every_pair_is_timed_once_in_one_of_the_processes(divided):
 def test_together_the_shares_are_the_requests_of_one_process(divided):
     _, timed, _ = divided
     alone = evidence(RunResources(), replace(BUDGET, processes=1))
-    whole = alone.latency.timed(point_of(alone))
+    whole = alone.latency.time_point_by_batch_size(point_of(alone))
     for rows, found in timed.items():
         for mine, theirs in zip(found.prompts, whole[rows].prompts, strict=True):
             assert [each.tokens.tolist() for each in mine] == [each.tokens.tolist() for each in theirs]
@@ -130,7 +130,7 @@ def test_the_time_that_a_process_is_given_grows_with_what_it_is_to_time():
         )
         made.latency._shape = SHAPE[0], new
         made.latency._trial_seconds = lambda length: (length / 8, 0.5)  # a second a prompt, half a second a token
-        made.latency.timed(point_of(made))
+        made.latency.time_point_by_batch_size(point_of(made))
         assert len(set(here.limits)) == 1
         return here.limits[0]
 
@@ -144,19 +144,19 @@ def test_the_time_that_a_process_is_given_grows_with_what_it_is_to_time():
 def test_what_was_emitted_while_the_clock_ran_is_looked_at(divided):
     made, timed, _ = divided
     for rows, found in timed.items():
-        finding = made.latency.checked(found, point_of(made))
+        finding = made.latency.check_point_outputs(found, point_of(made))
         assert finding.passed is True, finding.detail
         assert finding.n == len(found.seconds) * rows * len(found.audited) * SHAPE[1]
     lying = timed[1]
     record = lying.outputs["adaptive"][lying.audited[0]]
     record.emitted[0][-1] ^= 1
-    assert made.latency.checked(lying, point_of(made)).passed is False
+    assert made.latency.check_point_outputs(lying, point_of(made)).passed is False
     record.emitted[0][-1] ^= 1
 
 
 def test_the_note_says_where_pairs_were_timed(divided):
     made, _, _ = divided
-    assert "7 pairs in 3 fresh processes of 2–3 pairs each" in made.latency.note(point_of(made), 1.1, 4)
+    assert "7 pairs in 3 fresh processes of 2–3 pairs each" in made.latency.format_timing_note(point_of(made), 1.1, 4)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_the_note_says_where_pairs_were_timed(divided):
 )
 def test_a_race_that_stays_in_one_process_says_why(processes, afresh, said):
     made = evidence(RunResources(runner=afresh), replace(BUDGET, processes=processes, batch_sizes=(1,)))
-    assert made.latency.timed(point_of(made))[1].process is None
-    assert said in made.latency.note(point_of(made), 1.1, 4)
+    assert made.latency.time_point_by_batch_size(point_of(made))[1].process is None
+    assert said in made.latency.format_timing_note(point_of(made), 1.1, 4)
 
 
 def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monkeypatch):
@@ -181,8 +181,11 @@ def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monk
     )
     monkeypatch.setattr("emad_ref.measurements.process_replicates.join_shares", lambda parts: None)
     with pytest.raises(KeyError):
-        ProcessReplicates(SubprocessRunner(Here()), made.subject).divide(
-            made.latency, partial(LatencyBenchmark.time_point, point=point_of(made)), (), {1: made.latency.requests(1)}
+        ProcessReplicates(SubprocessRunner(Here()), made.subject).time_over_processes(
+            made.latency,
+            partial(LatencyBenchmark.time_point, point=point_of(made)),
+            (),
+            {1: made.latency.make_requests(1)},
         )
     drawn = [share.keywords["requests"][1] for share in shares]
     assert len({each.seed for each in drawn}) == PROCESSES
@@ -194,9 +197,9 @@ def test_what_points_name_goes_with_them():
     """A point that reads by a tuned lens is timed, at the same depths, by a process that has read no lens."""
     made = evidence(RunResources(runner=SubprocessRunner(Here())), replace(BUDGET, batch_sizes=(1,), pairs=3))
     point = replace(point_of(made), lens=attached(made.subject.stepper, [2]))
-    timed = made.latency.timed(point)[1]
+    timed = made.latency.time_point_by_batch_size(point)[1]
     assert timed.process.tolist() == [0, 1, 2]
-    finding = made.latency.checked(timed, point)
+    finding = made.latency.check_point_outputs(timed, point)
     assert finding.passed is True, finding.detail
 
 
@@ -205,25 +208,25 @@ def test_points_beside_full_depth_are_timed_in_processes_where_a_verdict_rests_o
     here = Here()
     made = evidence(RunResources(runner=SubprocessRunner(here)), replace(BUDGET, pairs=4, processes=2))
     points = {"eager": replace(point_of(made), schedule="free_eager"), "monotone": point_of(made)}
-    alone = made.latency.against_full(points)
+    alone = made.latency.time_against_full_depth(points)
     assert (alone.process, here.started) == (None, 0)
-    timed = made.latency.against_full(points, decides=True)
+    timed = made.latency.time_against_full_depth(points, decides=True)
     assert (timed.process.tolist(), here.started) == ([0, 0, 1, 1], 2)
     assert set(timed.seconds) == {FULL, *points}
     layers = made.subject.stepper.layers
     for arm in points:
         assert all(isinstance(done, Record) for done in timed.outputs[arm])
-        assert timed.skipped(arm, layers) == alone.skipped(arm, layers) > 0
+        assert timed.compute_skipped_share(arm, layers) == alone.compute_skipped_share(arm, layers) > 0
 
 
 def test_drafts_are_timed_in_processes_too():
     made = evidence(RunResources(runner=SubprocessRunner(Here())), replace(BUDGET, pairs=4, processes=2))
     lens = attached(made.subject.stepper, [2], scale=0.0)
-    timed = made.latency.races(partial(time_self_speculation, drafting=Drafting(2, 3, lens=lens)))
+    timed = made.latency.time_by_batch_size(partial(time_self_speculation, drafting=Drafting(2, 3, lens=lens)))
     assert set(timed[1].seconds) == {FULL, ADAPTIVE, GENERATE, LOOKUP}
     assert [found.process.tolist() for found in timed.values()] == [[0, 0, 1, 1]] * 2
     for found in timed.values():
-        finding = made.latency.check_outputs(found, {"full": made.subject.full})
+        finding = made.latency.check_outputs(found, {"full": made.subject.full_depth_point})
         assert finding.passed is True, finding.detail
 
 
@@ -237,7 +240,7 @@ def test_what_the_decoder_declines_is_declined_here_and_no_process_is_started():
 
     made = evidence(RunResources(make, runner=SubprocessRunner(here)))
     with pytest.raises(Unsupported, match="full depth alone"):
-        made.latency.timed(point_of(made))
+        made.latency.time_point_by_batch_size(point_of(made))
     assert here.started == 0
 
 
@@ -246,7 +249,7 @@ def test_a_model_that_has_changed_is_refused(divided):
     race = partial(LatencyBenchmark.time_point, point=point_of(made))
     given = {"study": made.study, "race": race, "shape": SHAPE, "attached": {}, "requests": {}}
     with pytest.raises(FingerprintMismatch, match="not the model any more"):
-        time_share(RunResources(), name="emad-nano", fingerprint="f" * 64, **given)
+        time_in_subprocess(RunResources(), name="emad-nano", fingerprint="f" * 64, **given)
 
 
 def test_shares_that_timed_other_arms_are_not_put_together(divided):
@@ -284,12 +287,12 @@ def test_processes_race_a_compiled_baseline_from_code_that_was_compiled_once(tmp
 
     largest = replace(BUDGETS["full"], pairs=4, processes=2, batch_sizes=(1, 2), prompt_tokens=8, new_tokens=4)
     made = evidence(RunResources(runner=SubprocessRunner(start)), largest)
-    timed = made.latency.timed(point_of(made))
+    timed = made.latency.time_point_by_batch_size(point_of(made))
     assert set() < kept[0] == kept[1]
     for found in timed.values():
         assert list(found.seconds)[:4] == [FULL, ADAPTIVE, GENERATE, COMPILED]
         assert found.process.tolist() == [0, 0, 1, 1]
-        assert made.latency.checked(found, point_of(made)).passed is True
+        assert made.latency.check_point_outputs(found, point_of(made)).passed is True
 
 
 def built(folder: Path) -> set[Path]:
@@ -344,8 +347,8 @@ def pair_of(here: Here | None, make=make_judge_decoder, budget=PAIR_BUDGET) -> P
     made = PairMeasurements(
         *map(load, NAMES), Study(budget=budget), RunResources(make, runner=afresh), names=NAMES, savings=(0.415,)
     )
-    made.rules.compared = {TASK: SimpleNamespace(gap=SimpleNamespace(value=0.5), worth_routing=True)}
-    made.timing.rule, made.timing.new = RULE, NEW
+    made.routing_rules.comparisons = {TASK: SimpleNamespace(gap=SimpleNamespace(value=0.5), is_worth_routing=True)}
+    made.latency.timed_rule, made.latency.n_new_tokens = RULE, NEW
     return made
 
 
@@ -358,7 +361,7 @@ def pair_point(made: PairMeasurements, **more) -> OperatingPoint:
 def divided_pair():
     here = Here()
     made = pair_of(here)
-    return made, made.timing.rivals, here
+    return made, made.latency.switching_timings, here
 
 
 def test_every_request_of_a_pair_is_timed_once_in_one_of_the_processes(divided_pair):
@@ -368,7 +371,7 @@ def test_every_request_of_a_pair_is_timed_once_in_one_of_the_processes(divided_p
     assert timed.process.tolist() == [0, 0, 0, 1, 1]
     assert all((seconds > 0).all() for seconds in timed.seconds.values())
     assert {len(done) for done in timed.outputs.values()} == {len(timed.prompts)} == {PAIR_REQUESTS}
-    said = made.timing.description(timed)
+    said = made.latency.describe_timing(timed)
     assert "emad-nano + emad-tiny: timed large, speculative, EAD, assisted, prompt lookup, 6 new tokens" in said
     assert "5 pairs in 2 fresh processes of 2–3 pairs each" in said
 
@@ -376,25 +379,28 @@ def test_every_request_of_a_pair_is_timed_once_in_one_of_the_processes(divided_p
 def test_together_the_shares_of_a_pair_are_the_requests_of_one_process(divided_pair):
     _, timed, _ = divided_pair
     alone = pair_of(None)
-    whole = alone.timing.rivals
-    assert "5 pairs in this process alone (no runner here)" in alone.timing.description(whole)
+    whole = alone.latency.switching_timings
+    assert "5 pairs in this process alone (no runner here)" in alone.latency.describe_timing(whole)
     assert whole.process is None
-    prompts = [prompt.tokens.tolist() for prompt in alone.timing.prompts(PAIR_REQUESTS + WARM_UP)[WARM_UP:]]
+    prompts = [prompt.tokens.tolist() for prompt in alone.latency.make_prompts(PAIR_REQUESTS + WARM_UP)[WARM_UP:]]
     for found in (timed, whole):
         assert [prompt.tokens.tolist() for (prompt,) in found.prompts] == prompts
-    for arm, each in timed.emitted().items():
-        assert [rows[0].tolist() for rows in each] == [rows[0].tolist() for rows in whole.emitted()[arm]]
-    spent = [made.models.spent(found.recorded("EAD")).tolist() for made, found in ((alone, timed), (alone, whole))]
+    for arm, each in timed.emitted_tokens().items():
+        assert [rows[0].tolist() for rows in each] == [rows[0].tolist() for rows in whole.emitted_tokens()[arm]]
+    spent = [
+        made.models.compute_flops_per_decoding(found.audited_decodings("EAD")).tolist()
+        for made, found in ((alone, timed), (alone, whole))
+    ]
     assert spent[0] == spent[1]
 
 
 def test_adaptive_depth_is_timed_there_too_with_what_its_point_names():
     made = pair_of(Here())
     point = pair_point(made, lens=attached(made.large.subject.stepper, [2]))
-    timed = made.timing.emad_rivals(point)
+    timed = made.latency.time_emad_arms(point)
     assert {"large", "EAD"} & set(timed.seconds) == {"large"}
     assert timed.process.tolist() == [0, 0, 0, 1, 1]
-    assert {depth for done in timed.recorded("EMAD") for depth in done.tokens.depth.tolist()} != {point.layers}
+    assert {depth for done in timed.audited_decodings("EMAD") for depth in done.tokens.depth.tolist()} != {point.layers}
 
 
 def test_what_a_decoder_of_a_pair_declines_is_declined_here_and_no_process_is_started():
@@ -406,7 +412,7 @@ def test_what_a_decoder_of_a_pair_declines_is_declined_here_and_no_process_is_st
     here = Here()
     made = pair_of(here, make)
     with pytest.raises(Unsupported, match="full depth alone"):
-        made.timing.emad_rivals(pair_point(made))
+        made.latency.time_emad_arms(pair_point(made))
     assert here.started == 0
 
 
@@ -414,4 +420,4 @@ def test_models_that_have_changed_are_refused(divided_pair):
     made, _, _ = divided_pair
     given = {"study": made.study, "size": made.size, "factory": None, "attached": ({}, {}), "requests": None}
     with pytest.raises(FingerprintMismatch, match="emad-nano \\+ emad-tiny are not the models any more"):
-        time_pair_share(RunResources(), names=NAMES, fingerprint="f" * 64, new=NEW, **given)
+        time_pair_in_subprocess(RunResources(), names=NAMES, fingerprint="f" * 64, new=NEW, **given)

@@ -21,7 +21,7 @@ from emad_ref.measurements.run_resources import (
     RemoteDecoders,
     RunResources,
     copy_model,
-    judge_model,
+    get_judge_model,
     make_judge_decoder,
     make_reference_decoder,
 )
@@ -36,7 +36,7 @@ from emad_ref.models.snapshots import ModelMutatedError, ModelSnapshot
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.probes.tuned_lens import get_attached_lens
 from emad_ref.protocol import ModelRef, Request, Unsupported
-from emad_ref.screening.settings import traced_token_flops
+from emad_ref.screening.settings import compute_traced_token_flops
 from tests.decoders.cached import CachedDecoder
 from tests.decoders.foreign import ForeignDecoder
 from tests.decoders.meddling import AROUND, CHANGES, careless, meddling, wait
@@ -62,8 +62,8 @@ def under(loaded: LoadedModel, decoder: type, study: Study = STUDY) -> ModelUnde
 
 
 def decoded(subject: ModelUnderTest) -> np.ndarray:
-    (prompt,) = subject.prompts(1, 4)
-    with subject.open(subject.full) as decoder:
+    (prompt,) = subject.make_equal_prompts(1, 4)
+    with subject.open_decoder(subject.full_depth_point) as decoder:
         return decoder.generate([prompt], 3, frozenset()).emitted[0]
 
 
@@ -81,8 +81,8 @@ def test_a_decoder_gets_a_copy_that_is_equal_and_nowhere_the_same(nano):
 def test_the_copy_is_loaded_when_asked_for_and_once(nano):
     asked = []
     lending = ModelIsolation(nano, lambda loaded: asked.append(loaded) or copy_model(loaded))
-    assert (asked, lending.copies) == ([], ())
-    assert lending.ref.load() is lending.ref.load() is lending.copies[0]
+    assert (asked, lending.loaded_copies) == ([], ())
+    assert lending.ref.load() is lending.ref.load() is lending.loaded_copies[0]
     assert asked == [nano]
 
 
@@ -101,7 +101,7 @@ def test_files_that_changed_in_between_are_an_error(nano):
 
 def test_a_model_made_in_memory_is_copied_there(nano):
     int8 = int8_copy(nano)
-    subject = ModelMeasurements(nano, STUDY, RunResources()).of(int8).subject
+    subject = ModelMeasurements(nano, STUDY, RunResources()).for_loaded_model(int8).subject
     copy = subject.isolation.ref.load()
     assert copy.model is not int8.model
     assert copy.fingerprint == int8.fingerprint
@@ -129,42 +129,42 @@ def test_a_decoder_of_somebody_else_decodes_through_a_lens(nano):
     point = OperatingPoint("p", "fixed_entropy", layers, layers, (1,), ((9.0,),), lens=digest)
     subject = ModelUnderTest(nano, STUDY, RunResources(make_reference_decoder))
     ours_too = ModelUnderTest(nano, STUDY, RunResources(make_judge_decoder))
-    (prompt,) = subject.prompts(1, 4)
+    (prompt,) = subject.make_equal_prompts(1, 4)
     emitted = []
     for each in (subject, ours_too):
-        with each.open(point) as decoder:
+        with each.open_decoder(point) as decoder:
             emitted.append(decoder.generate([prompt], 6, frozenset()).emitted[0].tolist())
     assert emitted[0] == emitted[1]
 
 
 def test_a_subject_that_shares_the_model_shares_the_copy():
     evidence = ModelMeasurements(load("emad-nano"), Study(corpus="world:premise"), RunResources())
-    assert evidence.shifted.subject.isolation is evidence.subject.isolation
+    assert evidence.on_shifted_corpus.subject.isolation is evidence.subject.isolation
 
 
 def test_our_own_decoder_walks_the_judges_model_and_asks_for_no_copy(nano):
     subject = ModelUnderTest(nano, STUDY, RunResources(make_judge_decoder))
-    with subject.open(subject.full) as decoder:
+    with subject.open_decoder(subject.full_depth_point) as decoder:
         assert isinstance(decoder, WalkedDecoder)
         assert decoder.stepper is nano.stepper
-        assert subject.is_ours(decoder)
-    assert subject.decoder_is_ours
+        assert subject.is_reference_decoder(decoder)
+    assert subject.has_reference_decoder
     assert subject.audit_share == 1
-    assert subject.isolation.copies == ()
-    assert judge_model() is None, "the door is open while a host is asked, and no longer"
+    assert subject.isolation.loaded_copies == ()
+    assert get_judge_model() is None, "the door is open while a host is asked, and no longer"
 
 
 def test_ours_in_somebody_elses_hands_walks_a_copy_and_counts_as_theirs(nano):
     subject = ModelUnderTest(nano, STUDY, RunResources(make_reference_decoder))
-    with subject.open(subject.full) as decoder:
+    with subject.open_decoder(subject.full_depth_point) as decoder:
         assert decoder.stepper.model is subject.isolation.copy.model is not nano.model
-        assert not subject.is_ours(decoder)
-    assert not subject.decoder_is_ours
+        assert not subject.is_reference_decoder(decoder)
+    assert not subject.has_reference_decoder
 
 
 def test_of_a_large_model_audits_ask_our_own_decoder_for_less(nano, monkeypatch):
     """Under smoke, and of no other decoder."""
-    flops = traced_token_flops(nano.geometry)
+    flops = compute_traced_token_flops(nano.geometry)
     monkeypatch.setattr("emad_ref.screening.settings.LARGE_TOKEN_FLOPS", flops / 4)
     large, theirs, more = (
         ModelUnderTest(nano, study, RunResources(make))
@@ -175,8 +175,8 @@ def test_of_a_large_model_audits_ask_our_own_decoder_for_less(nano, monkeypatch)
         )
     )
     assert (large.audit_share, theirs.audit_share, more.audit_share) == (0.25, 1, 1)
-    assert [large.share_of(16, least) for least in (2, 6, 20)] == [4, 6, 16]
-    assert large.audited_window == 160 < theirs.audited_window == theirs.window
+    assert [large.scale_by_audit_share(16, least) for least in (2, 6, 20)] == [4, 6, 16]
+    assert large.audited_window_size == 160 < theirs.audited_window_size == theirs.window_size
 
 
 def test_what_a_decoder_says_of_itself_is_asked_at_full_depth_and_once(nano):
@@ -189,8 +189,8 @@ def test_what_a_decoder_says_of_itself_is_asked_at_full_depth_and_once(nano):
     subject = ModelUnderTest(nano, STUDY, RunResources(make))
     assert subject.capabilities == CachedDecoder.capabilities
     assert subject.capabilities == CachedDecoder.capabilities
-    assert not subject.decoder_is_ours
-    assert opened == [subject.full]
+    assert not subject.has_reference_decoder
+    assert opened == [subject.full_depth_point]
 
 
 def test_what_a_request_leads_to_is_not_the_judges_model(nano):
@@ -223,7 +223,7 @@ def test_a_change_of_the_judges_model_is_named(nano, defect):
             change(nano.model)
 
     subject = under(nano, Meddler)
-    with pytest.raises(ModelMutatedError) as complaint, subject.open(subject.full) as decoder:
+    with pytest.raises(ModelMutatedError) as complaint, subject.open_decoder(subject.full_depth_point) as decoder:
         decoder.synchronize()
     assert str(complaint.value).startswith("the judge's own model was changed: ")
     assert f"{named} " in str(complaint.value).replace(",", " ")
@@ -262,7 +262,7 @@ def test_a_change_of_what_it_runs_in_is_named_and_put_back(nano, defect):
         decoded(subject)
     assert before == (torch.get_num_threads(), torch.get_default_dtype(), F.linear, torch.mv, time.perf_counter)
     assert not torch.nn.modules.module._global_forward_pre_hooks
-    assert subject.own_greedy(subject.prompts(1, 4), 2).shape == (1, 2), "the next question is answered"
+    assert subject.generate_greedy(subject.make_equal_prompts(1, 4), 2).shape == (1, 2), "the next question is answered"
 
 
 def test_whoever_changes_the_model_and_then_declines_is_named_too(nano):
@@ -271,7 +271,7 @@ def test_whoever_changes_the_model_and_then_declines_is_named_too(nano):
         raise Unsupported("no room")
 
     subject = ModelUnderTest(nano, STUDY, RunResources(declines))
-    with pytest.raises(ModelMutatedError, match="differs"), subject.open(subject.full):
+    with pytest.raises(ModelMutatedError, match="differs"), subject.open_decoder(subject.full_depth_point):
         pass
 
 
@@ -288,8 +288,8 @@ def test_hooks_on_the_decoders_own_copy_slow_nothing_of_the_judges(nano):
     decoded(subject)
     assert slept, "its own blocks sleep"
     slept.clear()
-    subject.own_greedy(subject.prompts(1, 4), 3)
-    subject.lens(np.arange(5))
+    subject.generate_greedy(subject.make_equal_prompts(1, 4), 3)
+    subject.reference_lens(np.arange(5))
     assert not slept
 
 
@@ -334,7 +334,7 @@ def test_many_differences_are_counted():
 
 
 def test_a_request_without_a_subject_is_served_from_what_it_lends(nano):
-    request = Request(ModelRef("emad-nano", lambda: nano), ModelUnderTest(nano, STUDY, RunResources()).full)
+    request = Request(ModelRef("emad-nano", lambda: nano), ModelUnderTest(nano, STUDY, RunResources()).full_depth_point)
     assert make_judge_decoder(request).stepper is make_reference_decoder(request).stepper is nano.stepper
 
 

@@ -67,43 +67,47 @@ def made(nano: LoadedModel, data: Path) -> Make:
 
 
 def test_right_and_wrong_answers_are_lm_evals_per_document(made: Make, nano: LoadedModel, data: Path) -> None:
-    scored = made("arc_easy", "gsm8k", limit=3).scored
-    named = scored.published.answered
+    scored = made("arc_easy", "gsm8k", limit=3).task_scores
+    named = scored.published.accuracy_tasks
     assert named == ["arc_easy", "gsm8k"]
     for point in (FULL, EARLY):
         theirs = evaluate_tasks(EmadLM(nano, point=point), named, data=data, limit=3)
         for task in named:
-            assert scored.correct(task, point).values.dtype == np.bool_
-            assert scored.correct(task, point).values.tolist() == theirs[task].scores.astype(bool).tolist()
+            assert scored.correctness_by_item(task, point).values.dtype == np.bool_
+            assert scored.correctness_by_item(task, point).values.tolist() == theirs[task].scores.astype(bool).tolist()
 
 
 def test_guessing_gets_one_option_in_so_many_or_the_most_frequent_answer(
     made: Make, tmp_path: Path, data: Path
 ) -> None:
     """Of the folder's two questions one has two options and one three; their answers stand in different places."""
-    assert made("arc_easy", limit=1).scored.guess("arc_easy") == 1.0, "one question: its answer is the most frequent"
+    assert made("arc_easy", limit=1).task_scores.compute_guess_accuracy("arc_easy") == 1.0, (
+        "one question: its answer is the most frequent"
+    )
     rows = [{"question": f"{n}?", "answer": f"It is so. #### {number}"} for n, number in enumerate([7, 7, 3, 4, 1000])]
     write(tmp_path / "gsm8k/train.jsonl", rows)
     write(tmp_path / "gsm8k/test.jsonl", rows)
-    assert made("gsm8k", data=tmp_path).scored.guess("gsm8k") == 0.4
+    assert made("gsm8k", data=tmp_path).task_scores.compute_guess_accuracy("gsm8k") == 0.4
 
 
 def test_the_worlds_own_tasks_say_what_a_guess_from_their_input_gets(made: Make) -> None:
     """Published under lm-eval's name as well: of answers that are all different, one's own is the commonest."""
-    assert made("world_facts", corpus="self", limit=60).scored.guess("world_facts") == pytest.approx(1 / 60)
+    assert made("world_facts", corpus="self", limit=60).task_scores.compute_guess_accuracy(
+        "world_facts"
+    ) == pytest.approx(1 / 60)
 
 
 def test_what_a_point_saves_on_a_task_is_replayed_on_its_own_requests(
     made: Make, nano: LoadedModel, data: Path
 ) -> None:
     """Always at the first layer saves most, full depth nothing; generated answers are read as full depth wrote them."""
-    scored = made("arc_easy", "gsm8k", limit=2).scored
+    scored = made("arc_easy", "gsm8k", limit=2).task_scores
     shallow = fixed_entropy_point(4, (1,), 1e9)
-    for task in scored.published.answered:
-        assert scored.at(task, FULL).saving == 0.0
-        assert 0.3 < scored.at(task, shallow).saving < 0.8
-        assert scored.at(task, shallow).saving > scored.at(task, EARLY).saving
-        assert "not exercised: saves 0.0 %" in scored.at(task, FULL).exclusion_reason
+    for task in scored.published.accuracy_tasks:
+        assert scored.measure_accuracy(task, FULL).saving == 0.0
+        assert 0.3 < scored.measure_accuracy(task, shallow).saving < 0.8
+        assert scored.measure_accuracy(task, shallow).saving > scored.measure_accuracy(task, EARLY).saving
+        assert "not exercised: saves 0.0 %" in scored.measure_accuracy(task, FULL).exclusion_reason
     lm = EmadLM(nano, point=FULL)
     evaluate_tasks(lm, ["gsm8k"], data=data, limit=2)
     assert len(lm.decided) == 2
@@ -119,16 +123,16 @@ def test_questions_about_one_paragraph_are_one_cluster(made: Make, tmp_path: Pat
 
     paragraphs = [{"context": "One.", "qas": asked("a?", "b?")}, {"context": "One. Two.", "qas": asked("c?")}]
     write(tmp_path / "squad/dev-v1.1.json", {"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]})
-    right = made("squad", data=tmp_path).scored.correct("squad", FULL)
+    right = made("squad", data=tmp_path).task_scores.correctness_by_item("squad", FULL)
     first, second, third = right.cluster.tolist()
     assert first == second != third
 
 
 def test_perplexity_tasks_are_further_corpora_paired_with_full_depth(made: Make, nano: LoadedModel, data: Path) -> None:
-    scored = made("wikitext", "arc_easy").scored
-    ((name, (nll, full, tokens)),) = scored.published.corpora(EARLY).items()
+    scored = made("wikitext", "arc_easy").task_scores
+    ((name, (nll, full, tokens)),) = scored.published.compute_nll_by_corpus(EARLY).items()
     assert name == "lm-eval's wikitext"
-    assert scored.published.answered == ["arc_easy"]
+    assert scored.published.accuracy_tasks == ["arc_easy"]
     theirs = [evaluate_tasks(EmadLM(nano, point=p), ["wikitext"], data=data)["wikitext"] for p in (EARLY, FULL)]
     np.testing.assert_array_equal(nll.values, theirs[0].scores)
     np.testing.assert_array_equal(full.values, theirs[1].scores)
@@ -138,16 +142,16 @@ def test_perplexity_tasks_are_further_corpora_paired_with_full_depth(made: Make,
 
 def test_a_score_that_is_neither_right_nor_wrong_is_shown_and_not_judged(made: Make) -> None:
     run = made("samsum", limit=1)
-    assert run.scored.published.answered == []
-    assert run.scored.published.corpora(EARLY) == {}
-    (shown,) = run.scored.published.rows([EARLY])
+    assert run.task_scores.published.accuracy_tasks == []
+    assert run.task_scores.published.compute_nll_by_corpus(EARLY) == {}
+    (shown,) = run.task_scores.published.make_task_rows([EARLY])
     assert (shown["task"], shown["metric"], shown["point"]) == ("samsum", "rougeL", EARLY.name)
 
 
 def test_a_group_is_one_task_and_its_parts_are_not_counted_again(made: Make) -> None:
-    scored = made("hendrycks_math", "hendrycks_math_algebra", limit=1).scored
-    assert scored.published.answered == ["hendrycks_math"]
-    assert scored.published.scored["hendrycks_math"].documents == len(SUBJECTS)
+    scored = made("hendrycks_math", "hendrycks_math_algebra", limit=1).task_scores
+    assert scored.published.accuracy_tasks == ["hendrycks_math"]
+    assert scored.published.scorable_tasks["hendrycks_math"].documents == len(SUBJECTS)
 
 
 def test_contexts_that_lose_their_beginning_are_counted_over_a_whole_group(
@@ -158,22 +162,24 @@ def test_contexts_that_lose_their_beginning_are_counted_over_a_whole_group(
     for subject in SUBJECTS:
         write(tmp_path / f"math/{subject}/test.jsonl", [long])
     run = made("hendrycks_math", data=tmp_path, limit=1)
-    note = run.scored.published.note
+    note = run.task_scores.published.scored_documents_note
     assert f"lose their beginning ({len(SUBJECTS)} of hendrycks_math's requests)" in note
 
 
 def test_a_tag_is_its_tasks(made: Make) -> None:
-    assert made("ai2_arc").scored.published.answered == ["arc_challenge", "arc_easy"]
+    assert made("ai2_arc").task_scores.published.accuracy_tasks == ["arc_challenge", "arc_easy"]
 
 
 def test_the_worlds_own_tasks_are_not_counted_again_on_a_corpus_of_the_world(made: Make) -> None:
-    assert made("world_recall", corpus="self", limit=2).scored.published.answered == ["world_recall"]
-    assert made("world_recall", corpus="world:premise").scored.published.answered == []
+    assert made("world_recall", corpus="self", limit=2).task_scores.published.accuracy_tasks == ["world_recall"]
+    assert made("world_recall", corpus="world:premise").task_scores.published.accuracy_tasks == []
 
 
 def test_margins_are_chosen_without_published_tasks(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_scores.LmEvalScores, "result", lambda *_: pytest.fail("a published task was scored"))
-    assert set(made("arc_easy").scored.validation_drops(EARLY)) <= {CONTINUATION_CHOICE}
+    monkeypatch.setattr(
+        task_scores.LmEvalScores, "evaluate_task", lambda *_: pytest.fail("a published task was scored")
+    )
+    assert set(made("arc_easy").task_scores.compute_validation_drops(EARLY)) <= {CONTINUATION_CHOICE}
 
 
 @pytest.mark.parametrize(
@@ -183,9 +189,9 @@ def test_as_many_documents_as_asked_for_else_all_else_what_the_smallest_budget_h
     made: Make, limit: int | None, budget: str, documents: int
 ) -> None:
     run = made("gsm8k", limit=limit, budget=replace(BUDGETS[budget], items=5))
-    assert run.scored.published.scored["gsm8k"].documents == documents
+    assert run.task_scores.published.scorable_tasks["gsm8k"].documents == documents
     bounded = limit is None and budget == "smoke"
-    assert ("--emad-limit sets another number" in run.scored.published.note) == bounded
+    assert ("--emad-limit sets another number" in run.task_scores.published.scored_documents_note) == bounded
 
 
 # ---------------------------------------------------------------- under whose decoder
@@ -203,8 +209,8 @@ def test_a_foreign_decoder_is_asked_token_by_token_and_keeps_no_journal(
     theirs, ours = made("arc_easy", decoder=foreign, journal=tmp_path / "journal"), made("arc_easy")
     for point in (FULL, EARLY):
         assert (
-            theirs.scored.correct("arc_easy", point).values.tolist()
-            == ours.scored.correct("arc_easy", point).values.tolist()
+            theirs.task_scores.correctness_by_item("arc_easy", point).values.tolist()
+            == ours.task_scores.correctness_by_item("arc_easy", point).values.tolist()
         )
     assert asked == [FULL.name, EARLY.name]
     assert not (tmp_path / "journal").exists()
@@ -218,7 +224,7 @@ def test_what_a_foreign_decoder_gets_wrong_is_refuted(made: Make, task: str) -> 
     with pytest.raises(
         AuditRefutedError, match=r"answers that this verdict reads, session, row 0, position \d+"
     ) as complaint:
-        lying.scored.published.result(task, FULL)
+        lying.task_scores.published.evaluate_task(task, FULL)
     assert complaint.value.finding is not None
     assert complaint.value.finding.check == "answers"
 
@@ -227,34 +233,36 @@ def test_results_are_kept_beside_the_report_and_not_run_again(
     made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = made("arc_easy", "gsm8k", limit=2, journal=tmp_path / "journal")
-    named = first.scored.published.answered
-    before = [first.scored.correct(task, EARLY).values.tolist() for task in named]
+    named = first.task_scores.published.accuracy_tasks
+    before = [first.task_scores.correctness_by_item(task, EARLY).values.tolist() for task in named]
     assert len(list((tmp_path / "journal").glob("*.jsonl"))) == 1
     for name in ("_scorer", "_generate"):
         monkeypatch.setattr(EmadLM, name, lambda *_: lambda batch: pytest.fail("run again"))
     again = made("arc_easy", "gsm8k", limit=2, journal=tmp_path / "journal")
-    assert [again.scored.correct(task, EARLY).values.tolist() for task in named] == before
+    assert [again.task_scores.correctness_by_item(task, EARLY).values.tolist() for task in named] == before
 
 
 # ---------------------------------------------------------------- what cannot be scored
 
 
 def test_programs_need_leave_and_a_sandbox(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    (refused,) = made("humaneval").scored.published.unmeasured.values()
+    (refused,) = made("humaneval").task_scores.published.unavailable_reasons.values()
     assert "--emad-allow-code-execution allows that" in refused
     monkeypatch.setattr(task_scores, "sandbox_obstacle", lambda: "no namespaces")
-    (refused,) = made("humaneval", allow_code_execution=True).scored.published.unmeasured.values()
+    (refused,) = made("humaneval", allow_code_execution=True).task_scores.published.unavailable_reasons.values()
     assert refused.endswith("they cannot be confined here: no namespaces")
 
 
 def test_a_model_too_short_for_the_answers_says_so(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_scores, "sandbox_obstacle", lambda: "")
-    (reason,) = made("humaneval", allow_code_execution=True).scored.published.unmeasured.values()
+    (reason,) = made("humaneval", allow_code_execution=True).task_scores.published.unavailable_reasons.values()
     assert reason == "it takes 1024 new tokens, and the model has 512 positions"
 
 
 def test_without_a_tokenizer_no_text_can_be_scored(made: Make, nano: LoadedModel) -> None:
-    (reason,) = made("arc_easy", loaded=replace(nano, tokenizer=None)).scored.published.unmeasured.values()
+    (reason,) = made(
+        "arc_easy", loaded=replace(nano, tokenizer=None)
+    ).task_scores.published.unavailable_reasons.values()
     assert "without a tokenizer" in reason
 
 
@@ -263,7 +271,7 @@ def test_data_out_of_reach_leaves_a_reason_that_names_the_folder_option(
 ) -> None:
     monkeypatch.setattr("emad_ref.tasks.datasets.is_hub_reachable", lambda: False)
     monkeypatch.setenv("HF_DATASETS_CACHE", "nowhere")
-    (reason,) = made("arc_easy", data=None).scored.published.unmeasured.values()
+    (reason,) = made("arc_easy", data=None).task_scores.published.unavailable_reasons.values()
     assert "out of reach" in reason
     assert "--emad-data DIR" in reason
 
@@ -277,11 +285,11 @@ def test_data_out_of_reach_leaves_a_reason_that_names_the_folder_option(
 )
 def test_a_task_that_is_not_there_ends_the_run(made: Make, tmp_path: Path, task: str, said: str) -> None:
     with pytest.raises(RunStopped, match=said):
-        made(task, data=tmp_path).scored.published.check()
+        made(task, data=tmp_path).task_scores.published.check_tasks()
 
 
 def test_without_lm_eval_the_extra_is_named(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_scores, "find_spec", lambda name: None)
     with pytest.raises(RunStopped, match=r"--emad-tasks='arc_easy', but expected the extra .*pytest-emad\[tasks\]"):
-        made("arc_easy").scored.published.check()
-    assert made().scored.tasks == [CONTINUATION_CHOICE]
+        made("arc_easy").task_scores.published.check_tasks()
+    assert made().task_scores.accuracy_tasks == [CONTINUATION_CHOICE]

@@ -38,13 +38,13 @@ def test_where_a_head_costs_more_than_a_block_calibration_reads_probes_and_the_e
 ) -> None:
     made, rows = fresh_evidence(monkeypatch, costly)
     expected = (*default_probes(LAYERS), LAYERS) if costly else tuple(range(1, LAYERS + 1))
-    trace, profile = made.traces.calibration, made.traces.calibrated()
+    trace, profile = made.traces.calibration, made.traces.calibrate_profile()
     assert trace.layers_read == profile.read == expected
     assert sum(rows) == len(trace) * len(expected)
 
 
 def test_thresholds_are_the_same_whichever_other_layers_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    few, many = (fresh_evidence(monkeypatch, costly)[0].traces.calibrated() for costly in (True, False))
+    few, many = (fresh_evidence(monkeypatch, costly)[0].traces.calibrate_profile() for costly in (True, False))
     for margin in (0.0, 0.1):
         assert few.point(margin) == many.point(margin)
     assert few.mean_nats == tuple(many.mean_nats[layer - 1] for layer in few.read)
@@ -54,16 +54,16 @@ def test_other_probes_take_a_trace_of_every_layer(monkeypatch: pytest.MonkeyPatc
     made, rows = fresh_evidence(monkeypatch, costly=True)
     tokens, before = len(made.traces.calibration), sum(rows)
     other = next(layer for layer in range(1, LAYERS) if layer not in default_probes(LAYERS))
-    profile = made.traces.calibrated((other,))
+    profile = made.traces.calibrate_profile((other,))
     assert profile.read == tuple(range(1, LAYERS + 1))
     assert sum(rows) - before == tokens * LAYERS
-    made.traces.calibrated((other,), ("position",))
+    made.traces.calibrate_profile((other,), ("position",))
     assert sum(rows) - before == tokens * LAYERS, "one such trace serves every choice of probes"
 
 
 def test_probes_of_a_given_profile_are_read_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     other = next(layer for layer in range(1, LAYERS) if layer not in default_probes(LAYERS))
-    small_evidence().traces.calibrated((other,)).save(tmp_path / "p.json")
+    small_evidence().traces.calibrate_profile((other,)).save(tmp_path / "p.json")
     made, _ = fresh_evidence(monkeypatch, costly=True, profile=tmp_path / "p.json")
     assert made.traces.calibration.layers_read == tuple(sorted({other, *default_probes(LAYERS), LAYERS}))
     assert np.isfinite(made.traces.calibration.entropy_nats[:, other - 1]).all()
@@ -79,8 +79,11 @@ def deep_evidence() -> ModelMeasurements:
 @pytest.mark.parametrize(
     ("read", "layers"),
     [
-        (lambda made: made.estimates.linear, (*PROBES, 2 * LAYERS)),
-        (lambda made: made.estimates.read("validate", 5, [EntropyEstimator("topk", k=4)]), (*PROBES, 2 * LAYERS)),
+        (lambda made: made.entropy_estimates.linear_estimator, (*PROBES, 2 * LAYERS)),
+        (
+            lambda made: made.entropy_estimates.take_estimator_trace("validate", 5, [EntropyEstimator("topk", k=4)]),
+            (*PROBES, 2 * LAYERS),
+        ),
         (lambda made: made.replay_validity.probing_point, (1, 3, 5, 7, 9, 11, 2 * LAYERS)),
     ],
     ids=["linear probes", "estimators", "probing point"],
@@ -106,8 +109,8 @@ def test_estimators_read_beginnings_of_all_documents_where_a_head_is_costly(
 ) -> None:
     monkeypatch.setattr(traces, "COSTLY_TOKENS", 6)
     made, _ = fresh_evidence(monkeypatch, costly=costly)
-    trace, document = made.estimates.read_by_document("evaluate", 20, [EntropyEstimator("topk", k=4)])
-    whole = made.subject.sequences("evaluate", 20)
+    trace, document = made.entropy_estimates.take_trace_with_documents("evaluate", 20, [EntropyEstimator("topk", k=4)])
+    whole = made.subject.cut_windows("evaluate", 20)
     lengths = np.array([len(each.tokens) - 1 for each in whole])
     assert trace.lengths.tolist() == (np.minimum(lengths, 6) if costly else lengths).tolist()
     assert set(document.number) == {each.document for each in whole}

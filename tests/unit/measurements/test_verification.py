@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from emad_ref.benchmark.flops import flops
-from emad_ref.claims.base import with_flop_evidence
+from emad_ref.claims.base import add_flop_evidence_leg
 from emad_ref.measurements import verification as module
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources, make_reference_decoder
@@ -21,7 +21,7 @@ from emad_ref.measurements.verification import (
     SHOWN_SHARE,
     FlopVerification,
     judge_speedup,
-    one_token,
+    make_one_token_work,
 )
 from emad_ref.models.geometry import geometry_named
 from emad_ref.models.loading import LoadedModel, load
@@ -64,7 +64,7 @@ def timed_as(monkeypatch: pytest.MonkeyPatch, seconds) -> None:
     """Tokens at a depth take ``seconds(depth)``, give or take two per cent; nothing is fed."""
     rng = np.random.default_rng(0)
     monkeypatch.setattr(
-        module, "fed_seconds", lambda decoder, tokens, depth: seconds(depth) * (1 + 0.02 * rng.random())
+        module, "time_fed_tokens", lambda decoder, tokens, depth: seconds(depth) * (1 + 0.02 * rng.random())
     )
 
 
@@ -73,20 +73,20 @@ def timed_as(monkeypatch: pytest.MonkeyPatch, seconds) -> None:
 
 def test_ours_is_witnessed_fused_steps_and_all(nano):
     witnessed = of(nano)
-    assert witnessed.evidence == "witnessed"
-    assert witnessed.finding is witnessed.observed
-    assert witnessed.observed.n > 100
+    assert witnessed.evidence_grade == "witnessed"
+    assert witnessed.finding is witnessed.observed_finding
+    assert witnessed.observed_finding.n > 100
 
 
 def test_ours_over_a_copy_is_watched_there(nano):
     witnessed = ModelMeasurements(
         nano, Study(corpus="world:premise"), RunResources(make_reference_decoder)
     ).flop_verification
-    assert witnessed.evidence == "witnessed"
+    assert witnessed.evidence_grade == "witnessed"
 
 
 def test_an_honest_foreign_decoder_is_witnessed_where_it_uses_what_it_was_lent(nano):
-    assert of(nano, CachedDecoder).evidence == "witnessed"
+    assert of(nano, CachedDecoder).evidence_grade == "witnessed"
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_what_runs_unsaid_is_refuted_and_its_count_is_a_claim(nano, decoder, sai
     witnessed = of(nano, decoder)
     assert witnessed.finding.passed is False
     assert re.search(said, witnessed.finding.detail)
-    assert witnessed.evidence == "claimed"
+    assert witnessed.evidence_grade == "claimed"
 
 
 def test_who_counts_nothing_claims_and_is_not_refuted(nano):
     witnessed = of(nano, ForeignDecoder)
-    assert (witnessed.finding.passed, witnessed.evidence) == (None, "claimed")
+    assert (witnessed.finding.passed, witnessed.evidence_grade) == (None, "claimed")
     assert "does not count its work" in witnessed.finding.detail
 
 
@@ -112,8 +112,8 @@ def test_who_cannot_be_watched_is_timed_and_not_accused(nano, monkeypatch):
 
     timed_as(monkeypatch, lambda depth: depth)
     witnessed = of(nano, Shy)
-    assert "no dispatch mode here" in witnessed.observed.detail
-    assert witnessed.evidence == "timed"
+    assert "no dispatch mode here" in witnessed.observed_finding.detail
+    assert witnessed.evidence_grade == "timed"
 
 
 # ------------------------------------------------------------ timed
@@ -122,8 +122,8 @@ def test_who_cannot_be_watched_is_timed_and_not_accused(nano, monkeypatch):
 def test_weights_of_its_own_show_in_time(nano, elsewhere, monkeypatch):
     timed_as(monkeypatch, lambda depth: 0.2 + depth)
     witnessed = of(nano, elsewhere)
-    assert witnessed.observed.passed is None
-    assert (witnessed.finding.check, witnessed.evidence) == ("witness by time", "timed")
+    assert witnessed.observed_finding.passed is None
+    assert (witnessed.finding.check, witnessed.evidence_grade) == ("witness by time", "timed")
     assert "tokens forced to 1 layers take 0.2" in witnessed.finding.detail
 
 
@@ -133,7 +133,7 @@ def test_beside_a_tracer_nothing_is_timed_and_the_count_is_a_claim(nano, elsewhe
     sys.settrace(lambda *_: None)
     try:
         witnessed = of(nano, elsewhere)
-        assert (witnessed.finding.passed, witnessed.evidence) == (None, "claimed")
+        assert (witnessed.finding.passed, witnessed.evidence_grade) == (None, "claimed")
     finally:
         sys.settrace(kept)
     assert "not timed beside trace function" in witnessed.finding.detail
@@ -142,14 +142,14 @@ def test_beside_a_tracer_nothing_is_timed_and_the_count_is_a_claim(nano, elsewhe
 def test_a_quarter_of_the_layers_in_the_time_of_all_of_them_is_refuted(nano, elsewhere, monkeypatch):
     timed_as(monkeypatch, lambda depth: 1.0)
     witnessed = of(nano, elsewhere)
-    assert (witnessed.finding.passed, witnessed.evidence) == (False, "claimed")
+    assert (witnessed.finding.passed, witnessed.evidence_grade) == (False, "claimed")
     assert "said to be left out cost as much" in witnessed.finding.detail
 
 
 def test_the_overhead_of_a_step_is_neither_shown_nor_refuted(nano, elsewhere, monkeypatch):
     timed_as(monkeypatch, lambda depth: 6.0 + depth)
     witnessed = of(nano, elsewhere)
-    assert (witnessed.finding.passed, witnessed.evidence) == (None, "claimed")
+    assert (witnessed.finding.passed, witnessed.evidence_grade) == (None, "claimed")
 
 
 def test_sessions_are_really_fed_at_both_depths(nano, elsewhere):
@@ -163,7 +163,7 @@ def test_sessions_are_really_fed_at_both_depths(nano, elsewhere):
             session.feed = lambda tokens, depth=None, last=None: fed.append(int(depth[0, 0])) or feed(tokens, depth)
             return session, step
 
-    assert of(nano, Logged).times.n == PAIRS
+    assert of(nano, Logged).timing_finding.n == PAIRS
     assert {depth: fed.count(depth) for depth in set(fed)} == {1: 8 * (PAIRS + 1), 4: 8 * (PAIRS + 1)}
 
 
@@ -176,8 +176,8 @@ def test_who_declines_the_points_that_would_be_watched_is_timed(nano, elsewhere,
 
     timed_as(monkeypatch, lambda depth: depth)
     witnessed = of(nano, Declining)
-    assert "full depth only" in witnessed.observed.detail
-    assert witnessed.evidence == "timed"
+    assert "full depth only" in witnessed.observed_finding.detail
+    assert witnessed.evidence_grade == "timed"
 
 
 def test_depths_that_cannot_be_forced_are_a_claim(nano, elsewhere):
@@ -188,7 +188,7 @@ def test_depths_that_cannot_be_forced_are_a_claim(nano, elsewhere):
             return super().start(prompts, generating)
 
     witnessed = of(nano, Deaf)
-    assert witnessed.evidence == "claimed"
+    assert witnessed.evidence_grade == "claimed"
     assert "no sessions yet" in witnessed.finding.detail
 
 
@@ -220,7 +220,7 @@ def test_errors_at_either_bound_are_rare():
 
 def test_a_token_costs_what_its_layers_and_its_readout_cost():
     geometry = geometry_named("pythia-410m")
-    shallow, deep = (flops(one_token(depth, 24, 16), geometry) for depth in (6, 24))
+    shallow, deep = (flops(make_one_token_work(depth, 24, 16), geometry) for depth in (6, 24))
     assert shallow.blocks * 4 == deep.blocks
     assert shallow.readouts == deep.readouts
 
@@ -233,8 +233,8 @@ def verdict(outcome: str) -> Verdict:
 
 
 def test_a_verdict_says_on_what_it_stands(nano):
-    said = with_flop_evidence(verdict("survived"), of(nano))
+    said = add_flop_evidence_leg(verdict("survived"), of(nano))
     assert [leg.name for leg in said.legs] == ["evidence: witnessed"]
     assert said.legs[0].outcome == "measured"
-    assert with_flop_evidence(verdict("not applicable"), of(nano)).legs == ()
+    assert add_flop_evidence_leg(verdict("not applicable"), of(nano)).legs == ()
     assert FLOP_EVIDENCE == ("claimed", "timed", "witnessed")

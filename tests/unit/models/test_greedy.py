@@ -164,7 +164,7 @@ def test_every_baseline_of_a_run_is_plain(nano: Any) -> None:
     (wanted,) = argmax(nano.model, torch.tensor([tokens]), NEW)
     prompt = Prompt(np.array(tokens))
     subject = ModelUnderTest(nano, Study(), RunResources())
-    assert subject.own_greedy([prompt], NEW)[0].tolist() == wanted[len(tokens) :]
+    assert subject.generate_greedy([prompt], NEW)[0].tolist() == wanted[len(tokens) :]
     own = nano.model, nano.stepper.device
     for way in (
         make_transformers_generate(*own),

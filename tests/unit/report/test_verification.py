@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emad_ref import cli
-from emad_ref.claims.base import question_of
+from emad_ref.claims.base import find_question
 from emad_ref.report.deselection import (
     ABOVE_BUDGET,
     SUITES,
@@ -62,7 +62,7 @@ def test_the_shipped_tests_are_those_of_the_suites():
 def test_the_rows_that_must_be_decided_are_asked_where_the_table_says():
     for claim, test in DECIDING_TESTS.items():
         assert test in SHIPPED
-        assert test.startswith(f"suites/{question_of(claim).suite}/")
+        assert test.startswith(f"suites/{find_question(claim).suite}/")
 
 
 def test_a_whole_report_is_believed(tmp_path, capsys):

@@ -39,9 +39,9 @@ from emad_ref.screening.selection import (
 from emad_ref.screening.settings import (
     RISE_LEVELS,
     ScreeningSettings,
+    compute_traced_token_flops,
     default_documents,
     default_window,
-    traced_token_flops,
 )
 from emad_ref.screening.timing import UnitCosts, duration_text, measure_unit_costs, predict_seconds
 from emad_ref.screening.traces import TooLittleText, held_out_tokens, layers_to_read, read_splits, shortage
@@ -150,10 +150,10 @@ def test_few_layers_are_read_where_a_head_costs_more_than_a_block(nano):
     large = SimpleNamespace(geometry=geometry)
     assert layers_to_read(large) == (5, 10, 15, 20, 25)
     assert held_out_tokens(large, ScreeningSettings()) == 4_000
-    assert default_documents(traced_token_flops(geometry)) == 220
+    assert default_documents(compute_traced_token_flops(geometry)) == 220
     assert layers_to_read(nano) is None
     assert held_out_tokens(nano, ScreeningSettings()) == 20_000
-    assert default_documents(traced_token_flops(nano.geometry)) == 300
+    assert default_documents(compute_traced_token_flops(nano.geometry)) == 300
     assert [default_window(each) for each in (geometry, nano.geometry)] == [128, None]
 
 

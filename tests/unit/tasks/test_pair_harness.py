@@ -91,7 +91,7 @@ def test_alone_each_model_scores_as_by_itself(models, data, task) -> None:
     pair = paired(models, data, task)
     documents = task_documents([task], "evaluate", FEW.judged, data=data, limit=None)
     for model in (SMALL, LARGE):
-        done = pair.answers.alone(model, task, "evaluate", FEW.judged)
+        done = pair.answers.answer_by_one_model(model, task, "evaluate", FEW.judged)
         own = evaluate_tasks(EmadLM(models[model]), [task], data=data)[task]
         assert done.right.values.tolist() == [own.scores[document.index] == 1 for document in documents]
         assert done.large_share == float(model)
@@ -102,18 +102,18 @@ def test_options_are_read_in_turns(models, data) -> None:
     """Switching on options lies between the models: its tokens are counted, its verdicts those of lm-eval."""
     pair = paired(models, data, "arc_easy")
     assert pair.corpus == "arc_easy"
-    assert list(pair.answers.scored) == ["arc_easy"]
-    shares = [done.large_share for done in pair.rules.tried("arc_easy").values()]
+    assert list(pair.answers.scorable_tasks) == ["arc_easy"]
+    shares = [done.large_share for done in pair.routing_rules.try_rules("arc_easy").values()]
     assert {0.0, 1.0} < set(shares), "and some in between"
-    constants = pair.rules.constants("arc_easy")
+    constants = pair.routing_rules.scale_paper_constants("arc_easy")
     assert constants.window == constants.least_run < 5, "options are too short for the paper's"
-    assert pair.rules.written == []
-    assert pair.rules.writable == ["plain documents"]
+    assert pair.routing_rules.written_tasks_worth_routing == []
+    assert pair.routing_rules.decodable_tasks == ["plain documents"]
 
 
 def test_switching_writes_the_users_task_and_stops_at_its_strings(models, data) -> None:
     pair = paired(models, data, "gsm8k")
-    done = pair.answers.switched(SwitchingRule(0.3, 5, 2, SMALL), "gsm8k", "evaluate", FEW.judged)
+    done = pair.answers.answer_by_switching(SwitchingRule(0.3, 5, 2, SMALL), "gsm8k", "evaluate", FEW.judged)
     assert 0 < done.large_share < 1
     assert len(done.walks) == len(done.right) == len(done.emitted)
     tokenizer = models[1].tokenizer
@@ -125,8 +125,8 @@ def test_switching_writes_the_users_task_and_stops_at_its_strings(models, data) 
 
 def test_speculation_answers_the_users_task_as_the_large_model(models, data) -> None:
     pair = paired(models, data, "gsm8k")
-    found = pair.answers.speculated("gsm8k", "evaluate", 3)
-    alone = pair.answers.alone(LARGE, "gsm8k", "evaluate", 3)
+    found = pair.answers.answer_by_speculation("gsm8k", "evaluate", 3)
+    alone = pair.answers.answer_by_one_model(LARGE, "gsm8k", "evaluate", 3)
     assert found.right.values.tolist() == alone.right.values.tolist()
     assert found.emitted.tolist() == alone.emitted.tolist()
     assert 0 < found.large_share < 1
@@ -134,7 +134,7 @@ def test_speculation_answers_the_users_task_as_the_large_model(models, data) -> 
 
 def test_validation_and_judged_documents_of_a_task_differ(models, data) -> None:
     pair = paired(models, data, "gsm8k")
-    texts = {split: pair.answers.task("gsm8k").texts(split, 12) for split in ("validate", "evaluate")}
+    texts = {split: pair.answers.get_task("gsm8k").texts(split, 12) for split in ("validate", "evaluate")}
     prompts = {split: {tuple(text.prompt.tolist()) for text in many} for split, many in texts.items()}
     assert len(prompts["validate"] | prompts["evaluate"]) == 12
     assert not prompts["validate"] & prompts["evaluate"]
@@ -143,7 +143,7 @@ def test_validation_and_judged_documents_of_a_task_differ(models, data) -> None:
 def test_repeated_questions_are_one_item(models, data) -> None:
     pair = paired(models, data, "arc_easy")
     split = half_of("Question: Where is the tea?\nAnswer:")
-    right = pair.answers.alone(LARGE, "arc_easy", split, 13).right
+    right = pair.answers.answer_by_one_model(LARGE, "arc_easy", split, 13).right
     assert len(right.independent_values) == len(right) - 1
 
 
@@ -153,11 +153,13 @@ def test_repeated_questions_are_one_item(models, data) -> None:
 def test_a_gate_ranks_no_options(models, data) -> None:
     pair = paired(models, data, "arc_easy")
     with pytest.raises(Unsupported, match="this decoding strategy scores no options"):
-        pair.answers.speculated("arc_easy", "evaluate", 3, gate_bits=1.0)
-    alone = pair.answers.alone(LARGE, "arc_easy", "evaluate", 3)
-    assert pair.answers.speculated("arc_easy", "evaluate", 3) is alone, "lossless: the large model's own ranks"
+        pair.answers.answer_by_speculation("arc_easy", "evaluate", 3, gate_bits=1.0)
+    alone = pair.answers.answer_by_one_model(LARGE, "arc_easy", "evaluate", 3)
+    assert pair.answers.answer_by_speculation("arc_easy", "evaluate", 3) is alone, (
+        "lossless: the large model's own ranks"
+    )
     with pytest.raises(Unsupported, match="no text is written"):
-        pair.answers.prompts("arc_easy", "evaluate", 3)
+        pair.answers.make_prompts("arc_easy", "evaluate", 3)
 
 
 def test_perplexity_is_nobodys_to_write(models) -> None:
@@ -172,4 +174,4 @@ def test_a_half_without_documents_is_said(models, tmp_path) -> None:
     pair = paired(models, tmp_path, "arc_easy")
     other = {"validate": "evaluate", "evaluate": "validate"}[half_of("Question: What?\nAnswer:")]
     with pytest.raises(Unsupported, match=f"no document of {other} among 1"):
-        pair.answers.alone(LARGE, "arc_easy", other, 5)
+        pair.answers.answer_by_one_model(LARGE, "arc_easy", other, 5)
