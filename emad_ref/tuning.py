@@ -21,7 +21,7 @@ from emad_ref.calibration.windows import TokenSequence, window_size, windows
 from emad_ref.decoding.self_corpus import sample_documents
 from emad_ref.errors import EmadError, require_instance, require_whole
 from emad_ref.exit_rules import default_probes
-from emad_ref.models.loading import LoadedModel, require_decoder_only, required_tokenizer
+from emad_ref.models.loading import LoadedModel, get_required_tokenizer, require_decoder_only
 from emad_ref.models.tokenizers import describe_loss_above_chance
 from emad_ref.point import full_depth
 from emad_ref.record import Ints
@@ -172,14 +172,16 @@ def windows_of(
     window = window_size(stepper.max_positions, longest)
     documents: Iterator[Ints | LongDocument]
     if corpus == "self":
-        documents = sample_documents(stepper, model.opening, min(window, 256) - 1, split, ends=model.ends)
+        documents = sample_documents(
+            stepper, model.opening_token_id, min(window, 256) - 1, split, ends=model.end_token_ids
+        )
     else:
-        tokenizer = required_tokenizer(model)
+        tokenizer = get_required_tokenizer(model)
         texts = iterate_corpus_documents(corpus, split, data=data)
         if told is not None:
             told(texts)
         documents = (tokenize_document(tokenizer, text) for text in texts)
-    found = windows(documents, window, model.opening, limit, per_document)
+    found = windows(documents, window, model.opening_token_id, limit, per_document)
     return _warn_of_mismatch(model, corpus, found) if corpus != "self" and split == "calibrate" else found
 
 
@@ -192,6 +194,6 @@ def _warn_of_mismatch(model: LoadedModel, corpus: str, found: Iterator[TokenSequ
                 .nll_nats[:, -1]
                 .mean()
             )
-            if said := describe_loss_above_chance(loss, model.stepper.vocabulary):
+            if said := describe_loss_above_chance(loss, model.stepper.vocabulary_size):
                 log.warning("%s on %s: %s", model.name, corpus, said)
         yield window

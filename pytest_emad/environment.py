@@ -199,14 +199,14 @@ def check_models(config: pytest.Config) -> None:
     """
     if hasattr(config, "workerinput") or config.option.collectonly or not requested_suite_arguments(config):
         return
-    from emad_ref.models.names import require_available  # it brings NumPy: not at the start of every run
+    from emad_ref.models.names import require_weights_available  # it brings NumPy: not at the start of every run
 
     given = get_run_settings(config)
     names = [("--emad-model", name) for name in given.models]
     names += [("--emad-pair", name) for name in given.pair or () if given.pair_named]
     try:
         for option, name in names:
-            require_available(name, option)
+            require_weights_available(name, option)
     except EmadError as error:
         raise pytest.UsageError(str(error)) from error
 

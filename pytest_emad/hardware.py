@@ -111,10 +111,12 @@ def _measure_untimed(
 
 def run_steps(chosen: argparse.Namespace, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
     """Run all steps and write the record after each."""
-    from emad_ref.benchmark.machine import copy_bandwidth, machine_facts
+    from emad_ref.benchmark.machine import machine_facts, measure_copy_bandwidth
 
     ends = clock() + 60 * chosen.minutes
-    record: dict[str, Any] = {FACTS: machine_facts(chosen.device) | {"copied, bytes/s": copy_bandwidth(chosen.device)}}
+    record: dict[str, Any] = {
+        FACTS: machine_facts(chosen.device) | {"copied, bytes/s": measure_copy_bandwidth(chosen.device)}
+    }
     for step in plan_steps(chosen):
         began = clock()
         print(f"{step.name} …", flush=True)

@@ -352,9 +352,9 @@ def _refuse_traced_measuring(items: list[pytest.Item]) -> None:
     """A coverage tool, profiler or debugger slows one arm more than the other: times taken beside one say nothing."""
     if not (measuring := [item for item in items if selection.is_timing_or_energy_test(item)]):
         return
-    from emad_ref.benchmark.clock import active_tracers
+    from emad_ref.benchmark.clock import iterate_active_tracers
 
-    if found := list(active_tracers()):
+    if found := list(iterate_active_tracers()):
         raise pytest.UsageError(
             f"{', '.join(found)} is active, but {measuring[0].nodeid} measures time or energy; run it without, or "
             "leave out what measures: -m 'not emad(measures=True)'"

@@ -124,11 +124,11 @@ def failed_tests(junit: Path) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from emad_ref.models.bundled import bundled_names
+    from emad_ref.models.bundled import bundled_model_names
 
     parser = build_argument_parser()
     chosen = parser.parse_args(argv)
-    known = (*bundled_names(), PAIR)
+    known = (*bundled_model_names(), PAIR)
     if unknown := [name for name in chosen.models if name not in (*known, *DOWNLOADS)]:
         parser.error(f"MODEL={unknown[0]!r}, but expected one of {', '.join((*known, *DOWNLOADS))}")
     if chosen.data is None and set(chosen.models) & set(DOWNLOADS):

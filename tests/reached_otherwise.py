@@ -7,8 +7,9 @@ pre_tokenizer, post_processor  # tokenizers' pipeline
 _rootpath, benchmark_quiet  # pytest's root folder, an option of pytest-benchmark
 mode, ignored, cache_hook, types  # parameters that a library's interface passes
 _device, tokenizer_name, loglikelihood_rolling, generate_until, set_cache_hook, get_model_info  # lm-eval's model
-world_splits, with_boxed_answers, world_code_results, humaneval_results  # named in tasks' YAML
-enter, begin  # exec'd in the sandbox's children
+load_task_splits, generate_world_splits, add_boxed_answers  # named in tasks' YAML
+score_world_code, score_humaneval_completion  # named there, too
+run_sandbox_plan, start_role  # exec'd in the sandbox's children
 run_program  # of the sandbox, for programs that have no check
 __getattr__, __dir__  # lazy names of the package
 custom_generate  # of an exit: docs/screen.md

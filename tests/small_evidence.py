@@ -40,7 +40,7 @@ def small_evidence(
     stepper = CausalStepper(small_model("gpt_neox")) if stepper is None else stepper
     loaded = SimpleNamespace(
         name="small", model=stepper.model, stepper=stepper, geometry=geometry_of(small_config("gpt_neox")),
-        trained=True, opening=0, ends=frozenset({0}), tokenizer=None, bundled=False, fingerprint="f",
+        trained=True, opening_token_id=0, end_token_ids=frozenset({0}), tokenizer=None, bundled=False, fingerprint="f",
     )  # fmt: skip
     made = ModelMeasurements(loaded, Study(**{"corpus": "self", "budget": FEW} | study), host or RunResources())
     made.subject.iterate_documents = texts

@@ -109,10 +109,10 @@ class ModelLens:
             """int64 [n, L] tokens of adaptive readouts if every confidence were higher by ``error``; 0 elsewhere."""
             assert shrink is not None, "only adaptive readouts have a size that a confidence determines"
             kept: Ints = np.zeros((n, point.layers), dtype=np.int64)
-            smallest = np.full(n, self.stepper.vocabulary)
+            smallest = np.full(n, self.stepper.vocabulary_size)
             for layer, confidence in sizing.items():
                 certain = np.clip(confidence + error, 0, 1).tolist()
-                wanted = [adaptive_vocabulary_size(self.stepper.vocabulary, shrink, c) for c in certain]
+                wanted = [adaptive_vocabulary_size(self.stepper.vocabulary_size, shrink, c) for c in certain]
                 kept[:, layer - 1] = smallest = np.minimum(smallest, wanted)
             return kept
 
@@ -134,11 +134,11 @@ class ModelLens:
         stepper, copies = self.stepper, 1 + ROUNDING_COPIES
         rng = torch.Generator().manual_seed(crc32(np.asarray(tokens, dtype=np.int64).tobytes()))
         cache = open_cache(stepper, [self.source] * copies, len(tokens))
-        frame = stepper.frame(np.tile(np.arange(len(tokens)), (copies, 1)), cache)
+        frame = stepper.prepare_forward(np.tile(np.arange(len(tokens)), (copies, 1)), cache)
         rows = torch.from_numpy(np.asarray(tokens, dtype=np.int64)).expand(copies, -1)
         hidden, largest = _round_at_random(stepper.embed(rows.to(stepper.device), frame), rng), 0.0
         for layer in range(1, max(layers) + 1):
-            hidden = _round_at_random(stepper.run(hidden, layer - 1, layer, frame, cache), rng)
+            hidden = _round_at_random(stepper.run_layers(hidden, layer - 1, layer, frame, cache), rng)
             if layer in layers:
                 plain, *moved = to_numpy(stepper.logits(hidden[:, -1:]))[:, 0]
                 largest = max(largest, float(np.abs(np.stack(moved) - plain).max()))

@@ -18,7 +18,7 @@ import numpy as np
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.reference_logits import Lens
 from emad_ref.errors import BadArgument
-from emad_ref.models.families import row_of
+from emad_ref.models.families import get_family
 from emad_ref.record import Floats, Ints
 
 # (float32 inside, dtype) → (on the CPU, on an accelerator). "Seen": largest difference between token-by-token cached
@@ -49,7 +49,7 @@ def tolerance(family: str, dtype: str, backend: str, kernel: str = "sdpa") -> fl
     Raises:
         BadArgument: a family, dtype or backend without a row: an unknown tolerance is not a loose one.
     """
-    inside = row_of(family).float32_inside or (kernel == "eager" and dtype == "float64")
+    inside = get_family(family).float32_inside or (kernel == "eager" and dtype == "float64")
     if dtype not in DTYPES:
         raise BadArgument("dtype", dtype, f"one of {', '.join(DTYPES)}")
     if backend not in BACKENDS:

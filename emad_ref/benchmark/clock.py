@@ -35,7 +35,7 @@ ENVIRONMENT = {
 }
 
 
-def active_tracers() -> Iterator[str]:
+def iterate_active_tracers() -> Iterator[str]:
     """The name of every active instrument, in words."""
     hooks = {
         "trace function": (sys.gettrace(), threading.gettrace()),
@@ -73,7 +73,7 @@ def _qualified_name(function: Any) -> str:
 
 def require_untraced() -> None:
     """Raises BadArgument where a tracer, profiler or debugger is active."""
-    if found := list(active_tracers()):
+    if found := list(iterate_active_tracers()):
         raise BadArgument(
             "timing", ", ".join(found), "no tracer, profiler or debugger beside it", "measure in a run without it"
         )
@@ -151,7 +151,7 @@ def time_pairs(
     return PairedTimings(wall, process, tuple(first))
 
 
-def smallest_decidable_speedup(
+def minimum_detectable_speedup(
     spread: float,
     n: int,
     *,

@@ -11,13 +11,14 @@ so that work handed over late is charged to whoever handed it over. A window is 
 again, if the clocks were throttled, another process was on the device, or the counter did not rise. Processes are
 listed before and after a window: one that comes and goes within it is not seen.
 
-The device is found by its UUID, because NVML and CUDA number boards differently. Absent is not zero: ``Unmeasured``
-with a reason, never 0 J. ``pynvml`` (package nvidia-ml-py, extra ``gpu``) is imported when a device is opened.
+The device is found by its UUID, because NVML and CUDA number boards differently. Absent is not zero:
+``EnergyUnavailable`` with a reason, never 0 J. ``pynvml`` (package nvidia-ml-py, extra ``gpu``) is imported when a
+device is opened.
 
-The counter itself moves in steps of up to a tenth of a second (``refresh_seconds``): each end of a window may be off
-by that time × mean power, the same way in every window at worst. No spread shows this, so it goes into intervals at
-its worst (``statistics.speedup.estimate_ratio_with_error``). ``counted_over_polled`` checks the counter against the
-power readings.
+The counter itself moves in steps of up to a tenth of a second (``measure_refresh_seconds``): each end of a window may
+be off by that time × mean power, the same way in every window at worst. No spread shows this, so it goes into intervals
+at its worst (``statistics.speedup.estimate_ratio_with_error``). ``counter_to_power_ratio`` checks the counter against
+the power readings.
 
 On CPUs the counters of packages (RAPL) serve instead, as Linux shows them:
 
@@ -96,7 +97,7 @@ class WindowSpoiled(EmadError):
 
 
 @dataclass(frozen=True)
-class Unmeasured:
+class EnergyUnavailable:
     """Why there is no number; goes into a verdict ``unmeasured`` as its reason."""
 
     reason: str
@@ -110,8 +111,8 @@ class EnergyCounter(Protocol):
 
     def energy_mj(self) -> int: ...  # since the driver was loaded; asked only of an energy counter
     def power_mw(self) -> int: ...
-    def slowdowns(self) -> int: ...  # bit mask of clock event reasons
-    def processes(self) -> frozenset[int]: ...  # every process with a context on the device
+    def throttle_reasons(self) -> int: ...  # bit mask of clock event reasons
+    def process_ids(self) -> frozenset[int]: ...  # every process with a context on the device
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class EnergyResult:
     caveats: tuple[str, ...]
     refresh_s: float = 0.0
 
-    def resolution(self, arm: str) -> Floats:
+    def relative_resolution(self, arm: str) -> Floats:
         """[pairs] by what share each window's joules may be too many or too few: a rest of the counter at either end
         is left out or added."""
         share: Floats = self.refresh_s / self.seconds[arm]
@@ -158,11 +159,11 @@ class EnergyResult:
         return self.joules[arm] / self.tokens[arm]
 
 
-def measure_pairs(
+def measure_energy_pairs(
     arms: Mapping[str, EnergyArm],
     pairs: int,
     rng: np.random.Generator,
-    counter: EnergyCounter | Unmeasured,
+    counter: EnergyCounter | EnergyUnavailable,
     *,
     min_seconds: float = 5.0,
     warm_up: int = 1,
@@ -170,7 +171,7 @@ def measure_pairs(
     own: frozenset[int] | None = None,
     synchronize: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
-) -> EnergyResult | Unmeasured:
+) -> EnergyResult | EnergyUnavailable:
     """Measure every arm once per pair, side by side, in random order.
 
     Args:
@@ -179,7 +180,7 @@ def measure_pairs(
             faster arm gets further.
         pairs: pairs wanted, ≥ 1.
         rng: the order of the arms.
-        counter: from ``open_nvml``; ``Unmeasured`` comes back as it is, so that the caller need not look.
+        counter: from ``open_nvml``; ``EnergyUnavailable`` comes back as it is, so that the caller need not look.
         min_seconds: shortest window.
         warm_up: requests of each arm before anything is measured, numbered as pair −1.
         spare: how many pairs may be spoiled. One spoiled window spoils its pair: both arms saw the same conditions or
@@ -190,13 +191,14 @@ def measure_pairs(
         clock: wall clock in seconds.
 
     Returns:
-        ``EnergyResult`` of 1 to ``pairs`` pairs; ``Unmeasured`` where the device cannot be read or no pair was good.
+        ``EnergyResult`` of 1 to ``pairs`` pairs; ``EnergyUnavailable`` where the device cannot be read or no pair was
+        good.
 
     Raises:
         BadArgument: fewer than two arms; a count that is too small; an arm that generated no token.
     """
     _check_arguments(arms, pairs, min_seconds, warm_up, spare)
-    if isinstance(counter, Unmeasured):
+    if isinstance(counter, EnergyUnavailable):
         return counter
     if clock is time.perf_counter:
         require_untraced()
@@ -214,7 +216,7 @@ def measure_pairs(
             pair, leader = len(good) + len(spoiled), leaders[len(good)]
             order = names[leader:] + names[:leader]
             measure = partial(
-                measure_window, counter, min_seconds=min_seconds, own=ours, synchronize=synchronize, clock=clock
+                measure_energy_window, counter, min_seconds=min_seconds, own=ours, synchronize=synchronize, clock=clock
             )
             try:
                 windows = {name: measure(partial(_generated_tokens, name, arms[name], pair)) for name in order}
@@ -224,9 +226,9 @@ def measure_pairs(
                 good.append(windows)
                 first.append(order[0])
     except CounterUnreadable as why:
-        return Unmeasured(why.reason)
+        return EnergyUnavailable(why.reason)
     if not good:
-        return Unmeasured(f"none of {len(spoiled)} pairs of windows was clean; the last: {spoiled[-1]}")
+        return EnergyUnavailable(f"none of {len(spoiled)} pairs of windows was clean; the last: {spoiled[-1]}")
     return EnergyResult(
         joules={name: np.array([windows[name].energy_j for windows in good]) for name in names},
         seconds={name: np.array([windows[name].seconds for windows in good]) for name in names},
@@ -239,7 +241,7 @@ def measure_pairs(
     )
 
 
-def measure_window(
+def measure_energy_window(
     counter: EnergyCounter,
     request: Callable[[int], int],
     *,
@@ -255,9 +257,9 @@ def measure_window(
         CounterUnreadable: as the counter does.
     """
     synchronize()
-    listed = counter.processes()
+    listed = counter.process_ids()
     meter = _METERS[counter.source](counter, clock)
-    slowed, tokens, requests = counter.slowdowns(), 0, 0
+    slowed, tokens, requests = counter.throttle_reasons(), 0, 0
     meter.start()
     start = clock()
     try:
@@ -265,10 +267,10 @@ def measure_window(
             tokens += request(requests)
             requests += 1
             synchronize()  # per request, else a queue of work not yet done would fill the time
-            slowed |= counter.slowdowns()
+            slowed |= counter.throttle_reasons()
     finally:
         meter.stop()
-    _refuse_spoiled(slowed, (listed | counter.processes()) - own)
+    _refuse_spoiled(slowed, (listed | counter.process_ids()) - own)
     return EnergyWindow(meter.joules(start, stop), stop - start, tokens)
 
 
@@ -278,7 +280,7 @@ def _own_processes(counter: EnergyCounter, own: frozenset[int] | None) -> tuple[
     The decoder is loaded, so one of the processes listed is ours even where its number is not. A single unknown one is
     taken to be it, once and for all windows; of several nobody can say which.
     """
-    own, listed = frozenset({os.getpid()}) if own is None else own, counter.processes()
+    own, listed = frozenset({os.getpid()}) if own is None else own, counter.process_ids()
     if not listed:
         return own, ("NVML lists no process, not even this one: sharing cannot be ruled out",)
     if len(listed) == 1 and not listed & own:
@@ -362,7 +364,7 @@ class PowerMeter:
         if self._failure is not None:
             raise self._failure
         lag = AVERAGED_SECONDS if self._counter.source == "power, averaged over 1 s" else 0.0
-        return integrated_j(self.readings, start, stop, lag)
+        return integrate_power(self.readings, start, stop, lag)
 
 
 _METERS: dict[EnergySource, Callable[[EnergyCounter, Callable[[], float]], CounterMeter | PowerMeter]] = {
@@ -373,7 +375,7 @@ _METERS: dict[EnergySource, Callable[[EnergyCounter, Callable[[], float]], Count
 }
 
 
-def integrated_j(readings: Sequence[tuple[float, int]], start: float, stop: float, lag: float) -> float:
+def integrate_power(readings: Sequence[tuple[float, int]], start: float, stop: float, lag: float) -> float:
     """Joules between ``start`` and ``stop`` (seconds) from ``readings`` (seconds, milliwatts).
 
     Mean power by the trapezoidal rule over the readings that speak of the window only, times its length. A reading
@@ -446,7 +448,7 @@ class _NvmlCounter:
     def power_mw(self) -> int:
         return int(self._call("nvmlDeviceGetPowerUsage", self._handle))
 
-    def slowdowns(self) -> int:
+    def throttle_reasons(self) -> int:
         try:
             return int(self._call("nvmlDeviceGetCurrentClocksEventReasons", self._handle))
         except CounterUnreadable as why:
@@ -455,13 +457,13 @@ class _NvmlCounter:
             # The name before driver 535, with the same bits.
             return int(self._call("nvmlDeviceGetCurrentClocksThrottleReasons", self._handle))
 
-    def processes(self) -> frozenset[int]:
+    def process_ids(self) -> frozenset[int]:
         # Graphics clients too: what they draw comes out of the same counter.
         kinds = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
         return frozenset(int(process.pid) for kind in kinds for process in self._listed(kind))
 
     def _listed(self, kind: str) -> Sequence[Any]:
-        """None where this device lists none at all; ``measure_pairs`` then says that sharing cannot be ruled out."""
+        """None where this device lists none; ``measure_energy_pairs`` then says that sharing cannot be ruled out."""
         try:
             return list(self._call(kind, self._handle))
         except CounterUnreadable as why:
@@ -481,7 +483,7 @@ def _as_unreadable(error: Exception, function: str) -> CounterUnreadable:
     return CounterUnreadable(known if known.startswith("no NVML device") else f"{function}: {known}", value)
 
 
-def nvml_bindings() -> Any | Unmeasured:
+def import_nvml() -> Any | EnergyUnavailable:
     """The module ``pynvml`` of the package nvidia-ml-py; or why it cannot be used.
 
     The older package ``pynvml`` installs a folder of that name. Python prefers a folder to a module file, so it hides
@@ -490,11 +492,13 @@ def nvml_bindings() -> Any | Unmeasured:
     try:
         module: Any = importlib.import_module("pynvml")
     except ImportError:
-        return Unmeasured("no NVML device: the package nvidia-ml-py is not installed; pip install 'pytest-emad[gpu]'")
+        return EnergyUnavailable(
+            "no NVML device: the package nvidia-ml-py is not installed; pip install 'pytest-emad[gpu]'"
+        )
     except Exception as error:  # code of another package runs here
-        return Unmeasured(f"the module pynvml cannot be imported: {type(error).__name__}: {error}")
+        return EnergyUnavailable(f"the module pynvml cannot be imported: {type(error).__name__}: {error}")
     if hasattr(module, "__path__"):
-        return Unmeasured(
+        return EnergyUnavailable(
             "the module pynvml comes from the deprecated package pynvml, but nvidia-ml-py is expected; "
             "pip uninstall pynvml, then pip install --force-reinstall nvidia-ml-py"
         )
@@ -502,7 +506,7 @@ def nvml_bindings() -> Any | Unmeasured:
 
 
 @contextmanager
-def open_nvml(uuid: str | None) -> Iterator[EnergyCounter | Unmeasured]:
+def open_nvml(uuid: str | None) -> Iterator[EnergyCounter | EnergyUnavailable]:
     """The device with this UUID, open while the context is; or why it cannot be read.
 
     Args:
@@ -511,27 +515,27 @@ def open_nvml(uuid: str | None) -> Iterator[EnergyCounter | Unmeasured]:
             the machine draws is not its energy. A slice of a board (MIG) has no counter of its own.
     """
     if uuid is None:
-        yield Unmeasured("no NVML device: the decoder runs on no GPU")
+        yield EnergyUnavailable("no NVML device: the decoder runs on no GPU")
         return
     if uuid.startswith("MIG-"):
-        yield Unmeasured(f"{uuid} is a slice of a board: NVML counts the energy of whole boards only")
+        yield EnergyUnavailable(f"{uuid} is a slice of a board: NVML counts the energy of whole boards only")
         return
-    pynvml = nvml_bindings()
-    if isinstance(pynvml, Unmeasured):
+    pynvml = import_nvml()
+    if isinstance(pynvml, EnergyUnavailable):
         yield pynvml
         return
     try:
         pynvml.nvmlInit()
     except Exception as error:  # NVMLError, or whatever its bindings run into
-        yield Unmeasured(_as_unreadable(error, "nvmlInit").reason)
+        yield EnergyUnavailable(_as_unreadable(error, "nvmlInit").reason)
         return
     try:
         yield _open_device(pynvml, uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
     finally:
-        shut_down(pynvml)
+        shut_down_nvml(pynvml)
 
 
-def shut_down(pynvml: Any) -> None:
+def shut_down_nvml(pynvml: Any) -> None:
     """Close the library. A failure is logged and no more: what was read before stands."""
     try:
         pynvml.nvmlShutdown()
@@ -539,24 +543,24 @@ def shut_down(pynvml: Any) -> None:
         _log.warning("NVML did not shut down (%s: %s); readings taken before stand", type(error).__name__, error)
 
 
-def _open_device(pynvml: Any, uuid: str) -> EnergyCounter | Unmeasured:
+def _open_device(pynvml: Any, uuid: str) -> EnergyCounter | EnergyUnavailable:
     try:
         return _NvmlCounter(pynvml, uuid)
     except CounterUnreadable as why:
-        return Unmeasured(f"{uuid}: {why.reason}")
+        return EnergyUnavailable(f"{uuid}: {why.reason}")
 
 
 WATCHED_SECONDS = 2.0  # longer than any counter rests
 CHANGES = 12  # seen, to say how often a counter moves
 
 
-def refresh_seconds(
+def measure_refresh_seconds(
     counter: EnergyCounter, *, seconds: float = WATCHED_SECONDS, clock: Callable[[], float] = time.perf_counter
-) -> float | Unmeasured:
+) -> float | EnergyUnavailable:
     """The longest rest of the energy counter among its next ``CHANGES`` changes; of power readings, the time between
     two.
 
-    Unmeasured: it moved less than twice in ``seconds``, or cannot be read.
+    EnergyUnavailable: it moved less than twice in ``seconds``, or cannot be read.
     """
     if counter.source not in COUNTERS:
         return SAMPLE_SECONDS
@@ -569,26 +573,28 @@ def refresh_seconds(
                 moved.append(now)
                 last = read
     except CounterUnreadable as why:
-        return Unmeasured(why.reason)
+        return EnergyUnavailable(why.reason)
     if len(moved) < 2:
-        return Unmeasured(f"the energy counter moved {len(moved)} times in {seconds:g} s: its resolution is not known")
+        return EnergyUnavailable(
+            f"the energy counter moved {len(moved)} times in {seconds:g} s: its resolution is not known"
+        )
     return max(after - before for before, after in pairwise(moved))
 
 
-def counted_over_polled(
+def counter_to_power_ratio(
     counter: EnergyCounter,
     request: Callable[[int], int],
     *,
     seconds: float = 5.0,
     synchronize: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
-) -> float | Unmeasured:
+) -> float | EnergyUnavailable:
     """Joules that the energy counter counted, over those that the power readings of the same window add up to.
 
-    A self-check of the instrument: 1 where both speak of the same energy. Unmeasured: there is only one of them.
+    A self-check of the instrument: 1 where both speak of the same energy. EnergyUnavailable: there is only one of them.
     """
     if counter.source != "energy counter":
-        return Unmeasured(f"{counter.source} has no second instrument beside it")
+        return EnergyUnavailable(f"{counter.source} has no second instrument beside it")
     try:
         counter.power_mw()
         synchronize()
@@ -605,9 +611,9 @@ def counted_over_polled(
             counting.stop()
             polling.stop()
         # on boards that have a counter a reading may average the last second
-        return counting.joules(start, stop) / integrated_j(polling.readings, start, stop, AVERAGED_SECONDS)
+        return counting.joules(start, stop) / integrate_power(polling.readings, start, stop, AVERAGED_SECONDS)
     except (WindowSpoiled, CounterUnreadable) as why:
-        return Unmeasured(str(why))
+        return EnergyUnavailable(str(why))
 
 
 # ---------------------------------------------------------------- CPU packages: RAPL, as Linux shows it
@@ -638,22 +644,22 @@ class RaplCounter:
     def power_mw(self) -> int:
         raise CounterUnreadable("RAPL counts energy and shows no power")
 
-    def slowdowns(self) -> int:
+    def throttle_reasons(self) -> int:
         return 0  # nothing here says whether clocks were lowered
 
-    def processes(self) -> frozenset[int]:
+    def process_ids(self) -> frozenset[int]:
         return frozenset({os.getpid()})  # a package has no list of them
 
 
-def open_rapl(root: Path = POWERCAP) -> RaplCounter | Unmeasured:
+def open_rapl(root: Path = POWERCAP) -> RaplCounter | EnergyUnavailable:
     """All packages of this machine, or why their energy cannot be read."""
     domains = sorted(path.parent for path in root.glob("intel-rapl:*/name") if _is_package(path))
     if not domains:
-        return Unmeasured("no CPU package shows its energy here (RAPL): a virtual machine, or another processor")
+        return EnergyUnavailable("no CPU package shows its energy here (RAPL): a virtual machine, or another processor")
     try:
         return RaplCounter(domains)
     except CounterUnreadable as why:
-        return Unmeasured(why.reason)
+        return EnergyUnavailable(why.reason)
 
 
 def _is_package(name: Path) -> bool:

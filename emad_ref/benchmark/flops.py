@@ -95,7 +95,7 @@ def flops(work: Work, geometry: Geometry) -> Flops:
     )
 
 
-def probe_share(geometry: Geometry, probes: int, keys: int, probe_flops: int | None = None) -> float:
+def probe_flops_share(geometry: Geometry, probes: int, keys: int, probe_flops: int | None = None) -> float:
     """FLOPs of ``probes`` readouts per token over the FLOPs of all its blocks, attention over ``keys`` keys included.
 
     The claim "probe overhead < 5 % of block FLOPs" (EMAD, §"Cost") is about this number at a token that runs to the
@@ -107,7 +107,7 @@ def probe_share(geometry: Geometry, probes: int, keys: int, probe_flops: int | N
     return probes * each / (geometry.layers * (geometry.block_flops() + geometry.attention_flops(keys)))
 
 
-def relative_cost(
+def pair_relative_cost(
     small_tokens: float, large_tokens: float, emitted: float, *, small_parameters: float, large_parameters: float
 ) -> float:
     """Parameter-weighted tokens processed by both models, over those of the large model alone.
@@ -124,10 +124,10 @@ def relative_cost(
     return (small_tokens * small_parameters + large_tokens * large_parameters) / (emitted * large_parameters)
 
 
-def token_share_cost(large_share: float, *, small_parameters: float, large_parameters: float) -> float:
+def cost_at_token_share(large_share: float, *, small_parameters: float, large_parameters: float) -> float:
     """The headline's cost, s + (1 − s) · P_S / P_L, of the large model alone; the saving is 1 minus it.
 
-    >>> round(token_share_cost(0.43, small_parameters=3e9, large_parameters=11e9), 4)
+    >>> round(cost_at_token_share(0.43, small_parameters=3e9, large_parameters=11e9), 4)
     0.5855
 
     Raises:
@@ -135,6 +135,6 @@ def token_share_cost(large_share: float, *, small_parameters: float, large_param
     """
     if not 0 <= large_share <= 1:
         raise BadArgument("large_share", large_share, "a share in 0–1", "43 % is 0.43")
-    return relative_cost(
+    return pair_relative_cost(
         1 - large_share, large_share, 1.0, small_parameters=small_parameters, large_parameters=large_parameters
     )

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from emad_ref.benchmark.energy import Unmeasured, nvml_bindings, shut_down
+from emad_ref.benchmark.energy import EnergyUnavailable, import_nvml, shut_down_nvml
 
 LIBRARIES = ("torch", "transformers", "numpy", "nvidia-ml-py")
 COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}  # bytes: many times what any cache holds
@@ -67,7 +67,7 @@ def one_thread_for_steps(parameters: int) -> Iterator[None]:
 
 
 @contextmanager
-def every_thread_for_batches(tokens: int) -> Iterator[None]:
+def all_threads_for_batches(tokens: int) -> Iterator[None]:
     """Give back the threads that ``one_thread_for_steps`` took away, for a block that reads ``tokens`` in batches."""
     threads = torch.get_num_threads()
     if not _threads_before or tokens < BATCH:
@@ -100,7 +100,9 @@ def machine_facts(device: str) -> dict[str, Any]:
     return said
 
 
-def copy_bandwidth(device: str, *, size: int | None = None, clock: Callable[[], float] = time.perf_counter) -> float:
+def measure_copy_bandwidth(
+    device: str, *, size: int | None = None, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Bytes a second, read and written, of the fastest of ``COPIES`` copies of ``size`` bytes on ``device``."""
     source = torch.ones(size or COPIED_BYTES[device], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -128,8 +130,8 @@ def _version(library: str) -> str:
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:
     """What NVML says of a board; a text in place of a number where it says nothing."""
-    pynvml = nvml_bindings()
-    if isinstance(pynvml, Unmeasured):
+    pynvml = import_nvml()
+    if isinstance(pynvml, EnergyUnavailable):
         return {"driver": f"unread: {pynvml.reason}"}
     try:
         pynvml.nvmlInit()
@@ -144,7 +146,7 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
             },
         }
     finally:
-        shut_down(pynvml)
+        shut_down_nvml(pynvml)
 
 
 def _value_or_reason(query: Callable[[], Any]) -> Any:
@@ -167,7 +169,7 @@ def _text(value: str | bytes) -> str:
 STATM = Path("/proc/self/statm")  # pages: total, resident, …
 
 
-def unreadable_reason(device: torch.device) -> str:
+def memory_unreadable_reason(device: torch.device) -> str:
     """Why memory on ``device`` cannot be read here; empty where it can."""
     if device.type == "cuda":
         return ""
@@ -176,8 +178,8 @@ def unreadable_reason(device: torch.device) -> str:
     return "" if STATM.exists() else f"resident memory is read from {STATM}, which this system does not have"
 
 
-def used_bytes(device: torch.device) -> int:
-    """Bytes in use on ``device``, garbage collected first; ask ``unreadable_reason`` before."""
+def used_memory_bytes(device: torch.device) -> int:
+    """Bytes in use on ``device``, garbage collected first; ask ``memory_unreadable_reason`` before."""
     gc.collect()
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -188,12 +190,12 @@ def used_bytes(device: torch.device) -> int:
     return int(STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def tensor_bytes() -> int:
+def live_tensor_bytes() -> int:
     """Bytes of all storages, on any device, of tensors that Python still reaches, garbage that waits included.
 
-    Ask ``used_bytes`` before, which has garbage collected. Each storage counts once, however many tensors are views of
-    it. Tensors that C++ alone holds are not seen. Tensors without memory (meta, fake, lazy) count nothing, nor does a
-    wrapper of other tensors, which count themselves.
+    Ask ``used_memory_bytes`` before, which has garbage collected. Each storage counts once, however many tensors are
+    views of it. Tensors that C++ alone holds are not seen. Tensors without memory (meta, fake, lazy) count nothing, nor
+    does a wrapper of other tensors, which count themselves.
     """
     held: dict[int, int] = {}
     with torch._C.DisableTorchFunctionSubclass():  # a subclass may compute where it is asked

@@ -120,7 +120,7 @@ def cache_states(stepper: Stepper, plan: LensPlan, windows: WindowSource, progre
     layers = (*plan.layers, stepper.layers)
     room = CACHED_BYTES // (len(layers) * stepper.geometry.hidden * stepper.unembedding.element_size())
     kept: dict[int, list[Tensor]] = {layer: [] for layer in layers}
-    normalisers, mass = list[Tensor](), torch.zeros(stepper.vocabulary, device=stepper.device)
+    normalisers, mass = list[Tensor](), torch.zeros(stepper.vocabulary_size, device=stepper.device)
     read = list(_until_full(training_windows(plan, windows), room))
     total = sum(window.decided for window in read)
     with tqdm(desc=progress, disable=progress is None, total=total, unit="tok", unit_scale=True) as bar:
@@ -133,8 +133,8 @@ def cache_states(stepper: Stepper, plan: LensPlan, windows: WindowSource, progre
                 normalisers.append(logits.logsumexp(dim=-1))
                 mass += exp_log_probabilities(logits - normalisers[-1][:, None]).sum(dim=0)
             bar.update(len(final))
-    small = stepper.vocabulary <= SAMPLED_TOKENS
-    likeliest = mass.argsort(descending=True)[: stepper.vocabulary if small else SAMPLED_TOKENS // 2]
+    small = stepper.vocabulary_size <= SAMPLED_TOKENS
+    likeliest = mass.argsort(descending=True)[: stepper.vocabulary_size if small else SAMPLED_TOKENS // 2]
     whole_text = {layer: torch.cat(parts) for layer, parts in kept.items()}
     return CachedStates(whole_text, whole_text.pop(stepper.layers), torch.cat(normalisers), likeliest)
 
@@ -168,7 +168,7 @@ def _refine(stepper: Stepper, plan: LensPlan, cache: CachedStates, state: LensFi
     adam = adam_of(plan, state)
     draw = torch.Generator().manual_seed(plan.seed)
     weight, bias = stepper.unembedding.detach(), stepper.unembedding_bias
-    others = torch.from_numpy(np.setdiff1d(np.arange(stepper.vocabulary), cache.likeliest.cpu().numpy()))
+    others = torch.from_numpy(np.setdiff1d(np.arange(stepper.vocabulary_size), cache.likeliest.cpu().numpy()))
     tokens = len(cache.final)
     for step in range(plan.steps):
         rows = torch.randint(tokens, (min(plan.tokens_per_step, tokens),), generator=draw)
@@ -176,7 +176,9 @@ def _refine(stepper: Stepper, plan: LensPlan, cache: CachedStates, state: LensFi
         head = weight[ids], None if bias is None else bias.detach()[ids]
 
         def logits(hidden: Tensor, head: tuple[Tensor, Tensor | None] = head) -> Tensor:
-            return upcast_to_float32(apply_softcap(F.linear(stepper.normed(hidden), *head), stepper.softcap))
+            return upcast_to_float32(
+                apply_softcap(F.linear(stepper.apply_final_norm(hidden), *head), stepper.logit_softcap)
+            )
 
         with torch.no_grad():
             p = exp_log_probabilities(logits(cache.final[rows]) - cache.log_z[rows, None] + log_c)

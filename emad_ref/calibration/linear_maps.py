@@ -92,7 +92,7 @@ def fit_gate(
             with torch.inference_mode():
                 for probe, hidden in states.items():
                     logits = stepper.logits(hidden if tuned is None else tuned(hidden, probe))
-                    pair = stepper.normed(hidden), kl_divergence_nats(final, logits).sqrt()
+                    pair = stepper.apply_final_norm(hidden), kl_divergence_nats(final, logits).sqrt()
                     moments[probe] += Moments.of(*map(to_numpy, pair))
             read += len(final)
             bar.update(len(final))

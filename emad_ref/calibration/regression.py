@@ -164,7 +164,7 @@ class LinearProbeFit:
     def __call__(self, layer: int, states: Tensor, entropy: Tensor) -> None:
         """Add states [tokens, D] after ``layer`` and their full entropies [tokens] in nats."""
         if layer in self.moments:
-            x = self._stepper.normed(states)
+            x = self._stepper.apply_final_norm(states)
             self.moments[layer] += Moments.of(*map(to_numpy, (x, entropy)))
 
     def estimator(self, penalty: float = RIDGE_PENALTY) -> EntropyEstimator:

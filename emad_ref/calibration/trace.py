@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from emad_ref.benchmark.machine import every_thread_for_batches
+from emad_ref.benchmark.machine import all_threads_for_batches
 from emad_ref.calibration.windows import TokenSequence, batched, pad_right, pad_rows, positions_of, shared_inputs
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.kv_cache import KVCache
@@ -135,7 +135,7 @@ def confidence_columns(
     heads = SharedHeads(stepper)
     watches = {rule: make_confidence_probe(stepper, point, heads) for rule, point in rules.items()}
     columns = {rule: ConfidenceColumns.unread(nll_nats, top1) for rule in rules}
-    step = max(FEWEST_TOKENS, LOGITS_AT_A_TIME // (stepper.vocabulary * max(1, len(states))))
+    step = max(FEWEST_TOKENS, LOGITS_AT_A_TIME // (stepper.vocabulary_size * max(1, len(states))))
     for rows in (slice(start, start + step) for start in range(0, len(target), step)):
         for watch in watches.values():
             watch.begin_step()
@@ -458,13 +458,13 @@ def _step_by_step(stepper: Stepper, tokens: Ints, start: int) -> Iterator[Tensor
     cache = stepper.new_cache(1, len(tokens))
     ids = torch.from_numpy(np.asarray(tokens, dtype=np.int64))[None].to(stepper.device)
     if start:
-        frame = stepper.frame(np.arange(start)[None], cache)
-        stepper.run(stepper.embed(ids[:, :start], frame), 0, stepper.layers, frame, cache)
+        frame = stepper.prepare_forward(np.arange(start)[None], cache)
+        stepper.run_layers(stepper.embed(ids[:, :start], frame), 0, stepper.layers, frame, cache)
     for at in range(start, len(tokens)):
-        frame = stepper.frame(np.array([[at]]), cache)
+        frame = stepper.prepare_forward(np.array([[at]]), cache)
         hidden, states = stepper.embed(ids[:, at : at + 1], frame), []
         for layer in range(1, stepper.layers + 1):
-            hidden = stepper.run(hidden, layer - 1, layer, frame, cache)
+            hidden = stepper.run_layers(hidden, layer - 1, layer, frame, cache)
             states.append(hidden[0])
         yield stepper.logits(torch.cat(states))
 
@@ -512,13 +512,13 @@ def states_after(
     run, place = shared_inputs(batch)
     tokens, lengths = pad_right(run)
     cache = open_cache(stepper, [sequence.source for sequence in run], tokens.shape[1])
-    frame = stepper.frame(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
+    frame = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
     hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame)
     row = np.repeat(place, [sequence.decided for sequence in batch])
     chosen = tuple(torch.from_numpy(index).to(stepper.device) for index in (row, positions_of(batch)))
     below = 0
     for layer in range(1, stepper.layers + 1) if layers is None else layers:
-        hidden, below = stepper.run(hidden, below, layer, frame, cache), layer
+        hidden, below = stepper.run_layers(hidden, below, layer, frame, cache), layer
         yield hidden[chosen]
 
 
@@ -662,7 +662,7 @@ def _sample_positions(batch: Sequence[TokenSequence], every: int) -> Bools:
 
 def head_blocks(stepper: Stepper, rows: int) -> Iterator[slice]:
     """Slices of ``rows`` states whose logits are read at a time: ``LOGITS_IN_CACHE`` of them."""
-    at_once = max(FEWEST_TOKENS, LOGITS_IN_CACHE // stepper.vocabulary)
+    at_once = max(FEWEST_TOKENS, LOGITS_IN_CACHE // stepper.vocabulary_size)
     return (slice(start, start + at_once) for start in range(0, rows, at_once))
 
 
@@ -780,7 +780,7 @@ def _assemble(
     shown: dict[str, Any] = {"desc": progress, "disable": progress is None or None, "file": file}
     shown |= {"total": sum(each.decided for each in ordered), "unit": "tok", "unit_scale": True}
     back, batches = np.argsort(order), list[tuple[Trace, ...]]()
-    with every_thread_for_batches(sum(each.size for each in ordered)), tqdm(**shown) as bar:
+    with all_threads_for_batches(sum(each.size for each in ordered)), tqdm(**shown) as bar:
         for batch in traced([ordered[i] for i in order]):
             batches.append(batch)
             bar.update(len(batch[0]))
@@ -816,7 +816,7 @@ def take_trace_pair(
 
 def open_cache(stepper: Stepper, sources: Sequence[Ints | None], positions: int) -> KVCache | None:
     """The cache for one plain pass: None, or a cache with the encoded sources."""
-    return None if all(source is None for source in sources) else stepper.open(sources, positions)
+    return None if all(source is None for source in sources) else stepper.open_cache(sources, positions)
 
 
 @torch.inference_mode()
@@ -829,10 +829,10 @@ def layer_states(stepper: Stepper, sequences: Sequence[Ints], source: Ints | Non
     tokens = pad_rows(sequences)
     rows, longest = tokens.shape
     cache = open_cache(stepper, [source] * rows, longest)
-    frame = stepper.frame(np.tile(np.arange(longest), (rows, 1)), cache)
+    frame = stepper.prepare_forward(np.tile(np.arange(longest), (rows, 1)), cache)
     hidden, states = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame), []
     for layer in range(1, stepper.layers + 1):
-        hidden = stepper.run(hidden, layer - 1, layer, frame, cache)
+        hidden = stepper.run_layers(hidden, layer - 1, layer, frame, cache)
         states.append(hidden)
     return states
 

@@ -267,10 +267,10 @@ def iterate_pruning_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleCo
     stepper = exits.subject.stepper
     for task, minimum in exits.solved_settings:
         ours = exits.answer_by_rule(task, "JSD, adaptive", minimum).exited
-        unsure, sure = compute_adaptive_k_range(minimum, stepper.layers, stepper.vocabulary)
+        unsure, sure = compute_adaptive_k_range(minimum, stepper.layers, stepper.vocabulary_size)
         for rival in RIVALS:
             name = rival.removeprefix("JSD, ")
-            kept = PRUNINGS[name](minimum, stepper.layers, stepper.vocabulary).kept
+            kept = PRUNINGS[name](minimum, stepper.layers, stepper.vocabulary_size).kept
             sizes = f"k = {unsure}–{sure} (adaptive) and {', '.join(map(str, kept))} ({name})"
             theirs = exits.answer_by_rule(task, rival, minimum).exited
             yield RuleComparison(f"{task}, j={minimum}, against {name}", ours, theirs, sizes)
@@ -285,7 +285,7 @@ def compute_adaptive_k_range(minimum: int, layers: int, vocabulary: int) -> tupl
 
 def make_pruning_size_table(exits: EarlyExitMeasurements) -> AttachedTable:
     """k of each pruning after every minimum layer; the adaptive one if nothing, or everything, were sure."""
-    layers, vocabulary = exits.subject.stepper.layers, exits.subject.stepper.vocabulary
+    layers, vocabulary = exits.subject.stepper.layers, exits.subject.stepper.vocabulary_size
     rows: list[dict[str, Any]] = []
     for minimum in exits.minimum_exit_layers:
         fixed, decaying = (PRUNINGS[name](minimum, layers, vocabulary).kept for name in ("fixed", "decaying"))

@@ -35,7 +35,7 @@ from emad_ref.measurements.early_exits import (
 )
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
-from emad_ref.models.geometry import Geometry, geometry_named
+from emad_ref.models.geometry import Geometry, published_geometry
 from emad_ref.statistics.accuracy import estimate_score_difference
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import build_count_leg, build_report_leg, decide_legs
@@ -99,7 +99,7 @@ def compute_never_exiting_ratios(subject: ModelUnderTest, before: str, after: st
 
 def compute_paper_ratios(before: str, after: str) -> NeverExiting:
     """On the paper's own model."""
-    return compute_token_ratios(PAPERS, geometry_named(PAPERS), PUBLISHED_MINIMA, before, after)
+    return compute_token_ratios(PAPERS, published_geometry(PAPERS), PUBLISHED_MINIMA, before, after)
 
 
 def compute_token_ratios(name: str, geometry: Geometry, minima: Iterable[int], before: str, after: str) -> NeverExiting:
@@ -265,7 +265,7 @@ def answer_gain_formula(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
     if not evidence.subject.is_seq2seq:
         reason = "the claim needs an encoder-decoder model, not a decoder-only model"
         return Answer(asked.not_applicable(reason))
-    geometry = geometry_named(PAPERS)
+    geometry = published_geometry(PAPERS)
     pruned = [make_published_pruning(minimum, geometry.layers, geometry.vocabulary) for minimum in MINIMA]
     verdict = decide_gain_formula((pruned, compute_paper_ratios("softmax", "softmax, fixed")), asked)
     return Answer(verdict, fingerprint=evidence.fingerprint)

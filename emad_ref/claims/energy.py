@@ -23,12 +23,12 @@ import torch
 from emad_ref.benchmark.energy import (
     EnergyCounter,
     EnergyResult,
-    Unmeasured,
-    counted_over_polled,
-    measure_pairs,
+    EnergyUnavailable,
+    counter_to_power_ratio,
+    measure_energy_pairs,
+    measure_refresh_seconds,
     open_nvml,
     open_rapl,
-    refresh_seconds,
 )
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.measurements.attachments import Attachments
@@ -87,14 +87,14 @@ def answer_energy(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     return Answer(verdict, evidence.corpus, evidence.fingerprint, Attachments(notes=notes))
 
 
-def gather_energy_evidence(energies: Mapping[int, EnergyResult | Unmeasured]) -> EnergyEvidence:
+def gather_energy_evidence(energies: Mapping[int, EnergyResult | EnergyUnavailable]) -> EnergyEvidence:
     """What was measured by batch size, as ``decide`` takes it: readings from a device, or replayed ones."""
     found = {}
     for rows, each in energies.items():
-        if isinstance(each, Unmeasured):
+        if isinstance(each, EnergyUnavailable):
             return each.reason
         adaptive, full = (ByPair(each.joules_per_token(arm)) for arm in ARMS)
-        found[rows] = adaptive, full, *(ByPair(each.resolution(arm)) for arm in ARMS)
+        found[rows] = adaptive, full, *(ByPair(each.relative_resolution(arm)) for arm in ARMS)
     return found
 
 
@@ -105,14 +105,18 @@ def format_energy_note(energies: EnergyResult) -> str:
     return "; ".join((energies.source, ALONE, *moves, *energies.caveats, spoiled))
 
 
-def open_energy_counter(stepper: Stepper, packages: bool = False) -> AbstractContextManager[EnergyCounter | Unmeasured]:
+def open_energy_counter(
+    stepper: Stepper, packages: bool = False
+) -> AbstractContextManager[EnergyCounter | EnergyUnavailable]:
     """NVML's counter of the one GPU that the model lies on, or why there is none.
 
     ``packages``: that of the processor (RAPL), where the model lies on no GPU.
     """
-    places = {stepper.device, *stepper.places}
+    places = {stepper.device, *stepper.devices}
     if len(places) > 1:
-        return nullcontext(Unmeasured(f"the model lies on {len(places)} devices, and a counter sees one of them"))
+        return nullcontext(
+            EnergyUnavailable(f"the model lies on {len(places)} devices, and a counter sees one of them")
+        )
     if stepper.device.type == "cpu" and packages:
         return nullcontext(open_rapl())
     return open_nvml(find_device_uuid(stepper.device))
@@ -124,18 +128,18 @@ def find_device_uuid(device: torch.device) -> str | None:
 
 
 def measure_energy_by_batch_size(
-    evidence: ModelMeasurements, counter: EnergyCounter | Unmeasured
-) -> dict[int, EnergyResult | Unmeasured]:
+    evidence: ModelMeasurements, counter: EnergyCounter | EnergyUnavailable
+) -> dict[int, EnergyResult | EnergyUnavailable]:
     """Batch size → windows of it; nothing is tried after the first that cannot be measured."""
-    energies: dict[int, EnergyResult | Unmeasured] = {}
+    energies: dict[int, EnergyResult | EnergyUnavailable] = {}
     for rows in evidence.study.budget.batch_sizes:
-        energies[rows] = counter if isinstance(counter, Unmeasured) else measure_energy(evidence, counter, rows)
-        if isinstance(energies[rows], Unmeasured):
+        energies[rows] = counter if isinstance(counter, EnergyUnavailable) else measure_energy(evidence, counter, rows)
+        if isinstance(energies[rows], EnergyUnavailable):
             break
     return energies
 
 
-def measure_energy(evidence: ModelMeasurements, counter: EnergyCounter, rows: int) -> EnergyResult | Unmeasured:
+def measure_energy(evidence: ModelMeasurements, counter: EnergyCounter, rows: int) -> EnergyResult | EnergyUnavailable:
     """Joules and tokens of full depth and of the timed point, requests of the same shape as those timed.
 
     Raises:
@@ -158,24 +162,24 @@ def measure_energy(evidence: ModelMeasurements, counter: EnergyCounter, rows: in
         subject.open_audited_decoder(subject.full_depth_point, max_rows=rows) as full,
         subject.open_audited_decoder(latency.most_saving_point, max_rows=rows) as adaptive,
     ):
-        refresh = refresh_seconds(counter)
-        if isinstance(refresh, Unmeasured):
+        refresh = measure_refresh_seconds(counter)
+        if isinstance(refresh, EnergyUnavailable):
             return refresh
         at_full = arm(full)
-        agreement = counted_over_polled(counter, lambda request: at_full(-1, request), synchronize=full.synchronize)
-        energies = measure_pairs(
+        agreement = counter_to_power_ratio(counter, lambda request: at_full(-1, request), synchronize=full.synchronize)
+        energies = measure_energy_pairs(
             {"full": at_full, "adaptive": arm(adaptive)},
             pairs,
             np.random.default_rng(subject.seed),
             counter,
             synchronize=full.synchronize,
         )
-    return energies if isinstance(energies, Unmeasured) else add_self_check(energies, refresh, agreement)
+    return energies if isinstance(energies, EnergyUnavailable) else add_self_check(energies, refresh, agreement)
 
 
-def add_self_check(energies: EnergyResult, refresh_s: float, agreement: float | Unmeasured) -> EnergyResult:
+def add_self_check(energies: EnergyResult, refresh_s: float, agreement: float | EnergyUnavailable) -> EnergyResult:
     """With what is known of the instrument: how often it moves, and how it stands to the power beside it."""
-    if isinstance(agreement, Unmeasured):
+    if isinstance(agreement, EnergyUnavailable):
         said = [f"no self-check: {agreement.reason}"]
     else:
         said = [f"counted over integrated power: {agreement:.2f}"]

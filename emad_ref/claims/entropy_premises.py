@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.benchmark.flops import probe_share
+from emad_ref.benchmark.flops import probe_flops_share
 from emad_ref.calibration.monotonicity import correction_text, profile_warnings
 from emad_ref.calibration.trace import Trace
 from emad_ref.claims.base import (
@@ -28,7 +28,7 @@ from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.pareto import MarginGain, measure_margin_gain
 from emad_ref.measurements.traces import PAPER_KS, PAPER_RANKS, READ
-from emad_ref.models.geometry import Geometry, geometry_named
+from emad_ref.models.geometry import Geometry, published_geometry
 from emad_ref.point import EntropyEstimator
 from emad_ref.probes.estimators import probe_flops
 from emad_ref.record import Bools, Floats
@@ -177,7 +177,7 @@ def decide_probe_cost(found: ProbeShares, asked: ClaimContext) -> Verdict:
 def answer_probe_cost(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """The model under test beside small models of the papers."""
     geometries = {f"{evidence.name} (under test)": evidence.loaded.geometry}
-    geometries |= {f"geometry of {name}": geometry_named(name) for name in GEOMETRIES}
+    geometries |= {f"geometry of {name}": published_geometry(name) for name in GEOMETRIES}
     found = {name: compute_probe_shares(geometry) for name, geometry in geometries.items()}
     estimators = dict.fromkeys(name for shares in found.values() for name in shares)
     rows = [
@@ -191,7 +191,7 @@ def answer_probe_cost(evidence: ModelMeasurements, asked: ClaimContext) -> Answe
 def compute_probe_shares(geometry: Geometry) -> dict[str, float]:
     """Estimator and stride → share, at a context of ``CONTEXT`` tokens; strides that leave a probe."""
     return {
-        f"{estimator.name}, stride {stride}": probe_share(
+        f"{estimator.name}, stride {stride}": probe_flops_share(
             geometry, (geometry.layers - 1) // stride, CONTEXT, probe_flops(geometry, estimator)
         )
         for stride in STRIDES

@@ -82,7 +82,7 @@ def measure_logit_differences(evidence: ModelMeasurements, falls: Sequence[int] 
         Unsupported: the decoder under test declines full depth or a depth from outside.
     """
     subject, depths = evidence.subject, np.minimum.accumulate(np.asarray(falls))
-    tokens = np.random.default_rng(seed).integers(0, subject.stepper.vocabulary, PROMPT + len(depths))
+    tokens = np.random.default_rng(seed).integers(0, subject.stepper.vocabulary_size, PROMPT + len(depths))
     at_depths = np.append(subject.stepper.layers, depths)
     reference = subject.reference_lens(tokens).between(PROMPT - 1, len(tokens)).at_depth(at_depths)
     with subject.open_decoder(subject.full_depth_point) as decoder:
@@ -262,7 +262,7 @@ def measure_copy_differences(evidence: ModelMeasurements, int8: LoadedModel) -> 
         Unsupported: the decoder under test declines full depth or a depth from outside.
     """
     rng = np.random.default_rng(evidence.study.seed)
-    tokens = rng.integers(0, int8.stepper.vocabulary, INT8_PROMPT + INT8_FED)
+    tokens = rng.integers(0, int8.stepper.vocabulary_size, INT8_PROMPT + INT8_FED)
     depths = np.sort(rng.integers(1, int8.stepper.layers + 1, INT8_FED))[::-1]
     reference = stepwise_logits(int8.stepper, tokens, INT8_PROMPT - 1)[1:]  # a prompt's last position is a step
     subject = evidence.for_loaded_model(int8).subject

@@ -43,7 +43,7 @@ from emad_ref.cli.server import add_serve_arguments, serve_decoder
 from emad_ref.console import print_error, run_cli_command
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.measurements.option_values import LARGEST_SEED, MOST, MOST_NATS
-from emad_ref.models.names import require_available
+from emad_ref.models.names import require_weights_available
 from emad_ref.report.deselection import PAGES
 
 Verb = Callable[[argparse.Namespace], int | None]  # exit status; None: 0
@@ -142,12 +142,12 @@ def require_loadable_models(args: argparse.Namespace) -> None:
     """Check that every named model can be loaded, before torch and Transformers are imported.
 
     Raises:
-        BadArgument, ModelUnavailable: as ``models.names.require_available``.
+        BadArgument, ModelUnavailable: as ``models.names.require_weights_available``.
     """
     names = [getattr(args, name, None) for name in MODEL_ARGUMENTS]
     for name in (*names, *(getattr(args, "pair", None) or ())):
         if name is not None:
-            require_available(name)
+            require_weights_available(name)
 
 
 def _number_text(number: float) -> str:

@@ -76,7 +76,7 @@ def calibrate(args: argparse.Namespace) -> None:
         dtype=dtype,
         window=window_size(stepper.max_positions),
         probes=probes,
-        bins=resolve_bin_spec(args, loaded.fingerprint, dtype, corpora, stepper.vocabulary),
+        bins=resolve_bin_spec(args, loaded.fingerprint, dtype, corpora, stepper.vocabulary_size),
         tokens=args.tokens,
         documents=corpus_window_limit(args),
         every_layer=args.every_layer,
@@ -85,7 +85,7 @@ def calibrate(args: argparse.Namespace) -> None:
     names = ", ".join(corpora)
     label = f"{args.model}: {names}"
     with open_workers(args.executor) as workers:
-        parts = None if workers is None else worker_statistics(workers, ModelSpec.of(loaded), plan)
+        parts = None if workers is None else worker_statistics(workers, ModelSpec.from_loaded(loaded), plan)
         profile = run(stepper, plan, corpora, checkpoint=checkpoint, resume=args.resume, progress=label, parts=parts)
     profile.save(args.out)
     remove_file(checkpoint, "checkpoint")  # after the profile is saved, so that a crash in between loses nothing

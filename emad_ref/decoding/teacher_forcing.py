@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.benchmark.machine import every_thread_for_batches
+from emad_ref.benchmark.machine import all_threads_for_batches
 from emad_ref.calibration.trace import FEWEST_TOKENS, head_blocks, open_cache, targets_of
 from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence, batched, pad_right, positions_of
 from emad_ref.decoding.reference import WalkedDecoder, require_known_token_ids, require_within_max_positions
@@ -116,12 +116,12 @@ def teacher_force_texts(
         NotFinite: logits hold NaN or +inf.
     """
     texts: dict[int, TeacherForcedText] = {}
-    at_once = min(TOKENS_PER_BATCH, max(FEWEST_TOKENS, LOGITS_OF_BATCH // decoder.stepper.vocabulary))
+    at_once = min(TOKENS_PER_BATCH, max(FEWEST_TOKENS, LOGITS_OF_BATCH // decoder.stepper.vocabulary_size))
     layerwise = is_fed_layerwise(decoder.point)
     for chosen in batches_by_length(sequences, decoder.max_rows):
         batch = [sequences[i] for i in chosen]
         if layerwise:
-            with every_thread_for_batches(sum(text.size for text in batch)):
+            with all_threads_for_batches(sum(text.size for text in batch)):
                 forced = [text for some in batched(batch, at_once) for text in _force_layerwise(decoder, some, fed)]
         else:
             forced = _force_by_token(decoder, batch, fed)
@@ -177,10 +177,10 @@ def _force_layerwise(
 
     run = [replace(text, tokens=text.tokens[:-1]) for text in batch]  # the last token is only predicted
     tokens, lengths = pad_right(run)
-    require_known_token_ids(np.concatenate([text.tokens for text in batch]), stepper.vocabulary)
+    require_known_token_ids(np.concatenate([text.tokens for text in batch]), stepper.vocabulary_size)
     require_within_max_positions(tokens.shape[1], stepper)
     cache = open_cache(stepper, [text.source for text in run], tokens.shape[1])
-    frame = stepper.frame(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
+    frame = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
     hidden = stepper.embed(index(tokens), frame)
     counts = np.array([text.decided for text in batch])
     row, position = np.repeat(np.arange(len(batch)), counts), positions_of(batch)
@@ -191,7 +191,7 @@ def _force_layerwise(
     exits = torch.empty_like(hidden[rows, positions])  # [decided, D] the state that each token stopped with
     probe.begin_step()
     for layer in range(1, point.ceiling + 1):
-        hidden = stepper.run(hidden, layer - 1, layer, frame, cache)
+        hidden = stepper.run_layers(hidden, layer - 1, layer, frame, cache)
         states, shown = hidden[rows, positions], None
         stops = np.full(len(running), layer == point.ceiling)
         if layer in point.probes and len(running):

@@ -31,7 +31,7 @@ from emad_ref.measurements.pareto import (
     measure_profile_flatness,
 )
 from emad_ref.measurements.traces import READ
-from emad_ref.models.bundled import bundled_names
+from emad_ref.models.bundled import bundled_model_names
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import FEATURES, EntropyEstimator, OperatingPoint, ScheduleName
 from emad_ref.probes.estimators import ExactIndex, LowRankIndex, low_rank_factors, recall_at_k
@@ -358,7 +358,7 @@ class RecallCounter:
         """Count for states [tokens, D] after ``layer``."""
         if layer not in self._probes:
             return
-        normed = self._stepper.normed(states)
+        normed = self._stepper.apply_final_norm(states)
         self._tokens[layer] = self._tokens.get(layer, 0) + len(states)
         for estimator, index in self._indices.items():
             retrieved, true = (each.search(normed, estimator.k)[1] for each in (index, self._exact))
@@ -384,7 +384,7 @@ def tabulate_profile_flatness(evidence: ModelMeasurements, rng: np.random.Genera
 
 def list_available_measurements(evidence: ModelMeasurements) -> list[ModelMeasurements]:
     """Each model that continues documents, on its corpus and on the one that shifts it."""
-    others = [name for name in bundled_names() if name != evidence.name] if evidence.loaded.bundled else []
+    others = [name for name in bundled_model_names() if name != evidence.name] if evidence.loaded.bundled else []
     models = [evidence, *(other for name in others if not (other := evidence.for_other_model(name)).subject.is_seq2seq)]
     return [each for model in models for each in (model, model.on_shifted_corpus) if each is not None]
 

@@ -28,8 +28,8 @@ from emad_ref.errors import stop_run_on_error
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.record import Floats, Ints
 from emad_ref.statistics.units import ByItem
-from emad_ref.tasks.datasets import PUBLISHED, PublishedPairs, has_task_file, load_pairs, task_files
-from emad_ref.tasks.metrics import samsum_results, squad_results
+from emad_ref.tasks.datasets import PUBLISHED, PublishedPairs, has_task_file, load_seq2seq_pairs, task_file_names
+from emad_ref.tasks.metrics import score_samsum_summary, score_squad_answer
 from emad_ref.text.seq2seq_pairs import SourceTarget, TextTask, generate_pairs
 
 WORLD = "world:pairs"
@@ -126,10 +126,10 @@ class EarlyExitTasks:
         task, data = TASKS[name], self._subject.data
         if task.corpus != WORLD:
             if data is None:
-                every = ", ".join(" or ".join(task_files(published)) for published in PUBLISHED)
+                every = ", ".join(" or ".join(task_file_names(published)) for published in PUBLISHED)
                 return f"no SQuAD/SamSum files; --emad-data DIR holds {every}"
             if not has_task_file(name, data):
-                return f"no {' or '.join(task_files(name))} in --emad-data {data}"
+                return f"no {' or '.join(task_file_names(name))} in --emad-data {data}"
         if task.kind == "summary" and not find_spec("rouge_score"):
             return "its scorer rouge-score is not installed: pip install 'pytest-emad[tasks]'"
         return ""
@@ -208,7 +208,7 @@ class EarlyExitTasks:
     def _published(self, name: str, count: int | None) -> PublishedPairs:
         assert self._subject.data is not None, "without a folder no published task is asked"
         with stop_run_on_error():
-            return load_pairs(name, self._subject.data, count, self._subject.seed)
+            return load_seq2seq_pairs(name, self._subject.data, count, self._subject.seed)
 
     def _tokenised(self, name: str, chosen: tuple[SourceTarget, ...], origin: str) -> TaskItems:
         window, new = self._subject.window_size, TASKS[name].new
@@ -250,7 +250,7 @@ def exact_match(name: str, text: str, answers: Sequence[str]) -> float | None:
     """1 where ``text`` equals an answer but for case, punctuation and articles, else 0; None for a summary."""
     if TASKS[name].kind == "summary":
         return None
-    return squad_results({"answers": {"text": answers}}, [text])["exact"]
+    return score_squad_answer({"answers": {"text": answers}}, [text])["exact"]
 
 
 def _last_number(text: str) -> str:
@@ -263,8 +263,10 @@ def _chain_ends(text: str, answers: Sequence[str]) -> float:
 
 
 SCORES: dict[TextTask, Callable[[str, Sequence[str]], float]] = {
-    "qa": lambda text, answers: squad_results({"answers": {"text": answers}}, [text])["f1"],
-    "summary": lambda text, answers: max(samsum_results({"summary": answer}, [text])["rougeL"] for answer in answers),
+    "qa": lambda text, answers: score_squad_answer({"answers": {"text": answers}}, [text])["f1"],
+    "summary": lambda text, answers: max(
+        score_samsum_summary({"summary": answer}, [text])["rougeL"] for answer in answers
+    ),
     "count": _chain_ends,
 }
 # (text, words of a usual answer) → candidate answers in the text, each as likely

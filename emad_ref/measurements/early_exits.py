@@ -19,7 +19,7 @@ from emad_ref.exit_rules import early_exit_point
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.early_exit_tasks import TASKS, EarlyExitTasks, TaskItems, exact_match, score_answer
 from emad_ref.measurements.model_under_test import ModelUnderTest
-from emad_ref.models.bundled import bundled_names
+from emad_ref.models.bundled import bundled_model_names
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import ConfidenceParameters, OperatingPoint, ScheduleName
 from emad_ref.probes.contrast import get_score_function
@@ -468,7 +468,7 @@ class EarlyExitMeasurements:
         self, rule: str, minimum: int, threshold: float = THRESHOLD, schedule: ScheduleName = "copying"
     ) -> OperatingPoint:
         """The point of a row of ``RULES``, or of JSD ``AS_CODED``."""
-        sizes = self.subject.stepper.layers, self.subject.stepper.vocabulary
+        sizes = self.subject.stepper.layers, self.subject.stepper.vocabulary_size
         if rule == AS_CODED:
             first = first_amateur_layer(minimum)
             return early_exit_point(
@@ -529,7 +529,7 @@ class EarlyExitMeasurements:
         name = TWINS.get(self.subject.name)
         if name is None:
             return f"only {' and '.join(TWINS)} are one model before and after tuning"
-        return self._beside(name) if name in bundled_names() else f"{name} does not come with this package"
+        return self._beside(name) if name in bundled_model_names() else f"{name} does not come with this package"
 
 
 # ------------------------------------------------------------ tables

@@ -38,11 +38,11 @@ def measure_logit_tolerances(model: str, dtype: str, device: str, seed: int = 0)
     loaded = load(model, device=device, dtype=getattr(torch, dtype))
     stepper = loaded.stepper
     length = min(CHECKED, stepper.max_positions)
-    tokens = np.random.default_rng(seed).integers(0, stepper.vocabulary, length)
+    tokens = np.random.default_rng(seed).integers(0, stepper.vocabulary_size, length)
     difference = np.abs(stepwise_logits(stepper, tokens, 0) - lens_logits(stepper, tokens))
     return {
         "largest difference": float(difference.max()),
-        "bound": tolerance(loaded.geometry.family, dtype, device, loaded.stepper.kernel),
+        "bound": tolerance(loaded.geometry.family, dtype, device, loaded.stepper.attention_kernel),
         "tokens": length,
         "layers": stepper.layers,
     }
@@ -62,8 +62,8 @@ def measure_weight_bandwidth(model: str, dtype: str, device: str, seed: int = 0)
     each = float(np.median(seconds["many"] - seconds["few"])) / NEW
     geometry = loaded.geometry
     table = geometry.vocabulary * geometry.embedding_width  # read row by row, unless the head is the same table
-    read = (geometry.parameters() - (0 if geometry.tied else table)) * loaded.stepper.unembedding.element_size()
-    reached = machine.copy_bandwidth(device)
+    read = (geometry.parameter_count() - (0 if geometry.tied else table)) * loaded.stepper.unembedding.element_size()
+    reached = machine.measure_copy_bandwidth(device)
     return {
         "seconds a token": each,
         "bytes a token": read,
@@ -84,20 +84,20 @@ def compare_captured_steps(model: str, dtype: str, device: str, seed: int = 0) -
     """
     loaded = load(model, device=device, dtype=getattr(torch, dtype))
     captured = loaded.stepper
-    if not isinstance(captured, CausalStepper) or not captured.captures:
+    if not isinstance(captured, CausalStepper) or not captured.is_capturing_graphs:
         ran = captured.backend if isinstance(captured, CausalStepper) else loaded.provenance["backend"]
         raise Unsupported(f"no step of {model} is captured on {device}: it runs by {ran}")
     eager, full = CausalStepper(loaded.model, backend=EAGER), full_depth(captured.layers)
     decoders = {"captured": WalkedDecoder(captured, full), "eager": WalkedDecoder(eager, full)}
     rng, length = np.random.default_rng(seed), min(CHECKED, captured.max_positions)
-    tokens = rng.integers(0, captured.vocabulary, length)
+    tokens = rng.integers(0, captured.vocabulary_size, length)
     difference = np.abs(np.subtract(*(_stepwise_logits(decoder, tokens) for decoder in decoders.values())))
     prompt = Prompt(np.arange(8, dtype=np.int64))
     generate = make_transformers_generate(loaded.model, loaded.stepper.device)
     arms: dict[str, Arm] = {"generate": lambda _: _discard(generate(prompt, NEW))}
     arms |= {name: partial(_decode, decoder, [prompt], NEW) for name, decoder in decoders.items()}
     seconds = time_pairs(arms, TIMED, rng, warm_up=2, synchronize=decoders["captured"].synchronize).seconds
-    if not captured.captures:
+    if not captured.is_capturing_graphs:
         raise Unsupported(f"captures were given up on {device}: {captured.backend}")
     ratios = {
         name: estimate_total_speedup(ByPair(seconds[name]), ByPair(seconds["captured"]))
@@ -105,7 +105,7 @@ def compare_captured_steps(model: str, dtype: str, device: str, seed: int = 0) -
     }
     return {
         "largest difference": float(difference.max()),
-        "bound": tolerance(loaded.geometry.family, dtype, device, loaded.stepper.kernel),
+        "bound": tolerance(loaded.geometry.family, dtype, device, loaded.stepper.attention_kernel),
         "tokens": length,
         "backend": captured.backend,
         **{f"{name}, seconds a token": float(np.median(each)) / NEW for name, each in seconds.items()},

@@ -25,7 +25,7 @@ import torch
 from emad_ref.audit.finding import Finding, Tally
 from emad_ref.audit.reference_logits import is_read_from_logits
 from emad_ref.audit.spot_checks import TimedRequest, no_faster_than_work, timed_lengths, timed_requests
-from emad_ref.benchmark.clock import PairedTimings, smallest_decidable_speedup, time_pairs
+from emad_ref.benchmark.clock import PairedTimings, minimum_detectable_speedup, time_pairs
 from emad_ref.benchmark.flops import flops
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.speculation import SpeculationResult
@@ -580,7 +580,7 @@ def compute_decidable_speedups(seconds: Mapping[str, Floats], threshold: float, 
     own = seconds[ADAPTIVE] / seconds[ADAPTIVE].mean()
     spreads = [float((a / a.mean() - own).std(ddof=1)) for arm, a in seconds.items() if arm != ADAPTIVE]
     up, down = (
-        smallest_decidable_speedup(
+        minimum_detectable_speedup(
             max(spreads), len(own), threshold=threshold, error=error, units=BLOCKS[-1], inflation=PLANNED_INFLATION
         )
         for error in (LEVEL, LEVEL / legs)

@@ -249,7 +249,7 @@ class ExitEvaluation:
 
     @property
     def _families(self) -> list[ExitFamily]:
-        fitted, vocabulary, layers = self.exit.fitted, self.subject.stepper.vocabulary, self.subject.stepper.layers
+        fitted, vocabulary, layers = self.exit.fitted, self.subject.stepper.vocabulary_size, self.subject.stepper.layers
         own = published_families(self._traces.profile, vocabulary, self._layers_read)
         own += free_depth_families(layers, vocabulary, self._layers_read)
         return own + ([] if fitted.gate is None else tuned_lens_families(fitted, vocabulary))

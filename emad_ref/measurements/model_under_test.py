@@ -126,7 +126,9 @@ class ModelUnderTest:
     @cached_property
     def tolerance(self) -> float:
         """Largest honest difference of a logit or signal for this family, dtype, device and attention kernel."""
-        return tolerance(self.loaded.geometry.family, self.dtype, self.stepper.device.type, self.stepper.kernel)
+        return tolerance(
+            self.loaded.geometry.family, self.dtype, self.stepper.device.type, self.stepper.attention_kernel
+        )
 
     @cached_property
     def max_declarable_noise(self) -> float:
@@ -153,7 +155,7 @@ class ModelUnderTest:
 
     @property
     def opening_token(self) -> int | None:
-        return self.loaded.opening
+        return self.loaded.opening_token_id
 
     @property
     def tokenizer(self) -> Any:
@@ -200,13 +202,13 @@ class ModelUnderTest:
         if not self.is_seq2seq:
             return None
         rng = np.random.default_rng([self.seed, len(SPLITS)])
-        tokens: Ints = rng.integers(0, self.stepper.vocabulary, SOURCE_TOKENS)
+        tokens: Ints = rng.integers(0, self.stepper.vocabulary_size, SOURCE_TOKENS)
         return tokens
 
     @property
     def stop_tokens(self) -> frozenset[int]:
         """Tokens that end a text of the model."""
-        return self.loaded.ends
+        return self.loaded.end_token_ids
 
     def iterate_documents(self, split: Split) -> Iterator[Ints | LongDocument]:
         """int64 documents of the run's corpus without the opening token; kept once read, endless if generated.
@@ -232,9 +234,9 @@ class ModelUnderTest:
             longest = max(UNTRAINED["tokens"], self.budget.prompt_tokens)  # a timed prompt is cut from one document
             for number in count():  # each is drawn by itself, so its opening does not depend on the budget
                 rng = np.random.default_rng([self.seed, SPLITS.index(split), number])
-                yield rng.integers(0, self.stepper.vocabulary, longest)
+                yield rng.integers(0, self.stepper.vocabulary_size, longest)
         if self.corpus == "self":
-            longest, ends = min(self.window_size, 256) - 1, self.loaded.ends
+            longest, ends = min(self.window_size, 256) - 1, self.loaded.end_token_ids
             yield from sample_documents(self.stepper, self.opening_token, longest, split, self.seed, ends)
             return
         self._texts[split] = iterate_corpus_documents(self.corpus, split, seed=self.seed, data=self.data)
@@ -268,7 +270,7 @@ class ModelUnderTest:
         """
         documents = self.iterate_documents("evaluate")
         if self.corpus == "self":
-            ends = self.loaded.ends
+            ends = self.loaded.end_token_ids
             documents = sample_documents(self.stepper, self.opening_token, longest, "evaluate", self.seed, ends)
         cut = windows(documents, longest, self.opening_token, count, per_document=1)
         return [Prompt(window.tokens, self.audit_source) for window in cut]
@@ -292,7 +294,7 @@ class ModelUnderTest:
         read: dict[str, Any] = {"rules": rules, "layers": layers, "sample_every": sample_every}
         named, file = f"{self.name}: {what}", self.get_progress_stream()
         if (workers := self._resources.workers) is not None:
-            spec = ModelSpec.of(self.loaded)
+            spec = ModelSpec.from_loaded(self.loaded)
 
             def traced(ordered: list[TokenSequence]) -> Iterator[Trace]:
                 return worker_traces(workers, spec, ordered, **read)
@@ -549,7 +551,7 @@ def open_model(name: str, study: Study) -> Iterator[LoadedModel]:
     dtype = getattr(torch, study.dtype)
     loaded = load(name, device=study.device, dtype=dtype, seed=study.seed, backend=study.walk)
     try:
-        with one_thread_for_steps(loaded.geometry.parameters()):
+        with one_thread_for_steps(loaded.geometry.parameter_count()):
             yield loaded
     finally:
         del loaded

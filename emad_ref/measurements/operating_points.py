@@ -153,7 +153,7 @@ def make_point_attachments(points: CandidatePoints, intervals: Mapping[str, Inte
 def worse_than_chance_notes(points: CandidatePoints) -> tuple[str, ...]:
     """A sentence if full depth predicts this text worse than a uniform guess, as with a permuted vocabulary."""
     subject = points.subject
-    sentence = describe_loss_above_chance(np.log(points.full_loss.perplexity), subject.stepper.vocabulary)
+    sentence = describe_loss_above_chance(np.log(points.full_loss.perplexity), subject.stepper.vocabulary_size)
     return (f"{subject.name} on {subject.corpus}: {sentence}",) if sentence else ()
 
 

@@ -31,8 +31,8 @@ from emad_ref.tasks.scoring import (
     OptionScore,
     TaskItem,
     WrittenAnswer,
+    cluster_items,
     encode_item,
-    item_clusters,
     majority_accuracy,
     passes_asserts,
 )
@@ -176,7 +176,7 @@ def make_world_task(name: str, models: PairModels, seed: int, guessed_on: int) -
         written, asked = way.write(texts(split, count)), items(split, count)
         decoded = [large.tokenizer.decode(one.tokens.tolist()) for one in written]
         right = np.array([is_right(*each) for each in zip(asked, decoded, strict=True)], dtype=bool)
-        return ByItem(right, item_clusters(asked)), [[one] for one in written]
+        return ByItem(right, cluster_items(asked)), [[one] for one in written]
 
     return PairTask(name, guess, texts, answered)
 
@@ -195,11 +195,11 @@ def make_lm_eval_task(task: PublishedTask, models: PairModels) -> PairTask:
         return requests[split, count]
 
     def answered(way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
-        from emad_ref.tasks.pair_lm_eval_model import answer_documents, task_documents
+        from emad_ref.tasks.pair_lm_eval_model import answer_documents, select_task_documents
 
         both = models.small.loaded, models.large.loaded
         with stop_run_on_error():
-            documents = task_documents(task.members, split, count, data=study.data, limit=study.limit)
+            documents = select_task_documents(task.members, split, count, data=study.data, limit=study.limit)
         if not documents:
             raise Unsupported(f"{task.name}: no document of {split} among {task.of}; name a larger file or limit")
         outcome = answer_documents(way, documents, both, data=study.data, run_code=study.allow_code_execution)

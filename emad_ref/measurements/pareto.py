@@ -312,7 +312,7 @@ class BaselineComparison(FamilyComparison):
 def make_confidence_comparison(traces: LensTraces) -> FamilyComparison:
     """Confidence rules and EMAD on the first windows of both splits, as readouts cost several times a plain trace."""
     subject = traces.subject
-    layers, vocabulary = subject.stepper.layers, subject.stepper.vocabulary
+    layers, vocabulary = subject.stepper.layers, subject.stepper.vocabulary_size
     dials, refused = dict[str, ThresholdSweep](), dict[str, str]()
     for name, rule in CONFIDENCES.items():
         signal, pruning = rule

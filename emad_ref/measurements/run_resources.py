@@ -24,7 +24,7 @@ from emad_ref.calibration.windows import window_size
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.measurements.study import START_S
 from emad_ref.models.loading import LoadedModel, shared_vocabulary_size
-from emad_ref.models.model_spec import ModelSpec, save_model, stored_folder
+from emad_ref.models.model_spec import ModelSpec, find_saved_folder, save_model
 from emad_ref.models.snapshots import ModelMutatedError, ModelSnapshot, ProcessSnapshot
 from emad_ref.models.weight_layout import lay_out_weights
 from emad_ref.point import full_depth
@@ -86,7 +86,7 @@ class ModelIsolation:
 
     def compare_with_snapshot(self) -> None:
         """Compare the judge's model with its snapshot; ``require_whole`` reports a difference."""
-        self._broken = self._broken or self._snapshot.broken()
+        self._broken = self._broken or self._snapshot.describe_changes()
 
     def require_unchanged_since(self, before: ProcessSnapshot) -> None:
         """Raise ModelMutatedError if the model differs from its snapshot, or the process from ``before``.
@@ -94,7 +94,7 @@ class ModelIsolation:
         The process is restored.
         """
         self.compare_with_snapshot()
-        around = before.restored()
+        around = before.restore()
         self.require_unchanged_model()
         if around:
             raise ModelMutatedError(
@@ -119,7 +119,7 @@ def get_judge_model() -> LoadedModel | None:
 
 def reload_model(loaded: LoadedModel) -> LoadedModel:
     """Load the same model again from its source. Raises FingerprintMismatch."""
-    return ModelSpec.of(loaded).load()
+    return ModelSpec.from_loaded(loaded).load()
 
 
 def copy_model(loaded: LoadedModel) -> LoadedModel:
@@ -213,18 +213,18 @@ class RemoteDecoders:
         self._saved: dict[str, TemporaryDirectory[str]] = {}  # by fingerprint
 
     def make(self, request: Request) -> Decoder:
-        """Open a decoder. Raises Unsupported, BadArgument, DecoderFailed as ``wire.client.DecoderClient.open``."""
+        """Open a decoder. Raises as ``wire.client.DecoderClient.open_decoder``, and Unsupported."""
         if request.own_rule:
             raise Unsupported("a decoder in another process states no exit rule of its own")
         loaded = get_judge_model() or request.model.load()  # only its folder is sent: no copy is needed here
         if self._engine is not None:
             window = window_size(loaded.stepper.max_positions)
-            return self._engine.open(request, loaded.geometry.vocabulary, window, self._noise(loaded))
+            return self._engine.open_decoder(request, loaded.geometry.vocabulary, window, self._noise(loaded))
         assert self._remote is not None, "an address is a URL or speaks the wire protocol"
-        folder = str(stored_folder(loaded) or self._save(loaded))
+        folder = str(find_saved_folder(loaded) or self._save(loaded))
         facts = loaded.provenance
         model = ServedModel(loaded.name, folder, loaded.fingerprint, facts["dtype"], facts["device"])
-        return self._remote.open(request, model, loaded.geometry.vocabulary)
+        return self._remote.open_decoder(request, model, loaded.geometry.vocabulary)
 
     @property
     def request_counts(self) -> dict[str, Any]:
@@ -232,7 +232,7 @@ class RemoteDecoders:
         if self._engine is None:
             return {}
         counts = self._engine.counts
-        again = {"retries": counts.retries, "retry_reasons": dict(counts.reasons)} if counts.retries else {}
+        again = {"retries": counts.retry_count, "retry_reasons": dict(counts.reasons)} if counts.retry_count else {}
         interface = vars(self._engine).get("interface")  # once the server has been asked
         facts = {name: getattr(interface, name, None) for name in ("path", "model", "window", "vocabulary")}
         served = {} if interface is None else {"served": {name: value for name, value in facts.items() if value}}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from emad_ref.errors import BadArgument
 from emad_ref.files import read_bytes
-from emad_ref.models.bundled import BUNDLED_PAIR, bundled_names
+from emad_ref.models.bundled import BUNDLED_PAIR, bundled_model_names
 from emad_ref.screening.settings import work_share
 
 
@@ -187,7 +187,7 @@ def select_pair(
         if one:
             remedy = f"or name both: {prefix}pair SMALL,LARGE"
             raise BadArgument(f"{prefix}{flag}-model", one, f"{prefix}{other}-model beside it", remedy)
-    return BUNDLED_PAIR if {*models, *BUNDLED_PAIR} <= set(bundled_names()) else None
+    return BUNDLED_PAIR if {*models, *BUNDLED_PAIR} <= set(bundled_model_names()) else None
 
 
 @dataclass(frozen=True)

@@ -33,24 +33,24 @@ from emad_ref.replay import TraceReplayer, replay
 from emad_ref.statistics.accuracy import TaskAccuracy
 from emad_ref.statistics.units import ByDocument, ByItem, DocumentMembership
 from emad_ref.sweep.losses import full_depth_flops, net_saving
-from emad_ref.tasks.continuations import ForcedInput, layers_read, score_by_decoding
+from emad_ref.tasks.continuations import ForcedInput, required_layers, score_by_decoding
 from emad_ref.tasks.datasets import TaskDataUnavailable
 from emad_ref.tasks.lm_eval_settings import lm_eval_quiet
-from emad_ref.tasks.sandbox import sandbox_obstacle
+from emad_ref.tasks.sandbox import sandbox_unavailable_reason
 from emad_ref.tasks.scoring import (
     CONTEXT_TOKENS,
     CONTINUATION_CHOICE,
     CONTINUATION_TOKENS,
     OPTIONS,
     TaskItem,
-    continuation_items,
-    correct_items,
+    cluster_items,
     encode_item,
-    item_clusters,
     majority_accuracy,
-    mark_items,
+    make_continuation_items,
     passes_asserts,
-    token_sequences,
+    score_items,
+    score_items_from_trace,
+    to_token_sequences,
 )
 from emad_ref.text import world
 from emad_ref.text.documents import SPLITS, Split
@@ -100,9 +100,9 @@ class LmEvalScores:
     @cached_property
     def _members(self) -> dict[str, tuple[str, ...]]:
         """Task → its lm-eval names, without tasks that others cover. Raises BadArgument for an unknown name."""
-        from emad_ref.tasks.evaluation import task_manager
+        from emad_ref.tasks.evaluation import make_task_manager
 
-        manager = task_manager(None)
+        manager = make_task_manager(None)
         names = sorted(self._study.tasks)
         for name in names:
             if name not in manager.all_tasks:
@@ -147,10 +147,10 @@ class LmEvalScores:
 
     def _read(self, name: str, members: tuple[str, ...]) -> PublishedTask | str:
         """Definition and documents of a task, or the reason why it cannot be scored."""
-        from emad_ref.tasks.evaluation import task_manager
+        from emad_ref.tasks.evaluation import make_task_manager
 
         with lm_eval_quiet():
-            tasks = task_manager(self._study.data).load(list(members))["tasks"]
+            tasks = make_task_manager(self._study.data).load(list(members))["tasks"]
         for task in tasks.values():
             if reason := self._obstacle(task):
                 return reason
@@ -164,12 +164,12 @@ class LmEvalScores:
 
     def _obstacle(self, task: Any) -> str:
         loaded, positions = self._subject.loaded, self._subject.stepper.max_positions
-        if loaded.tokenizer is None or not loaded.ends:
+        if loaded.tokenizer is None or not loaded.end_token_ids:
             return "the model came without a tokenizer, or without an end-of-text token"
         if task.get_config("unsafe_code"):
             if not self._study.allow_code_execution:
                 return "it runs generated programs: --emad-allow-code-execution allows that, in a sandbox"
-            if refusal := sandbox_obstacle():
+            if refusal := sandbox_unavailable_reason():
                 return f"it runs generated programs, and they cannot be confined here: {refusal}"
         new_tokens = _new_tokens(task)
         return (
@@ -402,13 +402,17 @@ class ReplayedTask:
         return self._play(point)[1]
 
     def group_by_text(self, values: Bools) -> ByItem:
-        return ByItem(values, item_clusters(self.items))
+        return ByItem(values, cluster_items(self.items))
 
     def _play(self, point: OperatingPoint) -> tuple[ByItem | None, float]:
         if point not in self._at:
             replayer = self._reading(point)
             replayed, trace = replayer.replay(point), replayer.trace
-            right = self.group_by_text(correct_items(self.items, trace, replayed.depth)) if self.replayable else None
+            right = (
+                self.group_by_text(score_items_from_trace(self.items, trace, replayed.depth))
+                if self.replayable
+                else None
+            )
             self._at[point] = (
                 right,
                 net_saving(trace, self._geometry, replayed, full_depth_flops(trace, self._geometry)),
@@ -417,7 +421,7 @@ class ReplayedTask:
 
     def _reading(self, point: OperatingPoint) -> TraceReplayer:
         """The replayer of a trace that holds every layer ``point`` reads."""
-        layers = set(layers_read(point))
+        layers = set(required_layers(point))
         if self._replayer is None or not layers <= self._layers:
             self._layers |= layers | set(default_probes(point.layers))
             self._replayer = TraceReplayer(self._take(sorted(self._layers)))
@@ -471,7 +475,7 @@ class TaskScores:
     @property
     def reference_sequences(self) -> list[TokenSequence]:
         """Reference answers behind their prompts, of all replayed tasks."""
-        return [each for task in self.replayed_tasks for each in token_sequences(self._own[task])]
+        return [each for task in self.replayed_tasks for each in to_token_sequences(self._own[task])]
 
     def measure_accuracy(self, task: str, point: OperatingPoint) -> TaskAccuracy:
         """Accuracy of ``task`` at ``point`` and at full depth, and whether it counts there."""
@@ -502,7 +506,7 @@ class TaskScores:
         """
         played = self._played[task]
         items = played.items[:DECODED_ITEMS]
-        sequences = token_sequences(items)
+        sequences = to_token_sequences(items)
         inputs = [
             ForcedInput(tuple(each.tokens[:-1].tolist()), each.adaptive_from, (int(each.tokens[-1]),))
             for each in sequences
@@ -513,7 +517,7 @@ class TaskScores:
         likelihood, greedy = (np.array(column) for column in zip(*answers, strict=True))
         kept = np.arange(len(played.items)) < len(items)
         full = played.correctness_by_item(self._subject.full_depth_point).select(kept)
-        return full, full.with_values(mark_items(items, likelihood, greedy))
+        return full, full.with_values(score_items(items, likelihood, greedy))
 
     def compute_guess_accuracy(self, task: str) -> float:
         """Share right by the better of two guesses: from the input's own symbols, or validation's majority."""
@@ -581,7 +585,7 @@ class TaskScores:
         if subject.window_size < n_tokens:
             problem = f"it reads {n_tokens} tokens, and {subject.name!r} has {subject.window_size} positions"
             raise TaskDataUnavailable(f"{CONTINUATION_CHOICE}: {problem}; judge a model that sees more")
-        return continuation_items(
+        return make_continuation_items(
             subject.iterate_documents(split),
             subject.budget.evaluate if split == "evaluate" else subject.budget.validate,
             text=f"corpus={subject.corpus!r}, {split}",
@@ -599,7 +603,7 @@ class TaskScores:
         return {task: self._traced(each, f"validate, {task}") for task, each in items.items()}
 
     def _traced(self, items: list[TaskItem], what: str) -> ReplayedTask:
-        sequences = token_sequences(items)
+        sequences = to_token_sequences(items)
 
         def trace(layers: Sequence[int]) -> Trace:
             return self._subject.take_lens_trace(sequences, what, layers=layers)

@@ -146,7 +146,7 @@ class LensTraces:
         read = set(probes) <= set(self.calibration.layers_read)
         trace = self.calibration if read else self.trace_every_layer("calibrate")
         if "frequency" in features:
-            counts = np.bincount(trace.target, minlength=self.subject.stepper.vocabulary)
+            counts = np.bincount(trace.target, minlength=self.subject.stepper.vocabulary_size)
             frequency = assign_frequency_buckets(counts)
         return profile_of(
             trace,

@@ -18,7 +18,7 @@ from emad_ref.audit.decoding_checks import bridge
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.model_lens import replay_document
 from emad_ref.audit.work import ObservedRequest, witness
-from emad_ref.benchmark.clock import active_tracers, time_pairs
+from emad_ref.benchmark.clock import iterate_active_tracers, time_pairs
 from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
@@ -196,7 +196,7 @@ class FlopVerification:
             record = decoder.generate(prompts, new, frozenset())
             decoder.synchronize()
         assert record.work is not None, "a decoder that says it counts"
-        return ObservedRequest(prompts, executed.rows(), record.work[0])
+        return ObservedRequest(prompts, executed.rows_by_matrix(), record.work[0])
 
     # ------------------------------------------------------------ timed
 
@@ -206,7 +206,7 @@ class FlopVerification:
 
         Skipped under a tracer.
         """
-        if active := list(active_tracers()):
+        if active := list(iterate_active_tracers()):
             return Finding("witness by time", None, f"not timed beside {', '.join(active)}", 0, 0)
         try:
             ratio = self._speedup()
@@ -228,7 +228,7 @@ class FlopVerification:
 
     def _speedup(self) -> Estimate:
         subject, rng = self._subject, np.random.default_rng([self._subject.seed, PAIRS])
-        tokens = rng.integers(0, subject.stepper.vocabulary, (PAIRS + 1, OPENING + FED))
+        tokens = rng.integers(0, subject.stepper.vocabulary_size, (PAIRS + 1, OPENING + FED))
         with subject.open_decoder(subject.full_depth_point) as decoder:
             arms = {DEEP: subject.stepper.layers, SHALLOW: self._quarter}
 

@@ -23,7 +23,7 @@ def weights_folder() -> Path:
     Returns
     -------
     Path
-        It has one subfolder per name of ``bundled_names()``.
+        It has one subfolder per name of ``bundled_model_names()``.
     """
     own = Path(__file__).parent / "weights"
     if all(_is_model(own / name) for name in BUNDLED):
@@ -31,7 +31,7 @@ def weights_folder() -> Path:
     return _installed_folder() or own
 
 
-def bundled_names() -> tuple[str, ...]:
+def bundled_model_names() -> tuple[str, ...]:
     """Names of the bundled models that are installed, sorted."""
     folder = weights_folder()
     if not folder.is_dir():
@@ -39,7 +39,7 @@ def bundled_names() -> tuple[str, ...]:
     return tuple(sorted(entry.name for entry in folder.iterdir() if _is_model(entry)))
 
 
-def models_version() -> str | None:
+def models_package_version() -> str | None:
     """The installed version of ``pytest-emad-models``; None without it."""
     from importlib import metadata  # slow, and `emad --help` needs no version
 
@@ -51,7 +51,7 @@ def models_version() -> str | None:
 
 @cache
 def _installed_folder() -> Path | None:
-    if models_version() != VERSION:
+    if models_package_version() != VERSION:
         return None
     from importlib import metadata
 

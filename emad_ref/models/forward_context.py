@@ -16,7 +16,9 @@ from emad_ref.record import Ints
 
 
 class ForwardContext:
-    """The rows and positions of one forward, and its blocks' inputs, computed once. Made by ``Stepper.frame``.
+    """The rows and positions of one forward, and its blocks' inputs, computed once.
+
+    ``Stepper.prepare_forward`` makes it.
 
     ``rows``, ``starts``, ``lengths``, ``ends``: per row, its session row, first position, valid tokens, and length
     after a layer ran. ``start``: the common first position, None if rows differ. ``queries``: n. ``keys``: keys up to
@@ -42,7 +44,7 @@ class ForwardContext:
         self._prepare = prepare
         self.prepared = prepare(self)
 
-    def take(self, keep: Ints) -> ForwardContext:
+    def select_rows(self, keep: Ints) -> ForwardContext:
         """The context of a subset of the rows, ``keep`` int64 indices into them, for states ``hidden[keep]``."""
         chosen = tuple(np.asarray(keep, dtype=np.int64).tolist())
         if chosen not in self._taken:
@@ -54,16 +56,16 @@ class ForwardContext:
             self._taken[chosen] = ForwardContext(rows, starts, lengths, self.queries, self._prepare)
         return self._taken[chosen]
 
-    def slots(self, device: torch.device) -> Tensor:
+    def positions_on(self, device: torch.device) -> Tensor:
         """int64 [rows, n] positions on ``device``."""
         if device not in self._slots:
             first = torch.tensor(self.starts, device=device)
             self._slots[device] = first[:, None] + torch.arange(self.queries, device=device)
         return self._slots[device]
 
-    def distinct_slots(self, device: torch.device) -> Tensor:
+    def distinct_positions_on(self, device: torch.device) -> Tensor:
         """int64 [rows, n] positions on ``device``, or [1, n] if all rows have the same."""
-        slots = self.slots(device)
+        slots = self.positions_on(device)
         return slots if self.start is None else slots[:1]
 
 
@@ -82,7 +84,7 @@ class CacheWriter:
         return self._layers[layer_idx].write(keys, values, frame)
 
 
-def forward_context(
+def make_forward_context(
     positions: Ints,
     cache: KVCache | None,
     rows: Ints | None,
@@ -90,7 +92,7 @@ def forward_context(
     end: int | None,
     prepare: Callable[[ForwardContext], Any],
 ) -> ForwardContext:
-    """``Stepper.frame``; ``end``: the first unsupported position, if any. Raises BadArgument."""
+    """``Stepper.prepare_forward``; ``end``: the first unsupported position, if any. Raises BadArgument."""
     positions = np.asarray(positions)
     if positions.ndim != 2 or 0 in positions.shape:
         raise BadArgument("positions", positions.shape, "shape [rows ≥ 1, n ≥ 1]")
@@ -135,7 +137,7 @@ def attention_mask(
     if frame.start is not None and not windowed:  # mask the slots after each query's own
         later = torch.full((1, 1, frame.queries, frame.keys), lowest, dtype=dtype, device=device)
         return later.triu_(frame.start + 1)
-    here = frame.distinct_slots(device)
+    here = frame.distinct_positions_on(device)
     there = torch.arange(frame.keys, device=device)
     visible = there <= here[:, :, None]
     if window is not None and windowed:

@@ -7,7 +7,7 @@ several queries per row at common or own positions, runs a block's fused *step* 
     LLAMA_BLOCKS   Llama and families that differ by norms, factors and rotary layers: Qwen2 and 3, Mistral, OLMo2, …
     OPT_BLOCKS     OPT, norms before or after
 
-``fused_norm`` is the norm in front of the head as a function, bit-equal to its module.
+``fuse_norm`` is the norm in front of the head as a function, bit-equal to its module.
 
 The modules stay the oracle: a law (``tests/laws/test_fused.py``) and the stepper's self-check compare these steps with
 them. A block that differs from the module of its step (another layer type, a subclass, a hook, a quantised or replaced
@@ -46,9 +46,9 @@ class PackedQKV(NamedTuple):
     key: Tensor
     value: Tensor
 
-    def rotate_parts(self, rotary: RotaryTables) -> None:
+    def apply_rotary(self, rotary: RotaryTables) -> None:
         """Apply the rotary embedding to queries and keys, in place."""
-        (rotate_single if self.whole.dim() == 1 else rotate)(self.rotated, rotary)
+        (apply_rotary_to_token if self.whole.dim() == 1 else apply_rotary)(self.rotated, rotary)
 
 
 class KVWriter(Protocol):
@@ -75,7 +75,7 @@ class AttentionInputs:
         self._packed: dict[tuple[int, ...], PackedQKV] = {}
         self._parts: dict[tuple[int, ...], tuple[Tensor, tuple[Tensor, ...]]] = {}
 
-    def packed(self, states: Tensor, sizes: tuple[int, ...], make: Callable[..., PackedQKV]) -> PackedQKV:
+    def packed_qkv_buffer(self, states: Tensor, sizes: tuple[int, ...], make: Callable[..., PackedQKV]) -> PackedQKV:
         """``make(states, rotary, *sizes)``, allocated by the first block of these sizes and reused by the others.
 
         The cache copies its entries, so the next block may overwrite the buffer.
@@ -84,14 +84,14 @@ class AttentionInputs:
             self._packed[sizes] = make(states, self.rotary, *sizes)
         return self._packed[sizes]
 
-    def parts(self, states: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def output_buffers(self, states: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """A buffer [all outs], and its parts, for one token's outputs of layers of these ``sizes``; blocks reuse it."""
         if sizes not in self._parts:
-            whole = buffer_for(states, sum(sizes))
+            whole = projection_buffer(states, sum(sizes))
             self._parts[sizes] = whole, tuple(whole.split(sizes))
         return self._parts[sizes]
 
-    def stacked(self, groups: int) -> Tensor | None:
+    def grouped_mask(self, groups: int) -> Tensor | None:
         """The mask for ``groups`` query heads folded into the queries of one: [rows or 1, 1, groups · n, keys]."""
         if self.mask is None or self.mask.shape[2] == 1:
             return self.mask
@@ -106,14 +106,14 @@ class FusedBlock(Protocol):
     def __call__(self, states: Tensor, inputs: AttentionInputs) -> Tensor: ...
 
 
-def signed_rotary(cos: Tensor, sin: Tensor) -> RotaryTables:
-    """Tables [1, P, d] of a model's rotary module as ``rotate`` takes them: [1, P, 1, 1, d]."""
+def signed_rotary_tables(cos: Tensor, sin: Tensor) -> RotaryTables:
+    """Tables [1, P, d] of a model's rotary module as ``apply_rotary`` takes them: [1, P, 1, 1, d]."""
     half = sin.shape[-1] // 2
     sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
     return cos[:, :, None, None], sin[:, :, None, None]
 
 
-def rotate(states: Tensor, rotary: RotaryTables) -> Tensor:
+def apply_rotary(states: Tensor, rotary: RotaryTables) -> Tensor:
     """Apply the rotary embedding to ``states`` [rows, n, heads, k, d], in place."""
     cos, sin = rotary
     swapped = states.roll(cos.shape[-1] // 2, -1)
@@ -122,8 +122,8 @@ def rotate(states: Tensor, rotary: RotaryTables) -> Tensor:
     return states.copy_(states * cos + swapped * sin)  # OLMo2's tables are float32, and so is its rotation
 
 
-def rotate_single(states: Tensor, rotary: RotaryTables) -> Tensor:
-    """``rotate`` for one token with one operation less; it rounds once less than the modules."""
+def apply_rotary_to_token(states: Tensor, rotary: RotaryTables) -> Tensor:
+    """``apply_rotary`` for one token with one operation less; it rounds once less than the modules."""
     cos, sin = rotary
     swapped = states.roll(cos.shape[-1] // 2, -1)
     return states.mul_(cos).addcmul_(swapped, sin)
@@ -134,7 +134,7 @@ def token_shape(states: Tensor) -> tuple[int, int]:
     return (1, 1) if states.dim() == 1 else (states.shape[0], states.shape[1])
 
 
-def buffer_for(states: Tensor, width: int) -> Tensor:
+def projection_buffer(states: Tensor, width: int) -> Tensor:
     """[rows · n, ``width``] for a projection of ``states`` [rows, n, D]; [``width``] for a single token."""
     return states.new_empty(width if states.dim() == 1 else (states.shape[0] * states.shape[1], width))
 
@@ -152,13 +152,13 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, inputs: AttentionInputs,
         )
     else:
         stacked = query.reshape(rows, keys.shape[1], groups * queries, width)
-        attended = F.scaled_dot_product_attention(stacked, keys, values, inputs.stacked(groups), scale=scale)
+        attended = F.scaled_dot_product_attention(stacked, keys, values, inputs.grouped_mask(groups), scale=scale)
     if like.dim() == 1:
         return attended.reshape(-1)
     return attended.reshape(rows, heads, queries, width).transpose(1, 2).reshape(rows, queries, heads * width)
 
 
-def as_vector(hidden: Tensor) -> Tensor:
+def squeeze_single_token(hidden: Tensor) -> Tensor:
     """``hidden`` [1, 1, D] as a vector [D] if that saves time; else, and under autograd, [rows, n, D] unchanged.
 
     A vector stays one.
@@ -171,7 +171,7 @@ def as_vector(hidden: Tensor) -> Tensor:
 
 def linear(states: Tensor, own: dict[str, Any], out: Tensor | None = None) -> Tensor:
     """The linear layer with parameters ``own`` of ``states`` [..., in]; ``out`` [tokens, out] or [out]: the target."""
-    return product(states, own["weight"], own["bias"], out)
+    return multiply_by_weight(states, own["weight"], own["bias"], out)
 
 
 SUMMED_ROWS = 4  # rows of a product by sums of a weight's columns; one row fewer where no cache holds the weight
@@ -179,13 +179,13 @@ CACHED_WEIGHT = 2**22  # elements: the largest that a processor's last cache hol
 MOST_ROWS = 256  # of a product whose outputs threads divide; PyTorch itself divides larger ones as well
 
 
-def reads_weight_most(states: Tensor, weight: Tensor) -> bool:
+def is_weight_bound(states: Tensor, weight: Tensor) -> bool:
     """Whether a product of ``states`` [..., in] with ``weight`` [out, in] is one of few tokens with a large weight."""
     large = weight.numel() >= LARGE_WEIGHT and weight.is_cpu and weight.dtype == torch.float32
     return large and 0 < states.numel() <= MOST_ROWS * weight.shape[1]
 
 
-def product(states: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+def multiply_by_weight(states: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """``states`` [..., in] by ``weight`` [out, in] plus ``bias``: ``F.linear``, by the fastest of PyTorch's products.
 
     Of a few tokens on a CPU, reading the weight takes all the time. PyTorch reads it once for each of up to three, on
@@ -193,7 +193,7 @@ def product(states: Tensor, weight: Tensor, bias: Tensor | None = None, out: Ten
     columns. With a weight that lies by rows they are the columns of one product; a single one is multiplied with both
     halves. Threads divide the outputs of other large weights.
     """
-    if not reads_weight_most(states, weight):
+    if not is_weight_bound(states, weight):
         return _one_product(states, weight, bias, out)
     outputs, inputs = weight.shape
     rows, threads = states.numel() // inputs, torch.get_num_threads()
@@ -246,25 +246,25 @@ def _one_product(states: Tensor, weight: Tensor, bias: Tensor | None, out: Tenso
 
 
 def apply_linear(module: nn.Module, states: Tensor) -> Tensor:
-    """``module(states)``, by ``product`` if it is PyTorch's linear layer, neither hooked nor patched."""
+    """``module(states)``, by ``multiply_by_weight`` if it is PyTorch's linear layer, neither hooked nor patched."""
     hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
     if hooked or type(module) is not nn.Linear:
         return module(states)
-    return linear(states, parameter_table(module))
+    return linear(states, module_parameters(module))
 
 
-def parameter_table(module: nn.Module) -> dict[str, Any]:
+def module_parameters(module: nn.Module) -> dict[str, Any]:
     """The module's own table of parameters, read at every call, so that a replaced parameter takes effect."""
     return module._parameters
 
 
-def layer_norm(module: nn.LayerNorm) -> Pointwise:
+def make_layer_norm(module: nn.LayerNorm) -> Pointwise:
     """``module`` as a function, without the four calls to enter it."""
-    width, eps, own = module.normalized_shape, module.eps, parameter_table(module)
+    width, eps, own = module.normalized_shape, module.eps, module_parameters(module)
     return lambda states: torch.layer_norm(states, width, own["weight"], own["bias"], eps)
 
 
-def activation(module: nn.Module) -> Pointwise:
+def make_activation(module: nn.Module) -> Pointwise:
     """``module`` as a function: PyTorch's own if the module only calls it."""
     if type(module).__name__ == "GELUActivation":
         return gelu if getattr(module, "act", None) is F.gelu else module
@@ -312,15 +312,15 @@ class PackedLinear:
         if (joined := self._joined_for(states)) is None:
             return [linear(states, own) for own in self._owns]
         if states.dim() > 1:
-            return product(states, *joined).split(self.sizes, dim=-1)
-        whole, parts = inputs.parts(states, self.sizes)
-        product(states, *joined, out=whole)
+            return multiply_by_weight(states, *joined).split(self.sizes, dim=-1)
+        whole, parts = inputs.output_buffers(states, self.sizes)
+        multiply_by_weight(states, *joined, out=whole)
         return parts
 
-    def write(self, states: Tensor, packed: PackedQKV) -> None:
+    def write_outputs(self, states: Tensor, packed: PackedQKV) -> None:
         """Write the outputs into ``packed``."""
         if (joined := self._joined_for(states)) is not None:
-            product(states, *joined, out=packed.whole)
+            multiply_by_weight(states, *joined, out=packed.whole)
             return
         for own, written in zip(self._owns, packed.written, strict=True):
             linear(states, own, written)
@@ -332,7 +332,7 @@ class PackedLinear:
         """
         if self._joined is None:
             return None
-        if states.dim() > 1 and (torch.is_grad_enabled() or not reads_weight_most(states, self._joined[0])):
+        if states.dim() > 1 and (torch.is_grad_enabled() or not is_weight_bound(states, self._joined[0])):
             return None
         places = [own[name].data_ptr() for name in self._names for own in self._owns]
         if places != self._places:
@@ -362,17 +362,17 @@ class NormNames(NamedTuple):
     norm: Callable[[Any], Pointwise]
 
 
-def llama_block(names: NormNames, block: Any) -> FusedBlock:
+def fuse_llama_block(names: NormNames, block: Any) -> FusedBlock:
     """The step of a Llama-like decoder layer."""
     attention, mlp = block.self_attn, block.mlp
-    head, scale, index, act = attention.head_dim, attention.scaling, attention.layer_idx, activation(mlp.act_fn)
+    head, scale, index, act = attention.head_dim, attention.scaling, attention.layer_idx, make_activation(mlp.act_fn)
     first, after_first = (_norm_of(block, names.norm, name) for name in (names.before_attention, names.after_attention))
     second, after_second = (_norm_of(block, names.norm, name) for name in (names.before_mlp, names.after_mlp))
     query_norm, key_norm = (_norm_of(attention, names.norm, name) for name in ("q_norm", "k_norm"))
     uses_rotary, factor = getattr(attention, "use_rope", True), getattr(block, "residual_multiplier", None)
-    mixed = PackedLinear(*(parameter_table(getattr(attention, f"{name}_proj")) for name in "qkv"))
-    widened = PackedLinear(parameter_table(mlp.gate_proj), parameter_table(mlp.up_proj))
-    out, down = parameter_table(attention.o_proj), parameter_table(mlp.down_proj)
+    mixed = PackedLinear(*(module_parameters(getattr(attention, f"{name}_proj")) for name in "qkv"))
+    widened = PackedLinear(module_parameters(mlp.gate_proj), module_parameters(mlp.up_proj))
+    out, down = module_parameters(attention.o_proj), module_parameters(mlp.down_proj)
     sizes = (*mixed.sizes[:2], head)
     whole = query_norm is not None and attention.q_norm.weight.shape[0] != head
 
@@ -385,19 +385,19 @@ def llama_block(names: NormNames, block: Any) -> FusedBlock:
     def step(states: Tensor, inputs: AttentionInputs) -> Tensor:
         normed = states if first is None else first(states)
         if query_norm is None and not torch.is_grad_enabled():
-            packed = inputs.packed(states, sizes, _packed_llama)
-            mixed.write(normed, packed)
+            packed = inputs.packed_qkv_buffer(states, sizes, _packed_llama)
+            mixed.write_outputs(normed, packed)
             query, key, value = packed.query, packed.key, packed.value
             if uses_rotary:
                 assert inputs.rotary is not None
-                packed.rotate_parts(inputs.rotary)
+                packed.apply_rotary(inputs.rotary)
         else:
             tokens = token_shape(states)
             projected = zip(mixed(normed, inputs), (query_norm, key_norm, None), strict=True)
             query, key, value = (heads(each, norm, tokens) for each, norm in projected)
             if uses_rotary:
                 assert inputs.rotary is not None
-                both = rotate(torch.cat((query, key), dim=2).unsqueeze(3), inputs.rotary).squeeze(3)
+                both = apply_rotary(torch.cat((query, key), dim=2).unsqueeze(3), inputs.rotary).squeeze(3)
                 query, key = both.split((query.shape[2], key.shape[2]), dim=2)
             query, key, value = (each.transpose(1, 2) for each in (query, key, value))
         keys, values = inputs.writer.update(key, value, index)
@@ -413,7 +413,7 @@ def llama_block(names: NormNames, block: Any) -> FusedBlock:
 
 def _packed_llama(states: Tensor, _rotary: RotaryTables | None, queries: int, keys: int, head: int) -> PackedQKV:
     """All heads of the queries, then of the keys, then of the values."""
-    whole, tokens = buffer_for(states, queries + 2 * keys), token_shape(states)
+    whole, tokens = projection_buffer(states, queries + 2 * keys), token_shape(states)
     written = whole.split((queries, keys, keys), dim=-1)
     query, key, value = (each.view(*tokens, -1, head).transpose(1, 2) for each in written)
     rotated = whole.narrow(-1, 0, queries + keys).view(*tokens, -1, 1, head)
@@ -428,21 +428,21 @@ def _norm_of(owner: Any, norm: Callable[[Any], Pointwise], name: str | None) -> 
     return None if name is None or not hasattr(owner, name) else norm(getattr(owner, name))
 
 
-def llama_norm(module: Any) -> Pointwise:
+def make_llama_norm(module: Any) -> Pointwise:
     """Llama's RMSNorm: the float32 quotient is rounded to the model's dtype before the product with the weight."""
-    quotient, own = _normalise(module, module.variance_epsilon), parameter_table(module)
+    quotient, own = _normalise(module, module.variance_epsilon), module_parameters(module)
     return lambda states: own["weight"] * quotient(states).to(states.dtype)
 
 
-def olmo2_norm(module: Any) -> Pointwise:
+def make_olmo2_norm(module: Any) -> Pointwise:
     """OLMo2's RMSNorm: the product of weight and quotient is rounded."""
-    quotient, own = _normalise(module, module.variance_epsilon), parameter_table(module)
+    quotient, own = _normalise(module, module.variance_epsilon), module_parameters(module)
     return lambda states: (own["weight"] * quotient(states)).to(states.dtype)
 
 
-def gemma_norm(module: Any) -> Pointwise:
+def make_gemma_norm(module: Any) -> Pointwise:
     """Gemma's RMSNorm: the weight counts from one, in float32."""
-    quotient, own = _normalise(module, module.eps), parameter_table(module)
+    quotient, own = _normalise(module, module.eps), module_parameters(module)
     return lambda states: (quotient(states) * (1.0 + own["weight"].float())).to(states.dtype)
 
 
@@ -452,7 +452,7 @@ def _normalise(module: Any, eps: float) -> Pointwise:
     For a single token mean and ε are one product: PyTorch's own norm is seven operations on a CPU, twice the time. Its
     sum is in another order.
     """
-    width = tuple(parameter_table(module)["weight"].shape)
+    width = tuple(module_parameters(module)["weight"].shape)
     with torch.inference_mode(False):  # steps may be built without gradients and run with them
         added = torch.full((1,), eps)
 
@@ -465,48 +465,48 @@ def _normalise(module: Any, eps: float) -> Pointwise:
 
 
 RMS_NORMS: dict[str, Callable[[Any], Pointwise]] = {
-    "LlamaRMSNorm": llama_norm,
-    "Qwen2RMSNorm": llama_norm,
-    "Qwen3RMSNorm": llama_norm,
-    "MistralRMSNorm": llama_norm,
-    "SmolLM3RMSNorm": llama_norm,
-    "GraniteRMSNorm": llama_norm,
-    "GemmaRMSNorm": gemma_norm,
-    "Gemma3RMSNorm": gemma_norm,
-    "Olmo2RMSNorm": olmo2_norm,
+    "LlamaRMSNorm": make_llama_norm,
+    "Qwen2RMSNorm": make_llama_norm,
+    "Qwen3RMSNorm": make_llama_norm,
+    "MistralRMSNorm": make_llama_norm,
+    "SmolLM3RMSNorm": make_llama_norm,
+    "GraniteRMSNorm": make_llama_norm,
+    "GemmaRMSNorm": make_gemma_norm,
+    "Gemma3RMSNorm": make_gemma_norm,
+    "Olmo2RMSNorm": make_olmo2_norm,
 }
-_PRE_NORM = NormNames("input_layernorm", None, "post_attention_layernorm", None, llama_norm)
-_POST_NORM = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm", olmo2_norm)
+_PRE_NORM = NormNames("input_layernorm", None, "post_attention_layernorm", None, make_llama_norm)
+_POST_NORM = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm", make_olmo2_norm)
 _PRE_AND_POST_NORM = NormNames(
     "input_layernorm",
     "post_attention_layernorm",
     "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
-    gemma_norm,
+    make_gemma_norm,
 )
 LLAMA_BLOCKS: dict[str, Callable[[Any], FusedBlock | None]] = {
-    "LlamaDecoderLayer": partial(llama_block, _PRE_NORM),
-    "Qwen2DecoderLayer": partial(llama_block, _PRE_NORM),
-    "Qwen3DecoderLayer": partial(llama_block, _PRE_NORM),
-    "MistralDecoderLayer": partial(llama_block, _PRE_NORM),
-    "SmolLM3DecoderLayer": partial(llama_block, _PRE_NORM),
-    "GraniteDecoderLayer": partial(llama_block, _PRE_NORM),
-    "GemmaDecoderLayer": partial(llama_block, _PRE_NORM._replace(norm=gemma_norm)),
-    "Gemma3DecoderLayer": partial(llama_block, _PRE_AND_POST_NORM),
-    "Olmo2DecoderLayer": partial(llama_block, _POST_NORM),
+    "LlamaDecoderLayer": partial(fuse_llama_block, _PRE_NORM),
+    "Qwen2DecoderLayer": partial(fuse_llama_block, _PRE_NORM),
+    "Qwen3DecoderLayer": partial(fuse_llama_block, _PRE_NORM),
+    "MistralDecoderLayer": partial(fuse_llama_block, _PRE_NORM),
+    "SmolLM3DecoderLayer": partial(fuse_llama_block, _PRE_NORM),
+    "GraniteDecoderLayer": partial(fuse_llama_block, _PRE_NORM),
+    "GemmaDecoderLayer": partial(fuse_llama_block, _PRE_NORM._replace(norm=make_gemma_norm)),
+    "Gemma3DecoderLayer": partial(fuse_llama_block, _PRE_AND_POST_NORM),
+    "Olmo2DecoderLayer": partial(fuse_llama_block, _POST_NORM),
 }
 
 
-def gpt_neox_block(block: Any) -> FusedBlock:
+def fuse_gpt_neox_block(block: Any) -> FusedBlock:
     """The step of a ``GPTNeoXLayer``."""
     attention, mlp = block.attention, block.mlp
     first, second = block.input_layernorm, block.post_attention_layernorm
     width, first_eps, second_eps = first.normalized_shape, first.eps, second.eps
     head, scale = attention.head_size, attention.scaling
-    index, parallel, act = attention.layer_idx, block.use_parallel_residual, activation(mlp.act)
-    norm, inner_norm = parameter_table(first), parameter_table(second)
-    mix, out = parameter_table(attention.query_key_value), parameter_table(attention.dense)
-    up, down = parameter_table(mlp.dense_h_to_4h), parameter_table(mlp.dense_4h_to_h)
+    index, parallel, act = attention.layer_idx, block.use_parallel_residual, make_activation(mlp.act)
+    norm, inner_norm = module_parameters(first), module_parameters(second)
+    mix, out = module_parameters(attention.query_key_value), module_parameters(attention.dense)
+    up, down = module_parameters(mlp.dense_h_to_4h), module_parameters(mlp.dense_4h_to_h)
 
     def step(states: Tensor, inputs: AttentionInputs) -> Tensor:
         normed = torch.layer_norm(states, width, norm["weight"], norm["bias"], first_eps)
@@ -514,12 +514,12 @@ def gpt_neox_block(block: Any) -> FusedBlock:
         if torch.is_grad_enabled():
             # each head's output is [query | key | value], so this view is free
             mixed = linear(normed, mix).view(*states.shape[:2], -1, 3, head)
-            rotate(_rotated_part(mixed, inputs.rotary), inputs.rotary)
+            apply_rotary(_rotated_part(mixed, inputs.rotary), inputs.rotary)
             query, key, value = mixed.transpose(1, 2).unbind(3)
         else:
-            packed = inputs.packed(states, (normed.shape[-1] // head, head), _packed_neox)
+            packed = inputs.packed_qkv_buffer(states, (normed.shape[-1] // head, head), _packed_neox)
             linear(normed, mix, packed.whole)
-            packed.rotate_parts(inputs.rotary)
+            packed.apply_rotary(inputs.rotary)
             query, key, value = packed.query, packed.key, packed.value
         keys, values = inputs.writer.update(key, value, index)
         change = linear(attend(query, keys, values, inputs, scale, states), out)
@@ -532,7 +532,7 @@ def gpt_neox_block(block: Any) -> FusedBlock:
 
 
 def _packed_neox(states: Tensor, rotary: RotaryTables, heads: int, head: int) -> PackedQKV:
-    whole = buffer_for(states, heads * 3 * head)
+    whole = projection_buffer(states, heads * 3 * head)
     mixed = whole.view(*token_shape(states), heads, 3, head)
     return PackedQKV(whole, (whole,), _rotated_part(mixed, rotary), *mixed.transpose(1, 2).unbind(3))
 
@@ -542,17 +542,17 @@ def _rotated_part(mixed: Tensor, rotary: RotaryTables) -> Tensor:
     return mixed.narrow(3, 0, 2).narrow(4, 0, rotary[0].shape[-1])
 
 
-NEOX_BLOCKS: dict[str, Callable[[Any], FusedBlock | None]] = {"GPTNeoXLayer": gpt_neox_block}
+NEOX_BLOCKS: dict[str, Callable[[Any], FusedBlock | None]] = {"GPTNeoXLayer": fuse_gpt_neox_block}
 
 
-def opt_block(block: Any) -> FusedBlock:
+def fuse_opt_block(block: Any) -> FusedBlock:
     """The step of an ``OPTDecoderLayer``."""
     attention, before = block.self_attn, block.do_layer_norm_before
     head, scale, index = attention.head_dim, attention.scaling, attention.layer_idx
-    act = activation(block.activation_fn)
-    first, second = layer_norm(block.self_attn_layer_norm), layer_norm(block.final_layer_norm)
-    mixed = PackedLinear(*(parameter_table(getattr(attention, f"{name}_proj")) for name in "qkv"))
-    out, up, down = parameter_table(attention.out_proj), parameter_table(block.fc1), parameter_table(block.fc2)
+    act = make_activation(block.activation_fn)
+    first, second = make_layer_norm(block.self_attn_layer_norm), make_layer_norm(block.final_layer_norm)
+    mixed = PackedLinear(*(module_parameters(getattr(attention, f"{name}_proj")) for name in "qkv"))
+    out, up, down = module_parameters(attention.out_proj), module_parameters(block.fc1), module_parameters(block.fc2)
 
     def step(states: Tensor, inputs: AttentionInputs) -> Tensor:
         tokens = token_shape(states)
@@ -570,7 +570,7 @@ def opt_block(block: Any) -> FusedBlock:
     return step
 
 
-OPT_BLOCKS: dict[str, Callable[[Any], FusedBlock | None]] = {"OPTDecoderLayer": opt_block}
+OPT_BLOCKS: dict[str, Callable[[Any], FusedBlock | None]] = {"OPTDecoderLayer": fuse_opt_block}
 
 
 FUSED_BLOCKS: dict[str, Callable[[Any], FusedBlock | None]] = {
@@ -578,18 +578,18 @@ FUSED_BLOCKS: dict[str, Callable[[Any], FusedBlock | None]] = {
     **LLAMA_BLOCKS,
     **OPT_BLOCKS,
 }
-NORMS: dict[str, Callable[[Any], Pointwise]] = {"LayerNorm": layer_norm, **RMS_NORMS}
+NORMS: dict[str, Callable[[Any], Pointwise]] = {"LayerNorm": make_layer_norm, **RMS_NORMS}
 # layers that steps compute themselves, and those without effect in eval mode
 _PLAIN_MODULES = (nn.Linear, nn.LayerNorm, nn.Dropout, nn.Identity, nn.SiLU, nn.GELU, nn.ReLU, nn.Tanh)
 
 
-def fused_block(block: nn.Module, kernel: str) -> FusedBlock | None:
+def fuse_block(block: nn.Module, kernel: str) -> FusedBlock | None:
     """The step of ``block`` for queries with a cache under an attention ``kernel``; None without one."""
     maker = FUSED_BLOCKS.get(type(block).__name__)
     return maker(block) if maker is not None and kernel == "sdpa" and _is_unmodified(block) else None
 
 
-def fused_norm(module: nn.Module) -> Pointwise | None:
+def fuse_norm(module: nn.Module) -> Pointwise | None:
     """The norm in front of the head as a function of states [..., D]; None unless it is known bit by bit."""
     maker = NORMS.get(type(module).__name__)
     if maker is None or not _is_unmodified(module):

@@ -52,7 +52,7 @@ def greedy_generate(
     return output
 
 
-def ignored_settings(model: Any) -> dict[str, Any]:
+def ignored_generation_settings(model: Any) -> dict[str, Any]:
     """Name → value of the model's generation settings beyond ids of special tokens and transformers' defaults.
 
     ``greedy_generate`` ignores them; they would change its tokens or its work.
@@ -68,8 +68,8 @@ def ignored_settings(model: Any) -> dict[str, Any]:
     }
 
 
-def describe_ignored(settings: dict[str, Any]) -> str:
-    """The run's sentence about ``ignored_settings``; empty if there are none."""
+def describe_ignored_settings(settings: dict[str, Any]) -> str:
+    """The run's sentence about ``ignored_generation_settings``; empty if there are none."""
     if not settings:
         return ""
     listed = ", ".join(f"{name}={_shorten(value)}" for name, value in settings.items())
@@ -81,7 +81,7 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 
 
-def disable_collection(model: Any) -> None:
+def disable_per_layer_outputs(model: Any) -> None:
     """Disable outputs of every layer that the config requests: they cost time, and nothing reads them."""
     for name in OUTPUT_FLAGS:
         if getattr(model.config, name, False):

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.families import family_of
+from emad_ref.models.families import family_of_config
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Geometry:
         """FLOPs of one token before the first block: 0 unless the embedding is projected to D."""
         return self._projection_flops()
 
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """Parameters of the whole model, tied ones once."""
         tables = (1 if self.tied else 2) * self.vocabulary * self.embedding_width
         projections = self._projection_flops()  # two matrices of D·E weights, with two FLOPs per weight
@@ -127,7 +127,7 @@ def geometry_of(config: Any) -> Geometry:
 
 
 def _geometry(config: Any) -> Geometry:
-    sizes = family_of(config).sizes
+    sizes = family_of_config(config).sizes
     widths = sizes.widths(config)
     return Geometry(
         family=config.model_type,
@@ -239,10 +239,10 @@ def published_config(name: str) -> dict[str, Any]:
     return dict(_PUBLISHED[name])
 
 
-def geometry_named(name: str) -> Geometry:
+def published_geometry(name: str) -> Geometry:
     """Geometry of a published model, from constants: no network, no weights.
 
-    >>> pythia = geometry_named("pythia-410m")
+    >>> pythia = published_geometry("pythia-410m")
     >>> f"a full readout costs {pythia.head_flops() / pythia.block_flops():.1f} blocks"
     'a full readout costs 4.1 blocks'
 

@@ -17,7 +17,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from emad_ref.errors import BadArgument, convert_errors_to_bad_argument, is_whole
-from emad_ref.models.checkpoint import StoredTensors, require_enough, require_filled, require_sizes
+from emad_ref.models.checkpoint import (
+    TensorHeaders,
+    refuse_oversized_config,
+    require_all_weights_loaded,
+    require_positive_sizes,
+)
 from emad_ref.models.geometry import geometry_of
 
 BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)  # words as GPT-2 cuts them
@@ -30,7 +35,7 @@ PLAIN_TYPES = ("F32", "F16", "BF16")
 CHECKED_TOKENS = 32  # of the text on which the written model is compared
 
 
-def convert(path: Path, folder: Path) -> tuple[str, dict[str, str]]:
+def convert_gguf(path: Path, folder: Path) -> tuple[str, dict[str, str]]:
     """Write the causal model of a GGUF file to ``folder``, in float32.
 
     Returns:
@@ -69,16 +74,16 @@ def _open(path: Path) -> Any:
 
 def _read_model(path: Path, reader: Any) -> Any:
     """The model as Transformers dequantises it. Transformers draws tensors that are missing at random: none may be."""
-    stored = StoredTensors({}, {tensor.name: int(tensor.n_elements) for tensor in reader.tensors})
+    stored = TensorHeaders({}, {tensor.name: int(tensor.n_elements) for tensor in reader.tensors})
     with _readable(path, "a GGUF file that Transformers and gguf can dequantise"):
         config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
-        require_sizes(config.get_text_config(), f"convert {path.name} again")
-        require_enough(path.name, geometry_of(config), sum(stored.numbers.values()), stored.blocks)
+        require_positive_sizes(config.get_text_config(), f"convert {path.name} again")
+        refuse_oversized_config(path.name, geometry_of(config), sum(stored.numbers.values()), stored.block_count)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(path.parent), gguf_file=path.name, dtype=torch.float32, output_loading_info=True
         )
     model, filling = loaded
-    require_filled(path.name, model, filling)
+    require_all_weights_loaded(path.name, model, filling)
     return model
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.kv_cache import CacheWrite, KVCache, LayerKVCache, write_entries
+from emad_ref.models.kv_cache import CacheWrite, KVCache, LayerKVCache, write_kv_entries
 from emad_ref.record import Ints
 
 SMALLEST_BUCKET = 64  # positions of the smallest buffers, and keys of the smallest bucket
@@ -50,7 +50,7 @@ class StepBuffers:
         self._rows = rows
         self._last: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
-    def take(self, hidden: Tensor, frame: CacheWrite) -> None:
+    def copy_inputs(self, hidden: Tensor, frame: CacheWrite) -> None:
         """Copy states and the first rows of a forward; rows and positions only if they changed."""
         signature = frame.starts[: self._rows], frame.rows[: self._rows]
         if self._last != signature:
@@ -89,23 +89,23 @@ class KVBuffers:
         self._sizes = sizes
         self._inputs: dict[int, StepBuffers] = {}
 
-    def keep(self, where: tuple[int, int, int, int], captured: CapturedGraph) -> None:
+    def store_graph(self, where: tuple[int, int, int, int], captured: CapturedGraph) -> None:
         """Store a graph, and drop the oldest beyond the limit."""
         self.graphs[where] = captured
         while len(self.graphs) > MAX_GRAPHS:
             del self.graphs[next(iter(self.graphs))]
 
-    def inputs(self, rows: int) -> StepBuffers:
+    def step_buffers(self, rows: int) -> StepBuffers:
         """Inputs of steps of ``rows`` rows."""
         if rows not in self._inputs:
             self._inputs[rows] = StepBuffers(self._sizes, rows)
         return self._inputs[rows]
 
-    def empty(self) -> None:
+    def zero_entries(self) -> None:
         """Zero all entries: under a mask, 0 × NaN of an earlier session would still be NaN."""
         self._all.zero_()
 
-    def take(self, other: KVBuffers, places: Sequence[int]) -> None:
+    def copy_rows_from(self, other: KVBuffers, places: Sequence[int]) -> None:
         """Copy rows at ``places`` of ``other``, in order, as far as both have room."""
         shared = min(self.capacity, other.capacity)
         rows = torch.tensor(places, device=self._all.device)
@@ -125,7 +125,7 @@ class BufferPool:
         for buffers in reversed(self._idle):
             if (buffers.rows, buffers.capacity) == (rows, capacity):
                 self._idle.remove(buffers)
-                buffers.empty()
+                buffers.zero_entries()
                 return buffers
         try:
             return KVBuffers(self._sizes, rows, capacity)
@@ -156,13 +156,13 @@ class BufferLease:
             return self._move(range(self.rows), max(positions, self._capacity))
         return current
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def keep_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, renumbered, in smaller buffers."""
         self.rows = len(rows)
         if self._held is not None:
             self._move(rows, self._held.capacity)
 
-    def end(self) -> None:
+    def return_buffers(self) -> None:
         """Return the buffers."""
         if self._held is not None:
             self.pool.take_back(self._held)
@@ -171,8 +171,8 @@ class BufferLease:
     def _move(self, rows: Sequence[int], positions: int) -> KVBuffers:
         buffers = self.pool.lend(len(rows), positions)
         if self._held is not None:
-            buffers.take(self._held, rows)
-        self.end()
+            buffers.copy_rows_from(self._held, rows)
+        self.return_buffers()
         self._held = buffers
         return buffers
 
@@ -196,16 +196,16 @@ class StaticLayerCache(LayerKVCache):
         """See ``LayerKVCache.write``; for forwards without capture."""
         buffers, layer = self._lease.buffers(frame.keys), self._number - 1
         places = None if len(frame.rows) == buffers.rows else torch.tensor(frame.rows, device=keys.device)
-        attended = write_entries(buffers.keys[layer], buffers.values[layer], keys, values, frame, places)
+        attended = write_kv_entries(buffers.keys[layer], buffers.values[layer], keys, values, frame, places)
         self._hold(frame)
         return attended
 
-    def hold(self, frame: CacheWrite) -> None:
+    def mark_written(self, frame: CacheWrite) -> None:
         """Record that a graph has written the frame's K and V."""
         self._hold(frame)
 
-    def keep(self, rows: Sequence[int], numbers: dict[int, int]) -> None:
-        """See ``LayerKVCache.keep``; the cache handles the buffers."""
+    def keep_rows(self, rows: Sequence[int], numbers: dict[int, int]) -> None:
+        """See ``LayerKVCache.keep_rows``; the cache handles the buffers."""
         places = [place for place, row in enumerate(self._rows) if row in set(rows)]
         self._length = tuple(self._length[place] for place in places)
         self._rows = tuple(numbers[self._rows[place]] for place in places)
@@ -219,19 +219,21 @@ class StaticKVCache(KVCache):
         self.lease = lease = BufferLease(pool, rows, capacity)
         self._static = [StaticLayerCache(i + 1, rows, capacity, lease) for i in range(layers)]
         self.layers = [*self._static]
-        weakref.finalize(self, lease.end)  # layers hold the lease, not the cache: only its user keeps the cache alive
+        weakref.finalize(
+            self, lease.return_buffers
+        )  # layers hold the lease, not the cache: only its user keeps the cache alive
 
-    def holds(self, first: int, last: int) -> bool:
+    def has_original_layers(self, first: int, last: int) -> bool:
         """Whether layers first+1 … last are still the original ones: decoders may replace them."""
         return self.layers[first:last] == self._static[first:last]
 
-    def hold(self, first: int, last: int, frame: CacheWrite) -> None:
+    def mark_written(self, first: int, last: int, frame: CacheWrite) -> None:
         """Record that a graph has written K and V of layers first+1 … last."""
         for layer in self._static[first:last]:
-            layer.hold(frame)
+            layer.mark_written(frame)
 
-    def drop(self, rows: Ints) -> None:
-        """See ``KVCache.drop``."""
+    def drop_rows(self, rows: Ints) -> None:
+        """See ``KVCache.drop_rows``."""
         remaining = np.delete(np.arange(self.rows), np.atleast_1d(rows)).tolist()
-        super().drop(rows)
-        self.lease.keep(remaining)
+        super().drop_rows(rows)
+        self.lease.keep_rows(remaining)

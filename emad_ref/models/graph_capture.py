@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from emad_ref.errors import EmadError
 from emad_ref.models.families import FAST, SLIDING_ATTENTION
 from emad_ref.models.forward_context import ForwardContext, LayerPlacement
-from emad_ref.models.fused_blocks import AttentionInputs, FusedBlock, RotaryTables, as_vector
+from emad_ref.models.fused_blocks import AttentionInputs, FusedBlock, RotaryTables, squeeze_single_token
 from emad_ref.models.graph_buffers import (
     BufferPool,
     BufferShape,
@@ -57,9 +57,9 @@ class CapturableStepper(Stepper, Protocol):
     @property
     def blocks(self) -> list[Any]: ...
     @property
-    def head(self) -> list[Any]: ...
-    def steps(self, first: int, last: int) -> list[tuple[FusedBlock | None, LayerPlacement]]: ...
-    def read_out(self, hidden: Tensor) -> Tensor: ...
+    def head_modules(self) -> list[Any]: ...
+    def fused_steps(self, first: int, last: int) -> list[tuple[FusedBlock | None, LayerPlacement]]: ...
+    def compute_logits_uncaptured(self, hidden: Tensor) -> Tensor: ...
     def signed_rotary_table(self, placement: LayerPlacement, positions: int) -> RotaryTables: ...
 
 
@@ -129,7 +129,7 @@ CAPTURE_ENGINES: dict[str, Callable[[torch.device], CaptureEngine]] = {
 ParameterPlace = tuple[dict[str, Any], str]  # a module's table of parameters, and a name in it
 
 
-def parameter_places(parts: Iterable[nn.Module]) -> list[ParameterPlace]:
+def locate_parameters(parts: Iterable[nn.Module]) -> list[ParameterPlace]:
     """Places of every parameter of these modules."""
     return [
         (module._parameters, name)
@@ -185,7 +185,7 @@ class CapturedSegment:
     def __init__(
         self, stepper: CapturableStepper, first: int, last: int, buffers: KVBuffers, inputs: StepBuffers, keys: int
     ):
-        self._steps = _require_fused(stepper.steps(first, last))
+        self._steps = _require_fused(stepper.fused_steps(first, last))
         self._inputs, self._writer = inputs, _BucketWriter(buffers, inputs, keys)
         self._dtype, self._window = stepper.dtype, stepper.window
         placements = {placement for _, placement in self._steps}
@@ -200,7 +200,7 @@ class CapturedSegment:
     def __call__(self) -> Tensor:
         inputs = {placement: self._attention_inputs(placement) for placement in self._rotary}
         hidden = self._inputs.hidden
-        states = as_vector(hidden)
+        states = squeeze_single_token(hidden)
         for step, placement in self._steps:
             states = step(states, inputs[placement])
         return states.view(hidden.shape)
@@ -225,7 +225,7 @@ class CapturedSegment:
 def _require_fused(
     steps: Sequence[tuple[FusedBlock | None, LayerPlacement]],
 ) -> list[tuple[FusedBlock, LayerPlacement]]:
-    """All steps; nothing is captured if a block has none (``make_graphs``)."""
+    """All steps; nothing is captured if a block has none (``make_step_graphs``)."""
     present = [(step, placement) for step, placement in steps if step is not None]
     assert len(present) == len(steps), "a block without a fused step cannot be captured"
     return present
@@ -235,8 +235,8 @@ class CapturedReadouts:
     """Captured readouts of one stepper. ``able``: whether a graph can run its norm and head."""
 
     def __init__(self, stepper: CapturableStepper, engine: CaptureEngine):
-        self._engine, self.able = engine, has_no_hooks(stepper.head)
-        self._places = parameter_places(stepper.head) if self.able else []
+        self._engine, self.able = engine, has_no_hooks(stepper.head_modules)
+        self._places = locate_parameters(stepper.head_modules) if self.able else []
         self._states: dict[int, Tensor] = {}  # [states, D], inputs of the graphs
         self._graphs: dict[int, CapturedGraph] = {}
 
@@ -247,7 +247,7 @@ class CapturedReadouts:
         states.copy_(hidden.reshape(states.shape))
         read, captured = parameter_addresses(self._places), self._graphs.get(len(states))
         if captured is None or captured.read != read:
-            replay = self._engine.capture(partial(stepper.read_out, states))
+            replay = self._engine.capture(partial(stepper.compute_logits_uncaptured, states))
             captured = self._graphs[len(states)] = CapturedGraph(replay, read, states)
         return captured.replay().view(*shape, -1).clone()
 
@@ -281,7 +281,7 @@ class StepGraphs:
             )
         )
         self._engine, self._owner = engine, weakref.ref(stepper)
-        self._places = [parameter_places([block]) for block in stepper.blocks]
+        self._places = [locate_parameters([block]) for block in stepper.blocks]
         self._readouts = CapturedReadouts(stepper, engine)
         self.refused = ""
 
@@ -296,10 +296,10 @@ class StepGraphs:
         assert stepper is not None, "asked by its own stepper"
         return StaticKVCache(self.pool, stepper.layers, rows, capacity)
 
-    def run(
+    def run_layers(
         self, stepper: CapturableStepper, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache
     ) -> Tensor | None:
-        """As ``Stepper.run``, for a checked frame and cache; None if the step must run uncaptured.
+        """As ``Stepper.run_layers``, for a checked frame and cache; None if the step must run uncaptured.
 
         ``frame.executed`` is set to the number of keys per query.
         """
@@ -313,14 +313,14 @@ class StepGraphs:
         counts = (rows,) if graph is not None and graph.read == read else range(1, rows + 1)
         try:
             for count in counts:
-                buffers.inputs(count).take(hidden, frame)
+                buffers.step_buffers(count).copy_inputs(hidden, frame)
                 captured = self._captured(stepper, first, last, buffers, count, keys, read)
         except GraphCaptureError as reason:
             self._refuse(str(reason))
             return None
         # graphs share memory: the next replay of any of them may overwrite this result
         result = captured.replay().clone()
-        cache.hold(first, last, frame)
+        cache.mark_written(first, last, frame)
         frame.executed = keys
         return result
 
@@ -344,7 +344,7 @@ class StepGraphs:
             and len(frame.rows) <= MAX_CAPTURED_ROWS
             and not frame.prepared.ragged
             and cache.lease.pool is self.pool
-            and cache.holds(first, last)
+            and cache.has_original_layers(first, last)
             and self._may(stepper)
         )
 
@@ -369,9 +369,9 @@ class StepGraphs:
         """The graph of this segment over weights at ``read``. Raises GraphCaptureError."""
         graph = buffers.graphs.get((first, last, rows, keys))
         if graph is None or graph.read != read:
-            segment = CapturedSegment(stepper, first, last, buffers, buffers.inputs(rows), keys)
+            segment = CapturedSegment(stepper, first, last, buffers, buffers.step_buffers(rows), keys)
             graph = CapturedGraph(self._engine.capture(segment), read, segment)
-            buffers.keep((first, last, rows, keys), graph)
+            buffers.store_graph((first, last, rows, keys), graph)
         return graph
 
     def _refuse(self, reason: str) -> None:
@@ -382,7 +382,7 @@ class StepGraphs:
         )
 
 
-def make_graphs(stepper: CapturableStepper, backend: str) -> tuple[StepGraphs | None, str]:
+def make_step_graphs(stepper: CapturableStepper, backend: str) -> tuple[StepGraphs | None, str]:
     """The graphs of a finished stepper, and why there are none although its device has an engine, else "".
 
     ``backend``: the requested one.
@@ -390,9 +390,9 @@ def make_graphs(stepper: CapturableStepper, backend: str) -> tuple[StepGraphs | 
     make = CAPTURE_ENGINES.get(stepper.device.type)
     if make is None or backend != FAST:
         return None, ""
-    if stepper.places != (stepper.device,):
+    if stepper.devices != (stepper.device,):
         return None, "the model is spread over several devices"
-    if any(step is None for step, _ in stepper.steps(0, stepper.layers)):
+    if any(step is None for step, _ in stepper.fused_steps(0, stepper.layers)):
         return None, "some block has no fused step"
     types = {parameter.dtype for block in stepper.blocks for parameter in block.parameters()}
     if types != {stepper.dtype}:
@@ -407,5 +407,5 @@ __all__ = [
     "GraphCaptureWarning",
     "StaticKVCache",
     "StepGraphs",
-    "make_graphs",
+    "make_step_graphs",
 ]

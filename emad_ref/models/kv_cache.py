@@ -6,7 +6,7 @@ number of tokens per row only lowers lengths.
 
 Under adaptive depth layers hold different numbers of tokens. A block at position p needs exactly p entries of that row
 below it. Anything else would attend to wrong or missing keys and give silently wrong logits, so it raises
-``MissingEntry``. Under the monotone schedule (EMAD) it never does: that is the claim "no K/V repair".
+``MissingEntryError``. Under the monotone schedule (EMAD) it never does: that is the claim "no K/V repair".
 
 This module knows no model, no mask and no depth rule.
 """
@@ -24,7 +24,7 @@ from emad_ref.errors import BadArgument, EmadError
 from emad_ref.record import Ints, Work
 
 
-class MissingEntry(EmadError):
+class MissingEntryError(EmadError):
     """Raised if a layer does not hold exactly the entries of all earlier positions of a row.
 
     ``layer`` counts from 1; ``held`` is the row's length there, None if the layer gave the row up.
@@ -53,11 +53,11 @@ class CacheWrite(Protocol):
     queries: int
     keys: int
 
-    def slots(self, device: torch.device) -> Tensor:
+    def positions_on(self, device: torch.device) -> Tensor:
         """int64 [rows, n] on ``device``."""
 
 
-def write_entries(
+def write_kv_entries(
     held_keys: Tensor, held_values: Tensor, keys: Tensor, values: Tensor, frame: CacheWrite, places: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Write [rows, kv_heads, n, head_dim] at the frame's slots of two buffers; returns all keys and values.
@@ -66,14 +66,14 @@ def write_entries(
     """
     if places is not None:
         # an index before and one after the slice: the result is [rows, n, kv_heads, head_dim]
-        slots = frame.slots(keys.device)
+        slots = frame.positions_on(keys.device)
         held_keys[places[:, None], :, slots] = keys.transpose(1, 2)
         held_values[places[:, None], :, slots] = values.transpose(1, 2)
     elif frame.start is not None:
         held_keys.narrow(2, frame.start, frame.queries).copy_(keys)
         held_values.narrow(2, frame.start, frame.queries).copy_(values)
     else:
-        at = frame.slots(keys.device)[:, None, :, None].expand_as(keys)
+        at = frame.positions_on(keys.device)[:, None, :, None].expand_as(keys)
         held_keys.scatter_(2, at, keys)
         held_values.scatter_(2, at, values)
     seen_keys, seen_values = held_keys.narrow(2, 0, frame.keys), held_values.narrow(2, 0, frame.keys)
@@ -112,14 +112,14 @@ class LayerKVCache:
         length = self._length[place]
         return self._keys[place, :, :length], self._values[place, :, :length]
 
-    def require(self, frame: CacheWrite) -> None:
-        """Raise MissingEntry unless every row of the frame holds exactly the entries below its first position."""
+    def require_earlier_entries(self, frame: CacheWrite) -> None:
+        """Raise MissingEntryError unless every row of the frame holds exactly the entries below its first position."""
         if self._rows == frame.rows and self._length == frame.starts:
             return
         lengths = dict(zip(self._rows, self._length, strict=True))
         for row, start in zip(frame.rows, frame.starts, strict=True):
             if lengths.get(row) != start:
-                raise MissingEntry(self._number, row, start, lengths.get(row))
+                raise MissingEntryError(self._number, row, start, lengths.get(row))
 
     def write(self, keys: Tensor, values: Tensor, frame: CacheWrite) -> tuple[Tensor, Tensor]:
         """Store [rows, kv_heads, n, head_dim] at the frame's slots; returns the keys and values to attend over.
@@ -133,7 +133,7 @@ class LayerKVCache:
         places: Tensor | None = None
         if self._rows != frame.rows:
             places = torch.tensor([self._rows.index(row) for row in frame.rows], device=keys.device)
-        attended = write_entries(self._keys, self._values, keys, values, frame, places)
+        attended = write_kv_entries(self._keys, self._values, keys, values, frame, places)
         self._hold(frame)
         return attended
 
@@ -143,7 +143,7 @@ class LayerKVCache:
             min(entry_count, length[row]) for row, entry_count in zip(self._rows, self._length, strict=True)
         )
 
-    def keep(self, rows: Sequence[int], numbers: dict[int, int]) -> None:
+    def keep_rows(self, rows: Sequence[int], numbers: dict[int, int]) -> None:
         """Serve only these session rows, renumbered."""
         places = [i for i, row in enumerate(self._rows) if row in set(rows)]
         if len(places) < len(self._rows) and self._keys is not None and self._values is not None:
@@ -186,16 +186,16 @@ class KVCache:
                 raise BadArgument(name, value, "at least 1")
         self.rows = rows
         self.layers = [LayerKVCache(i + 1, rows, capacity) for i in range(layers)]
-        self._caps: tuple[int, ...] | None = None  # of the last ``free``: equal caps have nothing to free
+        self._caps: tuple[int, ...] | None = None  # of the last ``free_layers_above``: equal caps have nothing to free
 
-    def source_work(self) -> Work:
+    def encoder_work(self) -> Work:
         """Work executed for sources since the cache was opened; empty without an encoder."""
         return Work.none(len(self.layers))
 
-    def require(self, first: int, last: int, frame: CacheWrite) -> None:
-        """Raise MissingEntry unless layers first+1 … last can all run the frame; nothing is written before that."""
+    def require_earlier_entries(self, first: int, last: int, frame: CacheWrite) -> None:
+        """Raise MissingEntryError unless each of layers first+1 … last can run the frame; nothing is written before."""
         for layer in self.layers[first:last]:
-            layer.require(frame)
+            layer.require_earlier_entries(frame)
 
     def truncate(self, length: Ints) -> None:
         """Forget, in every layer, entries from absolute position ``length`` [rows] on; shorter layers stay."""
@@ -203,7 +203,7 @@ class KVCache:
         for layer in self.layers:
             layer.truncate(lengths)
 
-    def free(self, caps: Ints) -> None:
+    def free_layers_above(self, caps: Ints) -> None:
         """Give up the K/V above each row's cap [rows] for good: layers > cap never serve the row again."""
         new_caps = tuple(self._per_row(caps, "caps", 0))
         if new_caps == self._caps:
@@ -211,9 +211,9 @@ class KVCache:
         self._caps = new_caps
         same = {row: row for row in range(self.rows)}
         for number, layer in enumerate(self.layers[min(new_caps) :], start=min(new_caps) + 1):
-            layer.keep([row for row in range(self.rows) if new_caps[row] >= number], same)
+            layer.keep_rows([row for row in range(self.rows) if new_caps[row] >= number], same)
 
-    def drop(self, rows: Ints) -> None:
+    def drop_rows(self, rows: Ints) -> None:
         """Remove session rows; the remaining keep their order and are renumbered from 0.
 
         Raises:
@@ -225,7 +225,7 @@ class KVCache:
             raise BadArgument("rows", sorted(gone), f"some, not all, of 0–{self.rows - 1}", "make a new cache instead")
         numbers = {row: i for i, row in enumerate(remaining)}
         for layer in self.layers:
-            layer.keep(remaining, numbers)
+            layer.keep_rows(remaining, numbers)
         self.rows = len(remaining)
 
     def _per_row(self, values: Ints, name: str, least: int) -> list[int]:

@@ -54,32 +54,32 @@ from emad_ref.models.checkpoint import (
     ADAPTERS,
     GENERATION_CONFIG,
     Checkpoint,
-    describe_default_heads,
+    describe_defaulted_heads,
     read_config,
     refuse_adapter,
-    require_filled,
+    require_all_weights_loaded,
     require_finite_weights,
     require_no_adapter,
-    require_plain,
-    require_sizes,
+    require_positive_sizes,
+    require_regular_files,
     text_config,
 )
-from emad_ref.models.downloads import dequantised, read_origin
-from emad_ref.models.families import FAST, WALKED, anatomy_of, row_of
-from emad_ref.models.generation import describe_ignored, disable_collection, ignored_settings
+from emad_ref.models.downloads import dequantise_gguf, read_origin
+from emad_ref.models.families import FAST, WALKED, anatomy_of, get_family
+from emad_ref.models.generation import describe_ignored_settings, disable_per_layer_outputs, ignored_generation_settings
 from emad_ref.models.geometry import Geometry, geometry_of, published_config
 from emad_ref.models.names import (
     OUT_OF_REACH,
     ModelSource,
     ModelUnavailable,
+    make_unreadable_error,
+    parse_model_name,
     require_fetched,
-    require_geometry,
-    source_and_revision,
-    unreadable_error,
+    require_published_geometry,
 )
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper, require_backend
-from emad_ref.models.tokenizers import SpecialTokens, require_tokenizer, special_tokens_of, tokenizer_identity
+from emad_ref.models.tokenizers import SpecialTokens, require_matching_tokenizer, special_tokens_of, tokenizer_identity
 from emad_ref.models.weight_layout import lay_out_weights
 from emad_ref.text.corpora import is_hub_reachable
 
@@ -147,7 +147,7 @@ class LoadedModel(NotebookReprMixin):
         return {
             "family": self.geometry.family,
             "layers": f"{self.geometry.layers} layers",
-            "parameters": f"{self.geometry.parameters() / 1e6:,.4g} M parameters",
+            "parameters": f"{self.geometry.parameter_count() / 1e6:,.4g} M parameters",
             "weights": f"{where['dtype']} on {where['device']}" + ("" if self.trained else ", random"),
         }
 
@@ -174,14 +174,14 @@ class LoadedModel(NotebookReprMixin):
             "fingerprint": self.fingerprint,
             "layers": self.geometry.layers,
             "vocabulary": self.geometry.vocabulary,
-            "parameters": self.geometry.parameters(),
+            "parameters": self.geometry.parameter_count(),
             "trained": self.trained,
             "special_tokens": self.special_tokens.facts,
             "remarks": list(self.remarks),
         }
 
     @property
-    def opening(self) -> int | None:
+    def opening_token_id(self) -> int | None:
         """The id that opens every sequence: beginning of text, else end of text, else None (``models.tokenizers``).
 
         In an encoder-decoder it is the decoder's start token: usually the whole decoder prompt.
@@ -189,7 +189,7 @@ class LoadedModel(NotebookReprMixin):
         return self.special_tokens.opening
 
     @property
-    def ends(self) -> frozenset[int]:
+    def end_token_ids(self) -> frozenset[int]:
         """Ids that end a text: all that config, generation config and tokenizer declare."""
         return self.special_tokens.ends
 
@@ -245,9 +245,9 @@ def load(
     require_backend(backend)
     if dtype is not None:
         require_instance("dtype", dtype, torch.dtype, "e.g. torch.bfloat16")
-    source, revision = source_and_revision(name, revision)
+    source, revision = parse_model_name(name, revision)
     if source.kind == "gguf":
-        source = replace(source, place=str(dequantised(Path(source.place))))
+        source = replace(source, place=str(dequantise_gguf(Path(source.place))))
     precision = dtype or torch.float32
     _require_device(device)
     commit = None if source.hub_id is None else _commit_of(source, name, revision)
@@ -261,10 +261,10 @@ def load(
     special_tokens = _wrap_errors(source, name, lambda: special_tokens_of(model, tokenizer, declared))
     further_remarks = (
         str(file_facts.get("origin", {}).get("weights_are", "")),
-        describe_ignored(ignored_settings(model)),
-        "" if declared is None else describe_default_heads(model.config, declared),
+        describe_ignored_settings(ignored_generation_settings(model)),
+        "" if declared is None else describe_defaulted_heads(model.config, declared),
     )
-    disable_collection(model)
+    disable_per_layer_outputs(model)
     loaded = LoadedModel(
         name=name,
         model=model,
@@ -384,7 +384,7 @@ def _load_stored(source: ModelSource, name: str, dtype: torch.dtype, commit: str
     """Model and tokenizer from a folder or the hub, and facts about the files."""
     where = _hub_arguments(source, commit)
     folder = _folder_of(source, commit)
-    _wrap_errors(source, name, lambda: require_plain(name, folder))
+    _wrap_errors(source, name, lambda: require_regular_files(name, folder))
     _wrap_errors(source, name, lambda: require_no_adapter(name, folder))
     if source.hub_id is not None and _is_stored(source, ADAPTERS[0], where):  # its files are not all here yet
         refuse_adapter(name, ADAPTERS[0])
@@ -398,7 +398,7 @@ def _load_stored(source: ModelSource, name: str, dtype: torch.dtype, commit: str
         readable = f"a {GENERATION_CONFIG} that transformers can read"
         _wrap_errors(source, name, lambda: GenerationConfig.from_pretrained(source.place, **where), readable)
     model, filling = _wrap_errors(source, name, lambda: _read_weights(source.place, config, dtype, where))
-    require_filled(name, model, filling)
+    require_all_weights_loaded(name, model, filling)
     if checkpoint is None or source.hub_id is not None:  # the files were fetched just now, and may precede others
         checkpoint = _wrap_errors(source, name, lambda: _fitting_checkpoint(name, folder, settings, config))
     file_facts: dict[str, Any] = {
@@ -413,7 +413,7 @@ def _load_stored(source: ModelSource, name: str, dtype: torch.dtype, commit: str
         return model, None, file_facts
     readable = f"a tokenizer that transformers can read from {', '.join(TOKENIZER_FILES)} and their like"
     tokenizer = _wrap_errors(source, name, lambda: _tokenizer(source.place, **where), readable)
-    file_facts["tokenizer_loses"] = require_tokenizer(name, tokenizer, config.get_text_config().vocab_size)
+    file_facts["tokenizer_loses"] = require_matching_tokenizer(name, tokenizer, config.get_text_config().vocab_size)
     if file_facts["tokenizer_loses"]:
         _log_once(name, file_facts["tokenizer_loses"])
     return model, tokenizer, file_facts
@@ -433,9 +433,9 @@ def _folder_of(source: ModelSource, commit: str | None) -> Path:
 
 def _fitting_checkpoint(name: str, folder: Path, settings: dict[str, Any], config: Any) -> Checkpoint | None:
     """The weight files of the folder, checked against ``config``; None without a complete set."""
-    checkpoint = Checkpoint.of(name, folder, settings)
+    checkpoint = Checkpoint.from_folder(name, folder, settings)
     if checkpoint is not None:
-        checkpoint.fits(geometry_of(config))
+        checkpoint.require_matching_tensors(geometry_of(config))
     return checkpoint
 
 
@@ -443,7 +443,7 @@ def _require_config(whole: Any) -> None:
     """Check sizes: transformers accepts any whole number for the length of its tables."""
     config = text_config(whole)
     anatomy_of(config)
-    require_sizes(config)
+    require_positive_sizes(config)
     for name in ("max_position_embeddings", "n_positions"):
         if getattr(config, name, 2) < 2:  # a token and its successor
             raise BadArgument(f"config.{name}", getattr(config, name), "2 or more", "mend config.json")
@@ -463,7 +463,7 @@ def _declared_config(source: ModelSource, name: str, commit: str | None) -> dict
 
 
 def _read_weights(place: str, config: Any, dtype: torch.dtype, where: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The model, and the tensors that the files did not fill; ``require_filled`` refuses those by name.
+    """The model, and the tensors that the files did not fill; ``require_all_weights_loaded`` refuses those by name.
 
     Bundled models load faster than a progress bar can be read: theirs is off.
     """
@@ -488,7 +488,7 @@ def _read_weights(place: str, config: Any, dtype: torch.dtype, where: dict[str, 
 
 
 def _is_encoder_decoder(config: Any) -> bool:
-    return row_of(config.get_text_config().model_type).reads_a_source
+    return get_family(config.get_text_config().model_type).is_encoder_decoder
 
 
 def _class_of(config: Any) -> Any:
@@ -529,7 +529,7 @@ def _wrap_errors(source: ModelSource, name: str, action: Callable[[], Any], file
         except EmadError:
             raise
         except (OSError, HTTP_ERROR) as error:
-            raise unreadable_error(name, source, _describe_refusal(error), _first_line(error)) from error
+            raise make_unreadable_error(name, source, _describe_refusal(error), _first_line(error)) from error
         except SafetensorError as error:
             raise BadArgument(
                 "name", name, "a complete safetensors file", f"{_first_line(error)}: fetch or save the weights again"
@@ -562,8 +562,8 @@ def _first_line(error: Exception) -> str:
 
 def _load_random(source: ModelSource, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> _LoadedParts:
     """Random weights of a known geometry; a bundled one keeps its tokenizer."""
-    require_geometry(name)
-    if source.place in bundled.bundled_names():
+    require_published_geometry(name)
+    if source.place in bundled.bundled_model_names():
         folder = str(bundled.weights_folder() / source.place)
         config, tokenizer = AutoConfig.from_pretrained(folder), _tokenizer(folder)
     else:
@@ -618,7 +618,7 @@ def _load_control(source: ModelSource, name: str, dtype: torch.dtype, commit: st
                 matrix.weight.zero_()
                 matrix.bias.zero_()
     readable = [
-        name for name in bundled.bundled_names() if (bundled.weights_folder() / name / "tokenizer.json").is_file()
+        name for name in bundled.bundled_model_names() if (bundled.weights_folder() / name / "tokenizer.json").is_file()
     ]
     return model, _tokenizer(str(bundled.weights_folder() / readable[0])) if readable else None, {}
 
@@ -640,7 +640,7 @@ def require_decoder_only(loaded: LoadedModel) -> None:
         raise BadArgument("model", loaded.name, "a decoder-only model", "an encoder-decoder reads a source, not a text")
 
 
-def required_tokenizer(loaded: LoadedModel) -> Any:
+def get_required_tokenizer(loaded: LoadedModel) -> Any:
     """The tokenizer. Raises BadArgument if the model has none."""
     if loaded.tokenizer is None:
         raise BadArgument("model", loaded.name, "a model with a tokenizer", "pass the folder that holds tokenizer.json")

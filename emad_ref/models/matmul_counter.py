@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from emad_ref.models.families import anatomy_of
-from emad_ref.models.stepper import decoder_part
+from emad_ref.models.stepper import get_decoder_module
 from emad_ref.record import HEAD
 
 MATRIX_PRODUCTS = {  # operation → indices of its factors; the inner size is the last of the first one's
@@ -37,7 +37,7 @@ CROSS_ATTENTION_KV = (".EncDecAttention.k.", ".EncDecAttention.v.")
 class WatchedMatrix:
     """A weight of block ``layer`` (``HEAD``: of the head), [out, in], and the addresses of its bytes.
 
-    From ``start`` on, outputs are ``out_step`` bytes apart, inputs ``in_step``.
+    From ``start_address`` on, outputs are ``out_step`` bytes apart, inputs ``in_step``.
     """
 
     layer: int
@@ -48,35 +48,37 @@ class WatchedMatrix:
     in_step: int
 
     @property
-    def elements(self) -> int:
+    def element_count(self) -> int:
         return self.shape[0] * self.shape[1]
 
     @property
-    def after(self) -> int:
+    def end_address(self) -> int:
         """Address after the last output."""
         return self.start + self.shape[0] * self.out_step
 
-    def goes_on(self, other: WatchedMatrix) -> bool:
+    def is_followed_by(self, other: WatchedMatrix) -> bool:
         """Whether ``other``'s outputs continue this one's, so that one operand may span both."""
         alike = (self.out_step, self.in_step, self.shape[1]) == (other.out_step, other.in_step, other.shape[1])
-        return alike and other.start == self.after
+        return alike and other.start == self.end_address
 
 
 @dataclass(frozen=True)
-class MatrixChain:
+class AdjacentMatrices:
     """Weights side by side, each starting where the previous one ends."""
 
     matrices: tuple[WatchedMatrix, ...]
 
     @property
-    def start(self) -> int:
+    def start_address(self) -> int:
         return self.matrices[0].start
 
-    def met(self, operand: Tensor) -> dict[WatchedMatrix, float]:
+    def covered_shares(self, operand: Tensor) -> dict[WatchedMatrix, float]:
         """Share of each weight that ``operand`` covers; empty if it begins elsewhere."""
         first = self.matrices[0]
-        at, item = operand.data_ptr() - self.start, operand.element_size()
-        last = self.matrices[-1].after - self.start - first.out_step + (first.shape[1] - 1) * first.in_step
+        at, item = operand.data_ptr() - self.start_address, operand.element_size()
+        last = (
+            self.matrices[-1].end_address - self.start_address - first.out_step + (first.shape[1] - 1) * first.in_step
+        )
         if at > last:
             return {}
         columns = first.out_step < first.in_step
@@ -100,12 +102,14 @@ class MatmulCounter(TorchDispatchMode):
         super().__init__()
         self._matrices = sorted((each for model in models for each in _matrices(model)), key=lambda each: each.start)
         self._chains = list(_chains(self._matrices))
-        self._starts = [chain.start for chain in self._chains]
+        self._starts = [chain.start_address for chain in self._chains]
         self._met: dict[tuple[int, str], float] = defaultdict(float)  # multiply-adds
 
-    def rows(self) -> dict[tuple[int, str], float]:
+    def rows_by_matrix(self) -> dict[tuple[int, str], float]:
         """(layer, name of the matrix within its block) → rows multiplied with it."""
-        return {(each.layer, each.name): self._met[each.layer, each.name] / each.elements for each in self._matrices}
+        return {
+            (each.layer, each.name): self._met[each.layer, each.name] / each.element_count for each in self._matrices
+        }
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -113,7 +117,7 @@ class MatmulCounter(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name in WEIGHTED_SUMS:
             for matrix in self._weights_in(args[0]):
-                self._met[matrix.layer, matrix.name] += len(args[1]) / len(args[0]) * matrix.elements
+                self._met[matrix.layer, matrix.name] += len(args[1]) / len(args[0]) * matrix.element_count
             return func(*args, **(kwargs or {}))
         operands = MATRIX_PRODUCTS.get(name)
         if operands is None:
@@ -129,24 +133,24 @@ class MatmulCounter(TorchDispatchMode):
 
     def _weights_in(self, operand: Tensor) -> dict[WatchedMatrix, float]:
         at = bisect_right(self._starts, operand.data_ptr()) - 1
-        return self._chains[at].met(operand) if at >= 0 else {}
+        return self._chains[at].covered_shares(operand) if at >= 0 else {}
 
 
-def _chains(matrices: Iterable[WatchedMatrix]) -> Iterator[MatrixChain]:
+def _chains(matrices: Iterable[WatchedMatrix]) -> Iterator[AdjacentMatrices]:
     """Chains of ``matrices``, which are sorted by start."""
     chain: tuple[WatchedMatrix, ...] = ()
     for matrix in matrices:
-        if chain and not chain[-1].goes_on(matrix):
-            yield MatrixChain(chain)
+        if chain and not chain[-1].is_followed_by(matrix):
+            yield AdjacentMatrices(chain)
             chain = ()
         chain += (matrix,)
     if chain:
-        yield MatrixChain(chain)
+        yield AdjacentMatrices(chain)
 
 
 def _matrices(model: Any) -> Iterator[WatchedMatrix]:
     config = model.config.get_text_config()
-    blocks: Any = decoder_part(config.model_type, model.get_decoder(), anatomy_of(config).blocks)
+    blocks: Any = get_decoder_module(config.model_type, model.get_decoder(), anatomy_of(config).blocks)
     parts = [(HEAD, model.get_output_embeddings()), *enumerate(blocks, start=1)]
     for layer, part in parts:
         for name, weight in part.named_parameters():

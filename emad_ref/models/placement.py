@@ -42,7 +42,7 @@ def device_of(name: str, part: nn.Module) -> torch.device | None:
     return next(iter(devices), None)
 
 
-def on_home_device(name: str, part: nn.Module, home: torch.device) -> Any:
+def wrap_with_device_moves(name: str, part: nn.Module, home: torch.device) -> Any:
     """``part`` as a function from tensors on ``home`` to tensors on ``home``. Raises as ``device_of``."""
     place, plain = device_of(name, part), without_hooks(part)
     if place is None or place == home:

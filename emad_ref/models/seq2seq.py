@@ -1,15 +1,15 @@
 """T5 layer by layer: the encoder once per source, the decoder one layer at a time, as a ``Stepper``.
 
-    cache = stepper.open(sources)                        # encoder states [rows, s, D], computed here and only here
-    frame = stepper.frame(positions, cache)
-    hidden = stepper.embed(tokens, frame)                # [rows, n, D]
-    hidden = stepper.run(hidden, 0, j, frame, cache)     # h_j: the state after j decoder blocks
-    logits = stepper.logits(hidden)                      # lm_head(c · norm(h_j)), the readout at any depth
+    cache = stepper.open_cache(sources)                      # encoder states [rows, s, D], computed here and only here
+    frame = stepper.prepare_forward(positions, cache)
+    hidden = stepper.embed(tokens, frame)                    # [rows, n, D]
+    hidden = stepper.run_layers(hidden, 0, j, frame, cache)  # h_j: the state after j decoder blocks
+    logits = stepper.logits(hidden)                          # lm_head(c · norm(h_j)), the readout at any depth
 
 c is D^-½ if the head is the embedding's table (T5), else 1 (v1.1). A block attends to its own earlier positions and to
 the source. K and V of the source depend on the encoder alone: a layer computes them for a row when the row first runs
-there, so unreached layers cost nothing, and a K/V-only pass (``fill``) does not need the source. The relative position
-bias belongs to block 0 and serves all blocks, once per frame; cross-attention has none.
+there, so unreached layers cost nothing, and a K/V-only pass (``write_kv``) does not need the source. The relative
+position bias belongs to block 0 and serves all blocks, once per frame; cross-attention has none.
 
 Layers are the decoder's. The first decoding step of a row is the last position of its decoder prompt, usually the start
 token alone: position 0, whose logits give the first new token, is already subject to the rule.
@@ -33,23 +33,23 @@ from torch import Tensor
 from transformers import EncoderDecoderCache
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.families import anatomy_of, row_of
-from emad_ref.models.forward_context import CacheWriter, ForwardContext, attention_mask, forward_context
+from emad_ref.models.families import anatomy_of, get_family
+from emad_ref.models.forward_context import CacheWriter, ForwardContext, attention_mask, make_forward_context
 from emad_ref.models.fused_blocks import apply_linear
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.kv_cache import KVCache
-from emad_ref.models.placement import device_of, on_home_device, to_device, without_hooks
+from emad_ref.models.placement import device_of, to_device, without_hooks, wrap_with_device_moves
 from emad_ref.models.stepper import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
     FIRST_TABLE,
-    decoder_part,
+    get_decoder_module,
     model_logits,
-    require_agreement,
     require_layer,
-    require_layers,
-    require_size,
-    require_usable,
+    require_layer_range,
+    require_parameter_count,
+    require_stepper_matches_model,
+    require_supported_model,
 )
 from emad_ref.record import Ints, Work
 
@@ -65,11 +65,11 @@ class EncodedSources:
     lengths: tuple[int, ...]
 
     @property
-    def width(self) -> int:
+    def padded_length(self) -> int:
         """s: the keys of cross-attention, padding included."""
         return self.states.shape[1]
 
-    def take(self, rows: Sequence[int]) -> EncodedSources:
+    def select_rows(self, rows: Sequence[int]) -> EncodedSources:
         return EncodedSources(self.states[list(rows)], tuple(self.lengths[row] for row in rows))
 
 
@@ -86,11 +86,11 @@ class CrossAttentionCache:
         """int64 [present] session rows held, ascending."""
         return np.array(self._rows, dtype=np.int64)
 
-    def missing(self, rows: tuple[int, ...]) -> list[int]:
+    def missing_rows(self, rows: tuple[int, ...]) -> list[int]:
         """The ``rows`` without entries."""
         return [] if rows == self._rows else [row for row in rows if row not in self._rows]
 
-    def add(self, rows: Sequence[int], keys: Tensor, values: Tensor) -> None:
+    def add_rows(self, rows: Sequence[int], keys: Tensor, values: Tensor) -> None:
         """Add these rows."""
         if self._keys is not None and self._values is not None:
             keys, values = torch.cat([self._keys, keys]), torch.cat([self._values, values])
@@ -108,7 +108,7 @@ class CrossAttentionCache:
         """[rows, heads, s, d_kv] of held rows."""
         return self._of(self._values, rows)
 
-    def keep(self, numbers: dict[int, int]) -> None:
+    def keep_rows(self, numbers: dict[int, int]) -> None:
         """Keep only the rows that ``numbers`` names, renumbered; the order must not change."""
         places = [i for i, row in enumerate(self._rows) if row in numbers]
         if len(places) < len(self._rows) and self._keys is not None and self._values is not None:
@@ -135,34 +135,34 @@ class Seq2SeqKVCache(KVCache):
         self.encoded = encoded
         self.cross = [CrossAttentionCache() for _ in range(layers)]
         self.cross_fills, self.cross_context = np.zeros(layers, dtype=np.int64), np.zeros(layers, dtype=np.int64)
-        self.encoder_tokens = 0 if encoded is None else rows * encoded.width
-        self.encoder_context = self.encoder_tokens * (0 if encoded is None else encoded.width)
+        self.encoder_tokens = 0 if encoded is None else rows * encoded.padded_length
+        self.encoder_context = self.encoder_tokens * (0 if encoded is None else encoded.padded_length)
 
-    def source_work(self) -> Work:
+    def encoder_work(self) -> Work:
         return replace(
-            super().source_work(),
+            super().encoder_work(),
             cross_fills=self.cross_fills.copy(),
             cross_context=self.cross_context.copy(),
             encoder_tokens=self.encoder_tokens,
             encoder_context=self.encoder_context,
         )
 
-    def free(self, caps: Ints) -> None:
+    def free_layers_above(self, caps: Ints) -> None:
         before = self._caps
-        super().free(caps)
+        super().free_layers_above(caps)
         if self._caps is before:
             return
         for own, cross in zip(self.layers, self.cross, strict=True):
-            cross.keep({row: row for row in own.rows.tolist()})
+            cross.keep_rows({row: row for row in own.rows.tolist()})
 
-    def drop(self, rows: Ints) -> None:
+    def drop_rows(self, rows: Ints) -> None:
         before = self.rows
-        super().drop(rows)
+        super().drop_rows(rows)
         gone = set(np.atleast_1d(np.asarray(rows, dtype=np.int64)).tolist())
         remaining = [row for row in range(before) if row not in gone]
-        self.encoded = None if self.encoded is None else self.encoded.take(remaining)
+        self.encoded = None if self.encoded is None else self.encoded.select_rows(remaining)
         for cross in self.cross:
-            cross.keep({row: i for i, row in enumerate(remaining)})
+            cross.keep_rows({row: i for i, row in enumerate(remaining)})
 
 
 class _DecoderInputs:
@@ -170,12 +170,12 @@ class _DecoderInputs:
 
     def __init__(self, stepper: Seq2SeqStepper, cache: Seq2SeqKVCache, frame: ForwardContext):
         encoded = cache.encoded
-        assert encoded is not None, "Seq2SeqStepper.frame refuses a cache without sources"
-        self._frame, self._flagged, self.cache = frame, stepper.kernel == "sdpa", cache
-        bias, block_cache = stepper.position_bias(self._distances(stepper.places[0])), _BlockCache(cache, frame)
+        assert encoded is not None, "Seq2SeqStepper.prepare_forward refuses a cache without sources"
+        self._frame, self._flagged, self.cache = frame, stepper.attention_kernel == "sdpa", cache
+        bias, block_cache = stepper.position_bias(self._distances(stepper.devices[0])), _BlockCache(cache, frame)
         self.arguments = {
             device: self._block_arguments(to_device(bias, device), encoded, stepper.dtype, block_cache)
-            for device in stepper.places
+            for device in stepper.devices
         }
 
     def _block_arguments(
@@ -188,21 +188,23 @@ class _DecoderInputs:
             # its presence makes a block attend to a source; ``_reach`` reads its values, the block does not
             "encoder_hidden_states": encoded.states,
             "encoder_attention_mask": self._source_mask(encoded, bias.device),
-            "encoder_decoder_position_bias": bias.new_zeros(1, bias.shape[1], self._frame.queries, encoded.width),
+            "encoder_decoder_position_bias": bias.new_zeros(
+                1, bias.shape[1], self._frame.queries, encoded.padded_length
+            ),
             "past_key_values": block_cache,
         }
 
     def _distances(self, device: torch.device) -> Tensor:
         """int64 [rows or 1, n, keys] positions from each key up to its query; 0 for keys that a mask hides."""
-        here = self._frame.distinct_slots(device)
+        here = self._frame.distinct_positions_on(device)
         return (here[:, :, None] - torch.arange(self._frame.keys, device=device)).clamp_(min=0)
 
     def _source_mask(self, encoded: EncodedSources, device: torch.device) -> Tensor | None:
         """Additive mask [rows, 1, 1, s]; None if no source is padded."""
         lengths = [encoded.lengths[row] for row in self._frame.rows]
-        if min(lengths) == encoded.width:
+        if min(lengths) == encoded.padded_length:
             return None
-        visible = torch.arange(encoded.width) < torch.tensor(lengths)[:, None]
+        visible = torch.arange(encoded.padded_length) < torch.tensor(lengths)[:, None]
         mask = torch.zeros(visible.shape, dtype=encoded.states.dtype)
         return mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)[:, None, None].to(device)
 
@@ -260,16 +262,16 @@ class Seq2SeqStepper:
 
     def __init__(self, model: Any, *, check: bool = True):
         config = model.config
-        if not row_of(config.model_type).reads_a_source:
+        if not get_family(config.model_type).is_encoder_decoder:
             raise BadArgument("model_type", config.model_type, "t5", "CausalStepper walks decoder-only families")
         self.model, self.config, anatomy = model, config, anatomy_of(config)
         self.geometry: Geometry = geometry_of(config)
-        self.layers, self.vocabulary = self.geometry.layers, self.geometry.vocabulary
-        self.kernel: str = config._attn_implementation
-        require_usable(model, self.kernel)
-        require_size(model, self.geometry)
+        self.layers, self.vocabulary_size = self.geometry.layers, self.geometry.vocabulary
+        self.attention_kernel: str = config._attn_implementation
+        require_supported_model(model, self.attention_kernel)
+        require_parameter_count(model, self.geometry)
         decoder = model.get_decoder()
-        blocks: Any = decoder_part(config.model_type, decoder, anatomy.blocks)
+        blocks: Any = get_decoder_module(config.model_type, decoder, anatomy.blocks)
         self._head = without_hooks(model.get_output_embeddings())
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
         self._blocks = [
@@ -277,11 +279,11 @@ class Seq2SeqStepper:
             for number, block in enumerate(blocks, start=1)
         ]
         self._bias = self._blocks[0][0].layer[0].SelfAttention
-        self.places: tuple[torch.device, ...] = tuple(dict.fromkeys(device for _, device in self._blocks))
-        self._embedding = on_home_device("embedding", decoder.embed_tokens, self.device)
-        norm: Any = decoder_part(config.model_type, decoder, anatomy.final_norm)
-        self._final_norm = on_home_device(anatomy.final_norm, norm, self.device)
-        self.softcap: float | None = None
+        self.devices: tuple[torch.device, ...] = tuple(dict.fromkeys(device for _, device in self._blocks))
+        self._embedding = wrap_with_device_moves("embedding", decoder.embed_tokens, self.device)
+        norm: Any = get_decoder_module(config.model_type, decoder, anatomy.final_norm)
+        self._final_norm = wrap_with_device_moves(anatomy.final_norm, norm, self.device)
+        self.logit_softcap: float | None = None
         self._scale: float | None = config.d_model**-0.5 if config.scale_decoder_outputs else None
         self._buckets: Tensor | None = None
         if check:
@@ -311,51 +313,52 @@ class Seq2SeqStepper:
         states = encoder(input_ids=torch.from_numpy(ids).to(self.device), attention_mask=mask).last_hidden_state
         return EncodedSources(to_device(states, self.device), lengths)
 
-    def open(self, sources: Sequence[Ints | None], capacity: int = 256) -> Seq2SeqKVCache:
+    def open_cache(self, sources: Sequence[Ints | None], capacity: int = 256) -> Seq2SeqKVCache:
         """An empty cache with one row per source; runs the encoder. Raises as ``encode``."""
         return Seq2SeqKVCache(self.layers, len(sources), capacity, self.encode(sources))
 
     def new_cache(self, rows: int, capacity: int = 256) -> Seq2SeqKVCache:
-        """A cache without sources: nothing can run on it; see ``open``."""
+        """A cache without sources: nothing can run on it; see ``open_cache``."""
         return Seq2SeqKVCache(self.layers, rows, capacity)
 
-    def frame(
+    def prepare_forward(
         self, positions: Ints, cache: KVCache | None, rows: Ints | None = None, lengths: Ints | None = None
     ) -> ForwardContext:
-        """See ``Stepper.frame``; the cache must come from ``open``, which gives it the sources.
+        """See ``Stepper.prepare_forward``; the cache must come from ``open_cache``, which gives it the sources.
 
         Raises:
             BadArgument: other shapes or values, or a cache without sources.
         """
         if not isinstance(cache, Seq2SeqKVCache) or cache.encoded is None:
             raise BadArgument("cache", cache, "a cache that holds sources", "make it with open(sources)")
-        return forward_context(positions, cache, rows, lengths, None, partial(_DecoderInputs, self, cache))
+        return make_forward_context(positions, cache, rows, lengths, None, partial(_DecoderInputs, self, cache))
 
     def embed(self, tokens: Tensor, frame: ForwardContext) -> Tensor:
         """h_0 [rows, n, D] of ``tokens`` int64 [rows, n]: the embedding; positions are a bias on scores."""
         hidden: Tensor = self._embedding(tokens)
         return hidden
 
-    def run(self, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache | None) -> Tensor:
+    def run_layers(self, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache | None) -> Tensor:
         """h_last from h_first, [rows, n, D]: executes decoder layers first+1 … last and writes their K/V.
 
         Rows that reach a layer for the first time have their source projected to its K and V.
 
         Raises:
             BadArgument: not 0 ≤ first ≤ last ≤ L, or a frame of another cache.
-            MissingEntry: a layer does not hold exactly the entries below a row's first position; nothing was written.
+            MissingEntryError: a layer does not hold exactly the entries below a row's first position; nothing was
+            written.
         """
-        require_layers(first, last, self.layers)
+        require_layer_range(first, last, self.layers)
         prepared, cache, encoded = _matching_inputs(frame, cache)
-        cache.require(first, last, frame)
+        cache.require_earlier_entries(first, last, frame)
         for number in range(first, last):
             self._reach(number, frame.rows, cache, encoded)
             block, device = self._blocks[number]
             hidden = block(to_device(hidden, device), **prepared.arguments[device])[0]
-        cache.cross_context[first:last] += len(frame.rows) * frame.queries * encoded.width
+        cache.cross_context[first:last] += len(frame.rows) * frame.queries * encoded.padded_length
         return to_device(hidden, self.device)
 
-    def fill(self, hidden: Tensor, layer: int, frame: ForwardContext, cache: KVCache) -> None:
+    def write_kv(self, hidden: Tensor, layer: int, frame: ForwardContext, cache: KVCache) -> None:
         """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
 
         Executes the norm and the key and value projections of self-attention. K and V of cross-attention do not depend
@@ -363,24 +366,24 @@ class Seq2SeqStepper:
 
         Raises:
             BadArgument: no such layer, or a frame of another cache.
-            MissingEntry: as in ``run``.
+            MissingEntryError: as in ``run_layers``.
         """
         require_layer(layer, self.layers)
         _, cache, _ = _matching_inputs(frame, cache)
-        cache.require(layer - 1, layer, frame)
+        cache.require_earlier_entries(layer - 1, layer, frame)
         block, device = self._blocks[layer - 1]
         part = block.layer[0]
         keys, values = self._keys_and_values(part.SelfAttention, part.layer_norm(to_device(hidden, device)))
         cache.layers[layer - 1].write(keys, values, frame)
 
-    def normed(self, hidden: Tensor) -> Tensor:
+    def apply_final_norm(self, hidden: Tensor) -> Tensor:
         """The head's input [..., D] of states [..., D] after any layer: final norm, and the scale of a tied head."""
         normed: Tensor = self._final_norm(hidden)
         return normed if self._scale is None else normed * self._scale
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Readout [..., V] of states [..., D] after any layer: final norm, scale of a tied head, head."""
-        return apply_linear(self._head, self.normed(hidden))
+        return apply_linear(self._head, self.apply_final_norm(hidden))
 
     @property
     def unembedding(self) -> Tensor:
@@ -403,7 +406,7 @@ class Seq2SeqStepper:
             # inference-mode tensors cannot take part in a later forward outside of it
             with torch.inference_mode(False):
                 self._buckets = self._bias._relative_position_bucket(
-                    -torch.arange(max(positions, 2 * size), device=self.places[0]),
+                    -torch.arange(max(positions, 2 * size), device=self.devices[0]),
                     bidirectional=False,
                     num_buckets=self._bias.relative_attention_num_buckets,
                     max_distance=self._bias.relative_attention_max_distance,
@@ -412,14 +415,14 @@ class Seq2SeqStepper:
 
     def _reach(self, number: int, rows: tuple[int, ...], cache: Seq2SeqKVCache, encoded: EncodedSources) -> None:
         """Add the sources of new rows to the cross-attention of layer ``number`` + 1."""
-        missing = cache.cross[number].missing(rows)
+        missing = cache.cross[number].missing_rows(rows)
         if not missing:
             return
         states = encoded.states if len(missing) == cache.rows else encoded.states[missing]
         block, device = self._blocks[number]
         attention = block.layer[1].EncDecAttention
-        cache.cross[number].add(missing, *self._keys_and_values(attention, to_device(states, device)))
-        cache.cross_fills[number] += len(missing) * encoded.width
+        cache.cross[number].add_rows(missing, *self._keys_and_values(attention, to_device(states, device)))
+        cache.cross_fills[number] += len(missing) * encoded.padded_length
 
     def _keys_and_values(self, attention: Any, states: Tensor) -> tuple[Tensor, Tensor]:
         """[rows, heads, n, d_kv] each, from [rows, n, D]."""
@@ -430,9 +433,9 @@ class Seq2SeqStepper:
         source: Ints = np.asarray(sent)
         if source.ndim != 1 or len(source) == 0 or source.dtype.kind not in "iu":
             raise BadArgument(f"sources[{row}]", source.tolist(), "integers of shape [s ≥ 1]", "T5 reads a source")
-        bad = source[(source < 0) | (source >= self.vocabulary)]
+        bad = source[(source < 0) | (source >= self.vocabulary_size)]
         if len(bad):
-            raise BadArgument(f"sources[{row}]", int(bad[0]), f"ids in 0–{self.vocabulary - 1}")
+            raise BadArgument(f"sources[{row}]", int(bad[0]), f"ids in 0–{self.vocabulary_size - 1}")
         return source.astype(np.int64, copy=False)
 
     @torch.inference_mode()
@@ -441,21 +444,24 @@ class Seq2SeqStepper:
 
         Sources have two lengths.
         """
-        ids = torch.arange(CHECKED_ROWS * CHECKED_TOKENS, device=self.device).view(CHECKED_ROWS, -1) % self.vocabulary
+        ids = (
+            torch.arange(CHECKED_ROWS * CHECKED_TOKENS, device=self.device).view(CHECKED_ROWS, -1)
+            % self.vocabulary_size
+        )
         lengths = [CHECKED_TOKENS - 5 * row for row in range(CHECKED_ROWS)]
         mask = torch.arange(CHECKED_TOKENS, device=self.device) < torch.tensor(lengths, device=self.device)[:, None]
         read = ids.flip(1)
         inputs = {"input_ids": read, "attention_mask": mask.long(), "decoder_input_ids": ids}
         theirs = model_logits(self.model, self.device, **inputs)
         sources = [row[:n].cpu().numpy() for row, n in zip(read, lengths, strict=True)]
-        whole, stepped = self.open(sources), self.open(sources, CHECKED_TOKENS)
-        require_agreement(self, self.config.model_type, ids, theirs, whole, stepped)
+        whole, stepped = self.open_cache(sources), self.open_cache(sources, CHECKED_TOKENS)
+        require_stepper_matches_model(self, self.config.model_type, ids, theirs, whole, stepped)
 
 
 def _matching_inputs(
     frame: ForwardContext, cache: KVCache | None
 ) -> tuple[_DecoderInputs, Seq2SeqKVCache, EncodedSources]:
-    """Prepared inputs of ``frame``, and the typed ``cache``, after a check that they belong together."""
+    """Prepared inputs of ``prepare_forward``, and the typed ``cache``, after a check that they belong together."""
     prepared = frame.prepared
     if not isinstance(prepared, _DecoderInputs) or prepared.cache is not cache or prepared.cache.encoded is None:
         raise BadArgument("cache", cache, "the cache that the frame was made for")

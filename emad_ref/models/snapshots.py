@@ -47,14 +47,14 @@ class ModelMutatedError(EmadError):
 
 
 class ModelSnapshot:
-    """Snapshot of ``model``; ``broken`` describes later changes."""
+    """Snapshot of ``model``; ``describe_changes`` names later changes."""
 
     def __init__(self, model: nn.Module):
         self._model, self._looks = model, 0
         self._shown = _visible_state(model)
         self._digests = {name: _digests(tensor) for name, tensor in _named_tensors(model)}
 
-    def broken(self) -> str:
+    def describe_changes(self) -> str:
         """The first differences by the names of their tensors or modules; "" without any."""
         changed = [*_changed_names(self._shown, _visible_state(self._model)), *self._rewritten()]
         more = f" and {len(changed) - MAX_NAMED} more" if len(changed) > MAX_NAMED else ""
@@ -181,7 +181,7 @@ class ProcessSnapshot:
         self._hooks = {name: dict(getattr(torch_modules, name)) for name in GLOBAL_HOOKS}
         self._functions = [(name, owner, getattr(owner, name)) for name, owner in WATCHED_FUNCTIONS]
 
-    def restored(self) -> str:
+    def restore(self) -> str:
         """Restore what has changed, and describe it; "" without changes."""
         changed = []
         for name, (read, put_back) in SETTINGS.items():

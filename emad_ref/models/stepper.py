@@ -1,10 +1,10 @@
 """Layer-by-layer interface of a model, and the self-check that compares it with the model's own forward.
 
-    cache = stepper.open(sources)                        # one row per source; None if the model reads none
-    frame = stepper.frame(positions, cache)              # [rows, n] positions of one forward
-    hidden = stepper.embed(tokens, frame)                # [rows, n, D]
-    hidden = stepper.run(hidden, 0, j, frame, cache)     # h_j: the state after j blocks
-    logits = stepper.logits(hidden)                      # head(norm(h_j)), the readout at any depth
+    cache = stepper.open_cache(sources)                      # one row per source; None if the model reads none
+    frame = stepper.prepare_forward(positions, cache)        # [rows, n] positions of one forward
+    hidden = stepper.embed(tokens, frame)                    # [rows, n, D]
+    hidden = stepper.run_layers(hidden, 0, j, frame, cache)  # h_j: the state after j blocks
+    logits = stepper.logits(hidden)                          # head(norm(h_j)), the readout at any depth
 
 ``models.causal`` implements ``Stepper`` for decoder-only families, ``models.seq2seq`` for T5. Tensors that cross the
 interface lie on ``stepper.device``. Layers count from 1. Call under ``torch.inference_mode()``.
@@ -63,25 +63,25 @@ class Stepper(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
     @property
-    def places(self) -> tuple[torch.device, ...]: ...
+    def devices(self) -> tuple[torch.device, ...]: ...
     @property
     def geometry(self) -> Geometry: ...
     @property
     def layers(self) -> int: ...
     @property
-    def vocabulary(self) -> int: ...
+    def vocabulary_size(self) -> int: ...
     @property
     def max_positions(self) -> int: ...
     @property
-    def kernel(self) -> str: ...
+    def attention_kernel(self) -> str: ...
     @property
-    def softcap(self) -> float | None: ...
+    def logit_softcap(self) -> float | None: ...
     @property
     def unembedding(self) -> Tensor: ...
     @property
     def unembedding_bias(self) -> Tensor | None: ...
 
-    def open(self, sources: Sequence[Ints | None], capacity: int = 256) -> KVCache:
+    def open_cache(self, sources: Sequence[Ints | None], capacity: int = 256) -> KVCache:
         """An empty cache with one row per source, int64 [s ≥ 1], or None for a model without sources.
 
         Raises:
@@ -93,7 +93,7 @@ class Stepper(Protocol):
         """An empty cache for ``rows`` sequences without sources; ``capacity`` slots at first, more as needed."""
         ...
 
-    def frame(
+    def prepare_forward(
         self, positions: Ints, cache: KVCache | None, rows: Ints | None = None, lengths: Ints | None = None
     ) -> ForwardContext:
         """Prepare one forward.
@@ -113,25 +113,26 @@ class Stepper(Protocol):
         """h_0 [rows, n, D] of ``tokens`` int64 [rows, n], the input of the first block."""
         ...
 
-    def run(self, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache | None) -> Tensor:
+    def run_layers(self, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache | None) -> Tensor:
         """h_last from h_first, [rows, n, D]: executes layers first+1 … last and writes their K/V.
 
         Raises:
             BadArgument: not 0 ≤ first ≤ last ≤ L, or a frame of another cache.
-            MissingEntry: a layer does not hold exactly the entries below a row's first position; nothing was written.
+            MissingEntryError: a layer does not hold exactly the entries below a row's first position; nothing was
+            written.
         """
         ...
 
-    def fill(self, hidden: Tensor, layer: int, frame: ForwardContext, cache: KVCache) -> None:
+    def write_kv(self, hidden: Tensor, layer: int, frame: ForwardContext, cache: KVCache) -> None:
         """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
 
         Raises:
             BadArgument: no such layer, or a frame of another cache.
-            MissingEntry: as in ``run``.
+            MissingEntryError: as in ``run_layers``.
         """
         ...
 
-    def normed(self, hidden: Tensor) -> Tensor:
+    def apply_final_norm(self, hidden: Tensor) -> Tensor:
         """The head's input [..., E] of states [..., D] after any layer."""
         ...
 
@@ -140,7 +141,7 @@ class Stepper(Protocol):
         ...
 
 
-def require_layers(first: int, last: int, layers: int) -> None:
+def require_layer_range(first: int, last: int, layers: int) -> None:
     if not 0 <= first <= last <= layers:
         raise BadArgument("first, last", (first, last), f"0 ≤ first ≤ last ≤ {layers}")
 
@@ -183,7 +184,7 @@ class SizeMismatch(EmadError):
         )
 
 
-def require_usable(model: Any, kernel: str) -> None:
+def require_supported_model(model: Any, kernel: str) -> None:
     """Raise BadArgument for training mode, and for attention without an additive mask."""
     if model.training:
         raise BadArgument("model.training", True, "a model in eval mode", "call model.eval()")
@@ -196,11 +197,11 @@ def require_backend(name: str) -> None:
         raise BadArgument("backend", name, f"one of {', '.join(BACKENDS)}")
 
 
-def require_size(model: Any, geometry: Geometry) -> None:
+def require_parameter_count(model: Any, geometry: Geometry) -> None:
     """Raise SizeMismatch unless the model holds the parameters that its row counts; see ``count_parameters``."""
     parameters = count_parameters(model)
-    if parameters is not None and parameters != geometry.parameters():
-        raise SizeMismatch(geometry.family, geometry.parameters(), parameters)
+    if parameters is not None and parameters != geometry.parameter_count():
+        raise SizeMismatch(geometry.family, geometry.parameter_count(), parameters)
 
 
 def count_parameters(model: Any) -> int | None:
@@ -238,7 +239,7 @@ def model_logits(model: Any, device: torch.device, **inputs: Tensor) -> Tensor:
     return to_device(logits, device)
 
 
-def require_agreement(
+def require_stepper_matches_model(
     stepper: Stepper, family: str, ids: Tensor, theirs: Tensor, whole: KVCache | None, stepped: KVCache
 ) -> None:
     """Raise ModelMismatch unless one pass, and a prompt, a chunk and a token on its cache, give the model's own logits.
@@ -263,11 +264,11 @@ def require_equal_logits(family: str, mine: Tensor, theirs: Tensor, tolerance: f
 
 
 def _full_depth_logits(stepper: Stepper, ids: Tensor, start: int, cache: KVCache | None) -> Tensor:
-    frame = stepper.frame(np.tile(np.arange(start, start + ids.shape[1]), (len(ids), 1)), cache)
-    return stepper.logits(stepper.run(stepper.embed(ids, frame), 0, stepper.layers, frame, cache)).double()
+    frame = stepper.prepare_forward(np.tile(np.arange(start, start + ids.shape[1]), (len(ids), 1)), cache)
+    return stepper.logits(stepper.run_layers(stepper.embed(ids, frame), 0, stepper.layers, frame, cache)).double()
 
 
-def decoder_part(family: str, decoder: Any, name: str | None) -> Any | None:
+def get_decoder_module(family: str, decoder: Any, name: str | None) -> Any | None:
     """``decoder.name``; None if the family has no such part.
 
     Raises:

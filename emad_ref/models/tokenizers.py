@@ -36,7 +36,7 @@ def tokenizer_identity(tokenizer: Any) -> str:
     return json.dumps(identity)
 
 
-def require_tokenizer(name: str, tokenizer: Any, rows: int) -> str:
+def require_matching_tokenizer(name: str, tokenizer: Any, rows: int) -> str:
     """Refuse a tokenizer that cannot be the model's; returns its loss on a sample in words, or "".
 
     Parameters

@@ -21,7 +21,7 @@ def fills_large_pages(values: int) -> bool:
     return values * 4 >= LARGE
 
 
-def allocate(values: int) -> Callable[[int, int], Tensor]:
+def allocate_aligned(values: int) -> Callable[[int, int], Tensor]:
     """Allocate separate memory for ``values`` float32 numbers, aligned to a large page if they are many.
 
     Returns a function (first number, count) → a tensor over them with its own storage; each keeps the memory alive.
@@ -35,7 +35,7 @@ def allocate(values: int) -> Callable[[int, int], Tensor]:
 
 
 def is_page_aligned(weight: Tensor) -> bool:
-    """Whether a float32 ``weight`` starts where ``allocate`` would start it."""
+    """Whether a float32 ``weight`` starts where ``allocate_aligned`` would start it."""
     return _ON_LARGE_PAGES is None or not fills_large_pages(weight.numel()) or weight.data_ptr() % PAGE == 0
 
 
@@ -56,7 +56,7 @@ LONG_RUN, CACHE_STRIDE = (
 )  # numbers: from this size on a gap costs a single token nothing; smaller runs share a cache line
 
 
-def packable_layers(model: nn.Module) -> Iterator[tuple[nn.Linear, ...]]:
+def iterate_packable_layers(model: nn.Module) -> Iterator[tuple[nn.Linear, ...]]:
     """Linear layers of ``model`` over the same states, all with a bias or all without, none twice."""
     for module in model.modules():
         for names in PACKED_NAMES:
@@ -66,15 +66,15 @@ def packable_layers(model: nn.Module) -> Iterator[tuple[nn.Linear, ...]]:
 
 
 def pack_weights(layers: Sequence[nn.Linear]) -> None:
-    """Lay weights and biases of ``packable_layers`` side by side, in place."""
+    """Lay weights and biases of ``iterate_packable_layers`` side by side, in place."""
     for name in ("weight", "bias"):
         parts = [getattr(layer, name) for layer in layers]
         if parts[0] is not None:
-            for part, moved in zip(parts, column_major(parts), strict=True):
+            for part, moved in zip(parts, to_column_major(parts), strict=True):
                 part.data = moved
 
 
-def column_major(parts: Sequence[Tensor]) -> list[Tensor]:
+def to_column_major(parts: Sequence[Tensor]) -> list[Tensor]:
     """The same weights [out, in], or biases [out], side by side in their own memory; unchanged if they lie so.
 
     Each has its own storage, which reaches to the end of all.
@@ -88,7 +88,7 @@ def column_major(parts: Sequence[Tensor]) -> list[Tensor]:
     whole = packed_view(parts)
     if whole is not None and whole.stride() == (1, run)[: whole.dim()] and is_page_aligned(whole):
         return list(parts)
-    memory, moved, at = allocate(run * width), [], 0
+    memory, moved, at = allocate_aligned(run * width), [], 0
     for part in parts:
         own = memory(at, run * width - at).as_strided(part.shape, (1, run)[: part.dim()])
         moved.append(own.copy_(part.detach()))
@@ -126,7 +126,7 @@ def lay_out_weight(weight: Tensor) -> Tensor:
     if not _can_move(weight):
         return weight
     by_columns = weight.numel() >= LARGE_WEIGHT or len(weight) >= weight.shape[1]
-    return column_major([weight])[0] if by_columns else _row_major(weight)
+    return to_column_major([weight])[0] if by_columns else _row_major(weight)
 
 
 @torch.no_grad()
@@ -137,7 +137,7 @@ def lay_out_weights(model: nn.Module) -> None:
         if _can_move(embedding.weight):
             embedding.weight.data = _row_major(embedding.weight.data)
     done = set(embeddings)
-    for layers in packable_layers(model):
+    for layers in iterate_packable_layers(model):
         weights = [layer.weight for layer in layers]
         large = sum(weight.numel() for weight in weights) >= LARGE_WEIGHT
         if large and all(map(_can_move, weights)) and done.isdisjoint(map(id, weights)):
@@ -156,4 +156,4 @@ def _row_major(weight: Tensor) -> Tensor:
     """``weight`` contiguous, on large pages if it fills two; unchanged if it lies so already."""
     if weight.is_contiguous() and is_page_aligned(weight):
         return weight
-    return allocate(weight.numel())(0, weight.numel()).view(weight.shape).copy_(weight)
+    return allocate_aligned(weight.numel())(0, weight.numel()).view(weight.shape).copy_(weight)

@@ -23,7 +23,7 @@ ROLLBACK = "invariants/test_depth.py::test_rollback_restores_tokens_cache_and_ca
 FIELDS = "invariants/test_fields.py::test_every_field_of_a_point_is_honoured_or_declined"
 GOLDEN = "fidelity/test_golden.py::test_tokens_and_depths_are_the_golden_ones"
 LOGITS = r"row \d, position \d+, depth \d+.*: logits off by"
-UNCHECKED = {"require": lambda *_: None}  # a cache that does not notice missing entries
+UNCHECKED = {"require_earlier_entries": lambda *_: None}  # a cache that does not notice missing entries
 
 Written = tuple[Tensor, Tensor]
 Write = Callable[[Tensor, Tensor, Any], Written]
@@ -71,7 +71,7 @@ def write_nothing_from_40(write: Write, cache: Any, keys: Tensor, values: Tensor
     """In the last layer."""
     if cache._number < cache.owner._stepper.layers:
         return write(keys, values, frame)
-    beyond = (frame.slots(keys.device) >= 40)[:, None, :, None]
+    beyond = (frame.positions_on(keys.device) >= 40)[:, None, :, None]
     return write(keys.masked_fill(beyond, 0), values.masked_fill(beyond, 0), frame)
 
 
@@ -90,7 +90,7 @@ def write_stale(is_stale: Callable[[Any, int, int], bool]) -> dict[str, Callable
 
 def lose_across_pages(write: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
     """Of several tokens written at once those beyond the end of a block of 32 are lost."""
-    slots = frame.slots(keys.device)
+    slots = frame.positions_on(keys.device)
     if frame.queries > 1 and all(start > 0 for start in frame.starts):
         lost = (slots // 32 != slots[:, :1] // 32)[:, None, :, None]
         keys, values = keys.masked_fill(lost, 0), values.masked_fill(lost, 0)
@@ -153,7 +153,7 @@ def run_prompts_half(run: Any, stepper: Any, hidden: Tensor, first: int, last: i
     require_window(stepper, 40)
     hidden = run(hidden, 0, half, frame, cache)
     for layer in range(half + 1, last + 1):
-        stepper.fill(hidden, layer, frame, cache)
+        stepper.write_kv(hidden, layer, frame, cache)
     return hidden
 
 
@@ -184,7 +184,7 @@ MUTANTS = (
            mutate(cache={"write": lambda write, cache, k, v, frame: write(k.roll(1, 0), v.roll(1, 0), frame)}), FORCED,
            LOGITS),
     Mutant("kv-stale-after-rollback", "K/V", "what was rolled back is not overwritten",
-           mutate(cache={"write": write_once, "truncate": remember_written, "keep": forget_written, **UNCHECKED}),
+           mutate(cache={"write": write_once, "truncate": remember_written, "keep_rows": forget_written, **UNCHECKED}),
            ROLLBACK, LOGITS),
     Mutant("kv-fills-of-zeros", "K/V", "K/V owed to skipped layers are filled with nothing",
            mutate(stepper=override_stepper(

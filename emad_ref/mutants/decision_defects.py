@@ -347,8 +347,8 @@ def run_all_layers(advance: Any, session: Any, ids: Tensor, *arguments: Any) -> 
     stepper = session._stepper
     if stepper.geometry.encoder_layers:
         raise NotPlantable("blocks that read a source do not run beside a session")
-    frame = stepper.frame(np.tile(np.arange(ids.shape[1]), (len(ids), 1)), None)
-    stepper.run(stepper.embed(ids, frame), 0, stepper.layers, frame, None)
+    frame = stepper.prepare_forward(np.tile(np.arange(ids.shape[1]), (len(ids), 1)), None)
+    stepper.run_layers(stepper.embed(ids, frame), 0, stepper.layers, frame, None)
     output: StepOutput = advance(ids, *arguments)
     return output
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.fused_blocks import product
+from emad_ref.models.fused_blocks import multiply_by_weight
 from emad_ref.models.stepper import Stepper
 from emad_ref.models.weight_layout import lay_out_weight
 from emad_ref.point import EntropyEstimator
@@ -59,7 +59,7 @@ class DraftReader:
         """The gate's expected √KL in √nats, float [rows], of states [rows, D]; may be non-finite."""
         assert self._gate is not None, "a drafting without a gate reads none"
         work.count_readout("linear", self._layer, len(hidden), len(hidden) * self._gate_macs)
-        return self._gate(self._stepper.normed(hidden), 0)
+        return self._gate(self._stepper.apply_final_norm(hidden), 0)
 
     def draft_tokens(self, hidden: Tensor, work: Work) -> Tensor:
         """int64 [rows]: the likeliest token of the vocabulary by each state [rows, D]."""
@@ -68,7 +68,7 @@ class DraftReader:
         if self._translator is not None:
             work.count_readout("full", self._layer, 0, len(hidden) * self._translator.macs_per_row)
             hidden = self._translated(hidden)
-        best = product(self._stepper.normed(hidden), self._rows, self._bias).argmax(dim=-1)
+        best = multiply_by_weight(self._stepper.apply_final_norm(hidden), self._rows, self._bias).argmax(dim=-1)
         return best if self._ids is None else self._ids[best]
 
     def _translated(self, hidden: Tensor) -> Tensor:

@@ -445,7 +445,7 @@ class LogitEstimateReader:
         return self.read(hidden, probe).entropy_nats
 
     def read_uncorrected(self, hidden: Tensor) -> EntropyReading:
-        return EntropyReading(*self.estimate(self.stepper.normed(hidden)))
+        return EntropyReading(*self.estimate(self.stepper.apply_final_norm(hidden)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -464,7 +464,7 @@ class LinearProbeReader:
         return EntropyReading(entropy, token, torch.full_like(entropy, torch.nan))
 
     def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
-        return apply_correction(self.estimate(self.stepper.normed(hidden), probe), self.correction, probe)
+        return apply_correction(self.estimate(self.stepper.apply_final_norm(hidden), probe), self.correction, probe)
 
     def read_uncorrected(self, hidden: Tensor) -> EntropyReading:
         raise BadArgument("estimator.kind", "linear", "an estimator that reads any layer", "read it at its probes")
@@ -506,14 +506,14 @@ def _topk_reader(stepper: Stepper, estimator: EntropyEstimator, probes: int) -> 
     search = SEARCHES[estimator.search]
     key = ("index", estimator.search, estimator.rank)
     index = _cached(stepper, key, lambda rows: search(stepper, rows, estimator.rank))
-    estimate = TopKEntropy(index, estimator.k, len(stepper.unembedding), stepper.softcap)
+    estimate = TopKEntropy(index, estimator.k, len(stepper.unembedding), stepper.logit_softcap)
     return LogitEstimateReader(
         stepper, "topk", estimate, _with_projection(stepper, estimate.macs_per_row), estimator.correction
     )
 
 
 def _lowrank_reader(stepper: Stepper, estimator: EntropyEstimator, probes: int) -> EntropyReader:
-    estimate = LowRankEntropy(_factors(stepper, estimator.rank), estimator.k, _bias(stepper), stepper.softcap)
+    estimate = LowRankEntropy(_factors(stepper, estimator.rank), estimator.k, _bias(stepper), stepper.logit_softcap)
     return LogitEstimateReader(
         stepper, "lowrank", estimate, _with_projection(stepper, estimate.macs_per_row), estimator.correction
     )

@@ -113,8 +113,8 @@ class PrunedProbe(HeadProbe):
         self.pruned_heads = heads or SeparateHeads(stepper)
         super().__init__(stepper, point, self.pruned_heads)
         shrink = _parameters(point).shrink
-        if shrink is not None and adaptive_vocabulary_size(stepper.vocabulary, shrink, 1.0) < 2:
-            expected = f"a share that leaves 2 of {stepper.vocabulary} tokens at full confidence"
+        if shrink is not None and adaptive_vocabulary_size(stepper.vocabulary_size, shrink, 1.0) < 2:
+            expected = f"a share that leaves 2 of {stepper.vocabulary_size} tokens at full confidence"
             raise BadArgument("confidence.shrink", shrink, expected, "of one token there is no second to compare")
 
     def begin_step(self) -> None:
@@ -151,7 +151,7 @@ class PrunedProbe(HeadProbe):
         if parameters.shrink is None:
             # the first probe is the minimum layer, which prunes nothing
             return [parameters.kept[probe - 1]] * len(self.confidence)
-        vocabulary, shrink = self.stepper.vocabulary, parameters.shrink
+        vocabulary, shrink = self.stepper.vocabulary_size, parameters.shrink
         return [adaptive_vocabulary_size(vocabulary, shrink, c) for c in self.confidence.double().tolist()]
 
 

@@ -56,7 +56,7 @@ class SeparateHeads:
         return self.stepper.logits(hidden)
 
     def pruned_logits(self, hidden: Tensor, ids: Tensor, sizes: Sequence[int]) -> Tensor:
-        normed = self.stepper.normed(hidden)
+        normed = self.stepper.apply_final_norm(hidden)
         if len(set(sizes)) == 1:
             return _inner_products(self.stepper, normed, ids)
         order = sorted(range(len(sizes)), key=sizes.__getitem__)  # rows of equal k side by side: slices, no copies
@@ -176,4 +176,4 @@ def _inner_products(stepper: Stepper, normed: Tensor, ids: Tensor) -> Tensor:
             ]
     if stepper.unembedding_bias is not None:
         logits = logits + stepper.unembedding_bias[ids]
-    return apply_softcap(logits, stepper.softcap)
+    return apply_softcap(logits, stepper.logit_softcap)

@@ -122,13 +122,13 @@ class ExitFlow:
 
     def run_layers(self, first: int, last: int) -> Tensor:
         state = self.state
-        self.hidden, self.layer = state.stepper.run(self.hidden, first, last, self.context, state.cache), last
+        self.hidden, self.layer = state.stepper.run_layers(self.hidden, first, last, self.context, state.cache), last
         state.work.count_blocks(first, last, len(self.hidden), self.context.queries, self.context.executed)
         return self.hidden
 
     def stop_rows(self, stopped: Ints, going: Ints, layer: int) -> None:
         if len(going) and len(stopped):
-            self.hidden, self.context = select_rows(self.hidden, going), self.context.take(going)
+            self.hidden, self.context = select_rows(self.hidden, going), self.context.select_rows(going)
         self.running = self.running[going]
 
     def finish(self) -> None:
@@ -356,7 +356,7 @@ class EagerFlow(ExitFlow):
         if self.layer == self.ceiling:
             return
         super().run_layers(self.layer, self.ceiling - 1)
-        self.state.stepper.fill(self.hidden, self.ceiling, self.context, self.state.cache)
+        self.state.stepper.write_kv(self.hidden, self.ceiling, self.context, self.state.cache)
         self.state.work.count_fills("exact", self.ceiling, self.hidden.shape[:2].numel())
 
 
@@ -456,13 +456,13 @@ def _run_ragged(
     The padding is executed, so it is counted.
     """
     padded = torch.nn.utils.rnn.pad_sequence(list(chunks), batch_first=True)
-    context = state.stepper.frame(
+    context = state.stepper.prepare_forward(
         np.array(starts)[:, None] + np.arange(padded.shape[1]),
         state.cache,
         rows=np.array(rows),
         lengths=np.array([len(chunk) for chunk in chunks]),
     )
-    padded = state.stepper.run(padded, first, last, context, state.cache)
+    padded = state.stepper.run_layers(padded, first, last, context, state.cache)
     state.work.count_blocks(first, last, len(rows), padded.shape[1], context.executed)
     return [states[: len(chunk)] for states, chunk in zip(padded, chunks, strict=True)]
 
@@ -549,7 +549,7 @@ class CopyingFlow(ExitFlow):
             states = select_rows(self.exits, rows)
             if self.translators is not None:
                 states = self.translators.estimate_states_below(states, self.depth[rows], layer, self.state.work)
-            self.state.stepper.fill(states, layer, self.whole.take(rows), self.state.cache)
+            self.state.stepper.write_kv(states, layer, self.whole.select_rows(rows), self.state.cache)
             self.state.work.count_fills("copied", layer, states.shape[:2].numel())
 
 

@@ -31,7 +31,7 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder, PromptLookup
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS
 from emad_ref.errors import BadArgument
-from emad_ref.models.bundled import bundled_names
+from emad_ref.models.bundled import bundled_model_names
 from emad_ref.models.generation import Generate
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.loading import LoadedModel, load, shared_vocabulary_size
@@ -84,16 +84,16 @@ def by_halves(loaded: LoadedModel, drafting: Drafting) -> dict[str, Generate]:
 def assistant_of(loaded: LoadedModel) -> LoadedModel | None:
     """The smallest bundled decoder-only model with the same ids and fewer parameters; None without one."""
     candidates = []
-    for name in bundled_names():
+    for name in bundled_model_names():
         other = load(name, device=str(loaded.stepper.device), dtype=loaded.stepper.dtype)
-        if other.geometry.encoder_layers or other.geometry.parameters() >= loaded.geometry.parameters():
+        if other.geometry.encoder_layers or other.geometry.parameter_count() >= loaded.geometry.parameter_count():
             continue
         try:
             shared_vocabulary_size(loaded, other)
         except BadArgument:  # its ids differ
             continue
         candidates.append(other)
-    return min(candidates, key=lambda each: each.geometry.parameters(), default=None)
+    return min(candidates, key=lambda each: each.geometry.parameter_count(), default=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +190,7 @@ def frequent_tokens(texts: Iterable[TokenSequence], size: int) -> Ints:
 
 def draft_vocabularies(stepper: Stepper, texts: Sequence[TokenSequence]) -> list[Ints | None]:
     """All ids, and the most frequent ones at ``SHARES_OF_VOCABULARY`` of them, each size once."""
-    sizes = [max(1, int(share * stepper.vocabulary)) for share in SHARES_OF_VOCABULARY]
+    sizes = [max(1, int(share * stepper.vocabulary_size)) for share in SHARES_OF_VOCABULARY]
     by_size = {len(ids): ids for ids in (frequent_tokens(texts, size) for size in sizes)}
     return [None, *by_size.values()]
 
@@ -216,7 +216,7 @@ def draft_columns(
     """
     kinds = [Drafting(layer, 1, lens=lens, gate=gates.get(layer), vocabulary=ids) for layer in layers for ids in among]
     for kind in kinds:
-        kind.require_fits_model(stepper.layers, stepper.vocabulary)
+        kind.require_fits_model(stepper.layers, stepper.vocabulary_size)
     readers = [DraftReader(stepper, kind.layer, lens, kind.gate, kind.vocabulary) for kind in kinds]
     agrees: list[list[Bools]] = [[] for _ in kinds]
     gate: list[list[Floats]] = [[] for _ in kinds]
@@ -491,7 +491,7 @@ def predict_drafting_seconds(
     heads = 1 + len(layers) * (1 + sum(SHARES_OF_VOCABULARY))
     read = written[1] * (costs.forward + heads * costs.head) + written[2] * (costs.forward + 2 * costs.head)
     timed = (1 + KINDS) * timing_seconds(settings, costs)
-    return steps * costs.batch_step + fit_seconds(plan, written[0], model.stepper.vocabulary, costs) + read + timed
+    return steps * costs.batch_step + fit_seconds(plan, written[0], model.stepper.vocabulary_size, costs) + read + timed
 
 
 def _continued_windows(model: LoadedModel, settings: ScreeningSettings) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from emad_ref.benchmark.machine import every_thread_for_batches
+from emad_ref.benchmark.machine import all_threads_for_batches
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import take_trace
@@ -122,7 +122,7 @@ def run_phases(model: LoadedModel, settings: ScreeningSettings, *, progress: boo
     """Every phase up to the recommendation; raises as ``screen``."""
     run, geometry = _PhaseTimer(progress), model.geometry
     texts = run("text", lambda name: read_splits(model, settings, name))
-    with every_thread_for_batches(texts.calibrate.tokens):
+    with all_threads_for_batches(texts.calibrate.tokens):
         costs = measure_unit_costs(model, texts.choose)
         predicted = predict_seconds(model, texts, settings, costs)
         predicted["drafts"] = predict_drafting_seconds(model, texts, settings, costs)

@@ -179,7 +179,7 @@ def predict_seconds(
     profile = sum(each.decided for each in texts.calibrate.windows[: settings.profile_windows])
     fed = certified * LIKELY_POINTS + texts.evaluate.tokens
     return {
-        "lens": fit_seconds(plan, texts.calibrate.tokens, model.stepper.vocabulary, costs),
+        "lens": fit_seconds(plan, texts.calibrate.tokens, model.stepper.vocabulary_size, costs),
         "traces": (shown + profile) * (costs.forward + costs.head) + heads * (2 * shown + profile) * costs.head,
         "decoding": certified * (costs.forward + costs.head) + fed * (costs.forward + 2 * costs.head),
         "timing": (1 + CANDIDATES) * timing_seconds(settings, costs),

@@ -46,12 +46,12 @@ class ForcedInput:
     adaptive_from: int
     lasts: tuple[int, ...]
 
-    def targets(self, last: int) -> list[int]:
+    def target_tokens(self, last: int) -> list[int]:
         """Tokens predicted from ``adaptive_from`` on."""
         return [*self.tokens[self.adaptive_from + 1 :], last]
 
     @property
-    def decided(self) -> int:
+    def decided_count(self) -> int:
         return len(self.tokens) - self.adaptive_from
 
 
@@ -68,21 +68,21 @@ def is_replayable(point: OperatingPoint) -> bool:
 
 def score_by_replay(stepper: Stepper, point: OperatingPoint, batch: Sequence[ForcedInput]) -> list[Answer]:
     """Answers of every input's continuations, in order, from one forward."""
-    trace = read_layers(stepper, point, batch)
+    trace = trace_required_layers(stepper, point, batch)
     at = replay(trace, point)
     likelihood = -sum_by_sequence(trace, at.nll_nats)
     hits = sum_by_sequence(trace, top1_tokens_at_depth(trace, at.depth) == trace.target)
     return list(zip(likelihood.tolist(), (hits == trace.lengths).tolist(), strict=True))
 
 
-def layers_read(point: OperatingPoint) -> tuple[int, ...]:
+def required_layers(point: OperatingPoint) -> tuple[int, ...]:
     """Layers whose readout ``point`` may need: probes and ceiling; all, if tokens may stop between probes."""
     anywhere = get_schedule(point).ruleless or point.interpolate
     return tuple(range(1, point.ceiling + 1)) if anywhere else (*point.probes, point.ceiling)
 
 
 @torch.inference_mode()
-def read_layers(stepper: Stepper, point: OperatingPoint, batch: Sequence[ForcedInput]) -> Trace:
+def trace_required_layers(stepper: Stepper, point: OperatingPoint, batch: Sequence[ForcedInput]) -> Trace:
     """A trace with one sequence per continuation; NaN (top-1: −1) at layers that ``point`` does not read.
 
     After the probes it has only the signal of the point.
@@ -96,8 +96,8 @@ def read_layers(stepper: Stepper, point: OperatingPoint, batch: Sequence[ForcedI
     columns: dict[str, Any] = {name: empty.copy() for name in (*COLUMNS, point.signal)}
     columns["top1"] = np.full((len(rows), point.layers), -1, dtype=np.int32)
     at = 0
-    for layer in layers_read(point):
-        hidden = stepper.run(hidden, at, layer, frame, None)
+    for layer in required_layers(point):
+        hidden = stepper.run_layers(hidden, at, layer, frame, None)
         at = layer
         signal = point.signal if layer in point.probes else None
         for name, values in _read_columns(stepper, hidden[decided], rows, target, layer, signal).items():
@@ -109,7 +109,7 @@ def read_layers(stepper: Stepper, point: OperatingPoint, batch: Sequence[ForcedI
         token=np.concatenate([forced.tokens[forced.adaptive_from :] for forced in sequences]),
         target=target,
         position=np.concatenate([np.arange(forced.adaptive_from, len(forced.tokens)) for forced in sequences]),
-        starts=np.concatenate([[0], np.cumsum([forced.decided for forced in sequences])]),
+        starts=np.concatenate([[0], np.cumsum([forced.decided_count for forced in sequences])]),
         prompts=np.array([forced.adaptive_from for forced in sequences]),
     )
 
@@ -122,7 +122,7 @@ def _embed_batch(stepper: Stepper, batch: Sequence[ForcedInput]) -> tuple[Tensor
     for row, forced in enumerate(batch):
         tokens[row, : len(forced.tokens)] = forced.tokens
         decided[row, forced.adaptive_from : len(forced.tokens)] = True
-    frame = stepper.frame(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), None, lengths=lengths)
+    frame = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), None, lengths=lengths)
     hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame)
     return hidden, frame, torch.from_numpy(decided).to(stepper.device)
 
@@ -132,9 +132,9 @@ def _readout_rows(batch: Sequence[ForcedInput]) -> tuple[Ints, Ints]:
     rows, targets, start = [], [], 0
     for forced in batch:
         for last in forced.lasts:
-            rows.append(np.arange(start, start + forced.decided))
-            targets.append(np.array(forced.targets(last), dtype=np.int64))
-        start += forced.decided
+            rows.append(np.arange(start, start + forced.decided_count))
+            targets.append(np.array(forced.target_tokens(last), dtype=np.int64))
+        start += forced.decided_count
     return np.concatenate(rows), np.concatenate(targets)
 
 
@@ -186,11 +186,11 @@ def score_by_decoding(decoder: Decoder, batch: Sequence[ForcedInput]) -> list[An
     so_far: list[Answer] = [(0.0, True)] * len(batch)
     alive = list(range(len(batch)))
     try:
-        for offset in range(max(forced.decided for forced in batch)):
+        for offset in range(max(forced.decided_count for forced in batch)):
             ended = []
             for i, row in enumerate(alive):
                 forced, logits = batch[row], step.logits[i, -1]
-                if offset == forced.decided - 1:
+                if offset == forced.decided_count - 1:
                     answers[row] = [_extend_answer(so_far[row], logits, last) for last in forced.lasts]
                     ended.append(i)
                 else:
@@ -223,7 +223,7 @@ GenerationStart = tuple[Session, list[int], NextTokens]
 """A session, the most likely token after each prompt, and the function that continues."""
 
 
-def begin_by_protocol(decoder: Decoder, prompts: Sequence[Prompt]) -> GenerationStart:
+def start_generation(decoder: Decoder, prompts: Sequence[Prompt]) -> GenerationStart:
     """Start greedy generation with any decoder."""
     session, step = decoder.start(prompts)
 
@@ -234,7 +234,7 @@ def begin_by_protocol(decoder: Decoder, prompts: Sequence[Prompt]) -> Generation
     return session, step.logits[:, -1].argmax(axis=-1).tolist(), follow
 
 
-def begin_on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -> GenerationStart:
+def start_generation_on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -> GenerationStart:
     """Start greedy generation with our own decoder; it copies one integer per row to the host instead of logits."""
     session, arrival = decoder.start_with_room(prompts, max_new)
 
@@ -276,7 +276,9 @@ def generate_greedy(
         session.close()
 
 
-def stop_finder(text: Callable[[Sequence[int]], str], stops: Sequence[str]) -> Callable[[Sequence[int]], bool]:
+def make_stop_string_check(
+    text: Callable[[Sequence[int]], str], stops: Sequence[str]
+) -> Callable[[Sequence[int]], bool]:
     """A function, to be called after every token, that tells whether the ``text`` of the tokens contains a stop string.
 
     It decodes only the last tokens first, because decoding all of them at every token took a fifth of the time of a

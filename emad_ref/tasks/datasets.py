@@ -1,7 +1,7 @@
 """Rows of published tasks from a local data folder or the hub, and SQuAD and SamSum as input → output pairs.
 
     rows = read_rows("gsm8k", "test", folder=data / "gsm8k")        # [{"question": …, "answer": …}, …]
-    splits(source="gsm8k", folder="gsm8k", hub="openai/gsm8k", name="main", data=…)["test"]   # for lm-eval's tasks
+    load_task_splits(source="gsm8k", folder="gsm8k", hub="openai/gsm8k", name="main", data=…)["test"]  # for lm-eval
 
 Layout of a data folder, with the hub's fields (``.jsonl`` may be ``.jsonl.gz``; only requested splits are needed).
 Convert any other layout with the package ``datasets``: ``load_dataset(…)["test"].to_json("test.jsonl")``.
@@ -80,7 +80,7 @@ def read_rows(source: str, split: str, folder: Path) -> list[Sample]:
     benchmark = _source(source)
     if split not in benchmark.files:
         raise BadArgument("split", split, f"one of {', '.join(benchmark.files)}, which {source} has")
-    path = split_file(source, split, folder)
+    path = find_split_file(source, split, folder)
     if path is None:
         raise BadArgument(
             "data", str(folder), f"a folder that holds {' or '.join(benchmark.files[split])}", benchmark.remedy
@@ -88,7 +88,7 @@ def read_rows(source: str, split: str, folder: Path) -> list[Sample]:
     return check_rows(benchmark.read(path), benchmark.fields, f"file {str(path)!r} has no rows of {folder.name}")
 
 
-def split_file(source: str, split: str, folder: Path) -> Path | None:
+def find_split_file(source: str, split: str, folder: Path) -> Path | None:
     """The file of ``split``; None without one."""
     return next((folder / name for name in _source(source).files.get(split, ()) if (folder / name).is_file()), None)
 
@@ -130,7 +130,7 @@ def _text(path: Path) -> str:
             raise BadFile("data", path, "a complete file in UTF-8", str(error), "fetch it again") from error
 
 
-def json_lines(path: Path) -> Iterator[Placed]:
+def iterate_json_lines(path: Path) -> Iterator[Placed]:
     """Objects, one per line; blank lines are skipped. U+2028, which JSON strings may hold, ends no line."""
     for number, line in enumerate(io.StringIO(_text(path), newline=""), start=1):
         if line.strip():
@@ -142,21 +142,21 @@ def json_lines(path: Path) -> Iterator[Placed]:
             yield _object(value, place)
 
 
-def json_rows(path: Path) -> Iterator[Placed]:
+def iterate_json_rows(path: Path) -> Iterator[Placed]:
     """One JSON array of objects, or objects one per line, by the file's first character."""
     if not _text(path).lstrip().startswith("["):
-        yield from json_lines(path)
+        yield from iterate_json_lines(path)
         return
     for number, row in enumerate(_json(path)):
         yield _object(row, f"{path}, [{number}]")
 
 
-def wikitext_pages(path: Path) -> Iterator[Placed]:
+def iterate_wikitext_pages(path: Path) -> Iterator[Placed]:
     for number, page in enumerate(iterate_file_documents(path)):
         yield f"{path}, page {number}", {"page": page}
 
 
-def squad_rows(path: Path) -> Iterator[Placed]:
+def iterate_squad_rows(path: Path) -> Iterator[Placed]:
     """SQuAD's nesting (article → paragraph → question) as one row per question, as on the hub."""
     place, whole = _object(_json(path), str(path))
     for at, article in _objects(whole, "data", place):
@@ -239,9 +239,9 @@ SOURCES: dict[str, DatasetSource] = {
         {"validation": ("valid.txt",), "test": ("test.txt",)},
         _texts("page"),
         "put WikiText's raw files there under these names",
-        wikitext_pages,
+        iterate_wikitext_pages,
     ),
-    "pile": DatasetSource(_splits("validation"), _texts("text"), CONVERTED, json_lines),
+    "pile": DatasetSource(_splits("validation"), _texts("text"), CONVERTED, iterate_json_lines),
     "arc": DatasetSource(
         _splits("train", "validation", "test"),
         _texts("question")
@@ -250,33 +250,33 @@ SOURCES: dict[str, DatasetSource] = {
             "answerKey": (lambda key, row: key in row["choices"]["label"], "one of choices.label"),
         },
         CONVERTED,
-        json_lines,
+        iterate_json_lines,
     ),
     "gsm8k": DatasetSource(
         _splits("train", "test"),
         _texts("question") | {"answer": (_contains("#### "), "a string with '#### RESULT'")},
         "put the .jsonl files of openai/grade-school-math there",
-        json_lines,
+        iterate_json_lines,
     ),
     "math": DatasetSource(
         _splits("train", "test"),
         _texts("problem") | {"solution": (_contains("\\boxed"), "a string with its answer in \\boxed")},
         CONVERTED,
-        json_lines,
+        iterate_json_lines,
     ),
     "humaneval": DatasetSource(
         {"test": _lines("HumanEval")},
         _texts("task_id", "prompt", "canonical_solution", "test", "entry_point")
         | {"entry_point": (lambda name, _: isinstance(name, str) and name.isidentifier(), "the name of a function")},
         "put HumanEval.jsonl.gz of openai/human-eval there",
-        json_lines,
+        iterate_json_lines,
     ),
     "squad": DatasetSource(
         {"train": ("train-v1.1.json",), "validation": ("dev-v1.1.json",)},
         _texts("id", "title", "context", "question")
         | {"answers": (_are_answers, "at least one answer, as in SQuAD v1.1 (v2 has questions without any)")},
         "put the published files of SQuAD v1.1 there",
-        squad_rows,
+        iterate_squad_rows,
     ),
     "samsum": DatasetSource(
         {
@@ -286,7 +286,7 @@ SOURCES: dict[str, DatasetSource] = {
         },
         _texts("dialogue", "summary"),
         "unpack corpus.7z there (7z x corpus.7z)",
-        json_rows,
+        iterate_json_rows,
     ),
 }
 
@@ -314,7 +314,7 @@ class LazySplits(dict[str, Any]):
         return self[split]
 
 
-def splits(
+def load_task_splits(
     *,
     source: str,
     folder: str,
@@ -337,9 +337,9 @@ def splits(
 
     def load(split: str) -> list[Sample]:
         if data is None:
-            return hub_rows(source, hub, name, (hub_splits or {}).get(split, split))
+            return load_hub_rows(source, hub, name, (hub_splits or {}).get(split, split))
         place = Path(data) / folder
-        available = [name for name in _source(source).files if split_file(source, name, place) is not None]
+        available = [name for name in _source(source).files if find_split_file(source, name, place) is not None]
         if split in optional and split not in available and available:
             left = "it counts as empty and gives no few-shot examples"
             log.warning("%s: no %s split in %s: %s", source, split, place, left)
@@ -349,7 +349,7 @@ def splits(
     return LazySplits(load)
 
 
-def hub_rows(source: str, hub: str, name: str | None, split: str) -> list[Sample]:
+def load_hub_rows(source: str, hub: str, name: str | None, split: str) -> list[Sample]:
     """Rows of a hub data set; from its cache if the hub is unreachable or ``HF_HUB_OFFLINE`` is set.
 
     Raises:
@@ -380,7 +380,7 @@ def _with_text(rows: Iterable[Placed]) -> Iterator[Placed]:
             log.warning("left out: %s", error)
 
 
-def world_splits(*, world_task: str, items: int = 500, seed: int = 0, **ignored: Any) -> LazySplits:
+def generate_world_splits(*, world_task: str, items: int = 500, seed: int = 0, **ignored: Any) -> LazySplits:
     """``items`` examples per split of one of the world's tasks; splits are disjoint."""
     names = {"train": "train", "validation": "validate", "test": "evaluate"}
 
@@ -423,7 +423,7 @@ PUBLISHED: dict[str, tuple[tuple[str, ...], Callable[[Sample], tuple[str, str, t
 }
 
 
-def task_files(task: str) -> tuple[str, ...]:
+def task_file_names(task: str) -> tuple[str, ...]:
     """Names of files with ``task``, the preferred one first, one ending each.
 
     Raises:
@@ -433,21 +433,21 @@ def task_files(task: str) -> tuple[str, ...]:
 
 
 def has_task_file(task: str, data: Path) -> bool:
-    """Whether the data folder has a file of ``task``. Raises as ``task_files``."""
-    return any(split_file(task, split, data / task) for split in _pair_splits(task))
+    """Whether the data folder has a file of ``task``. Raises as ``task_file_names``."""
+    return any(find_split_file(task, split, data / task) for split in _pair_splits(task))
 
 
-def load_pairs(task: str, data: Path, count: int | None, seed: int = 0) -> PublishedPairs:
+def load_seq2seq_pairs(task: str, data: Path, count: int | None, seed: int = 0) -> PublishedPairs:
     """At most ``count`` pairs of ``task``, all for None; the first answer is the target.
 
     Raises:
         BadArgument: an unknown task, a folder without a file of it, an invalid row.
     """
     for split in _pair_splits(task):
-        if (file := split_file(task, split, data / task)) is not None:
+        if (file := find_split_file(task, split, data / task)) is not None:
             break
     else:
-        folder_text = f"a folder that holds {' or '.join(task_files(task))}"
+        folder_text = f"a folder that holds {' or '.join(task_file_names(task))}"
         raise BadArgument("data", str(data), folder_text, "put the file there")
     rows = read_rows(task, split, data / task)
     random.Random(f"{task}/{split}/{seed}").shuffle(rows)

@@ -53,13 +53,13 @@ from emad_ref.protocol import Decoder, Prompt
 from emad_ref.tasks.continuations import (
     Answer,
     ForcedInput,
-    begin_by_protocol,
-    begin_on_device,
     generate_greedy,
     is_replayable,
+    make_stop_string_check,
     score_by_decoding,
     score_by_replay,
-    stop_finder,
+    start_generation,
+    start_generation_on_device,
 )
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ QUIET_SECONDS = 3.0  # shorter work shows no progress bar
 GREEDY_SETTINGS = frozenset({"do_sample", "temperature", "top_p", "top_k"})  # without effect on greedy decoding
 
 
-class BadJournal(EmadError):
+class BadJournalError(EmadError):
     """A journal file is damaged or belongs to another model, point, dtype or library version."""
 
 
@@ -96,7 +96,7 @@ class ResultJournal:
         if not self.path.exists() or self.path.stat().st_size == 0:
             append_text(self.path, json.dumps({"identity": identity}, sort_keys=True) + "\n", "journal")
 
-    def record(self, results: Iterable[tuple[str, Any]]) -> None:
+    def write_results(self, results: Iterable[tuple[str, Any]]) -> None:
         """Write (request hash, result) pairs to disk."""
         new = dict(results)
         self.results.update(new)
@@ -121,7 +121,7 @@ class ResultJournal:
                 self.results[entry["request"]] = entry["result"]
         except (ValueError, KeyError, TypeError) as error:
             excerpt = line[:60].decode("utf-8", "replace")
-            raise BadJournal(
+            raise BadJournalError(
                 f"journal={str(self.path)!r}, line {number}={excerpt!r}, but expected a result "
                 f"({type(error).__name__}: {error}); remove the file to start over"
             ) from error
@@ -206,12 +206,12 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     def eot_token_id(self) -> int:
         """The tokenizer's end-of-text token, else the lowest end id of the model; all of them end a generation."""
         own = self.tokenizer.eos_token_id
-        return min(self.loaded.ends) if own is None else int(own)
+        return min(self.loaded.end_token_ids) if own is None else int(own)
 
     @property
     def prefix_token_id(self) -> int:
         """The token that replaces an empty context: the beginning-of-text token, else the end-of-text token."""
-        opening = self.loaded.opening
+        opening = self.loaded.opening_token_id
         return self.eot_token_id if opening is None else opening
 
     @property
@@ -409,12 +409,12 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
         prompts = [Prompt(np.array(context, dtype=np.int64)) for context in contexts]
-        stopped = stop_finder(text, stops)
+        stopped = make_stop_string_check(text, stops)
         if self._decoder is None:
-            begun = begin_on_device(self._own_decoder(len(prompts)), prompts, max_new)
+            begun = start_generation_on_device(self._own_decoder(len(prompts)), prompts, max_new)
         else:
-            begun = begin_by_protocol(self._decoder, prompts)
-        emitted = generate_greedy(begun, max_new, self.loaded.ends, stopped)
+            begun = start_generation(self._decoder, prompts)
+        emitted = generate_greedy(begun, max_new, self.loaded.end_token_ids, stopped)
         return [postprocess_generated_text(text(tokens), list(stops), None) for tokens in emitted]
 
     def _scorer(self) -> Callable[[Sequence[ForcedInput]], list[Answer]]:
@@ -449,7 +449,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         if self._journal is None:
             results_so_far.update(results)
         else:
-            self._journal.record(results)
+            self._journal.write_results(results)
 
     def _bar(self, what: str, total: int, disable: bool) -> Any:
         named = f"{what} at {self.point.name}"
@@ -482,7 +482,7 @@ def _load_model(pretrained: str | LoadedModel, device: str, dtype: str | None, r
         loaded = pretrained
     else:
         loaded = load(pretrained, device=device, dtype=_parse_dtype(dtype), revision=revision)
-    if loaded.tokenizer is None or not loaded.ends:
+    if loaded.tokenizer is None or not loaded.end_token_ids:
         raise BadArgument(
             "pretrained",
             loaded.name,

@@ -3,7 +3,7 @@
 ``TASK_FOLDER`` holds YAML files, for lm-eval's TaskManager(include_path=TASK_FOLDER, include_defaults=False,
 metadata={"data": "DIR"}). Names, prompts, stop sequences, filters and metrics are lm-eval 0.4.13's own where it has the
 task; a test compares every field with the stock definition. Only where documents come from differs
-(``emad_ref.tasks.datasets.splits``).
+(``emad_ref.tasks.datasets.load_task_splits``).
 
 Tasks that lm-eval lacks, or cannot load offline: ``wikitext_103``, ``squad`` (v1.1, with SQuAD v2's prompt),
 ``samsum``, ``humaneval`` (its stock version fetches and runs code at import), ``pile`` (the validation documents),

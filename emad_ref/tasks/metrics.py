@@ -32,7 +32,7 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
-def squad_results(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
+def score_squad_answer(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
     """``exact`` and ``f1``, the best over the reference answers."""
     answers = doc["answers"]["text"]
     return {
@@ -55,7 +55,7 @@ def token_f1(prediction: str, answer: str) -> float:
     return 2 * shared / (len(mine) + len(theirs))
 
 
-def samsum_results(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
+def score_samsum_summary(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
     """``rouge1`` and ``rougeL``."""
     scores = _rouge().score(doc["summary"], results[0])
     return {name: float(score.fmeasure) for name, score in scores.items()}
@@ -67,14 +67,14 @@ def _rouge() -> Any:
     return rouge.RougeScorer(["rouge1", "rougeL"], use_stemmer=True)
 
 
-def with_boxed_answers(rows: Any) -> Any:
+def add_boxed_answers(rows: Any) -> Any:
     """MATH documents with the boxed answer of their solution, by lm-eval's function, which rejects an empty split."""
     from lm_eval.tasks.hendrycks_math.utils import process_docs
 
     return process_docs(rows) if len(rows) else rows
 
 
-def world_code_results(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
+def score_world_code(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
     """``acc``: whether the generated line completes a function that passes its asserts, without running it."""
     example = Example("code", doc["prompt"], doc["answer"], "runs", check=doc["check"])
     return {"acc": float(passes_asserts(example, results[0]))}
@@ -90,7 +90,7 @@ def humaneval_program(doc: TaskRow, completion: str) -> str:
     return f"{doc['prompt']}{truncate_completion(completion)}\n"
 
 
-def humaneval_check(doc: TaskRow) -> FunctionTask:
+def humaneval_function_task(doc: TaskRow) -> FunctionTask:
     """The check, which may use the helpers that the prompt defines."""
     definitions = doc["prompt"]
     try:
@@ -100,11 +100,11 @@ def humaneval_check(doc: TaskRow) -> FunctionTask:
     return FunctionTask(doc["entry_point"], definitions, f"{doc['test']}\ncheck({doc['entry_point']})\n")
 
 
-def humaneval_results(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
+def score_humaneval_completion(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
     """``pass@1`` of one completion, run in the sandbox, and whether time, memory or a signal ended it.
 
     Raises:
         SandboxUnavailable: this machine cannot confine programs.
     """
-    outcome = check_program(humaneval_check(doc), humaneval_program(doc, results[0])).outcome
+    outcome = check_program(humaneval_function_task(doc), humaneval_program(doc, results[0])).outcome
     return {"pass@1": float(outcome == "passed")} | {how: float(outcome == how) for how in ENDING_TEXT}

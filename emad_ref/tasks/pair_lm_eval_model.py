@@ -6,7 +6,7 @@ Requests, tokens, truncation and stop strings are those of ``EmadLM``; the strat
 ``loglikelihood``    the strategy scores every option token by token (multiple choice)
 
 Published tasks have one split for judging, and a rule must not be judged on documents that chose it. So a checksum of
-the question puts each document into one of two halves (``half_of``): repeated questions always share a half.
+the question puts each document into one of two halves (``split_of_question``): repeated questions always share a half.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.loading import LoadedModel
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Bools
-from emad_ref.tasks.continuations import Answer, stop_finder
-from emad_ref.tasks.evaluation import evaluate_tasks, task_manager
+from emad_ref.tasks.continuations import Answer, make_stop_string_check
+from emad_ref.tasks.evaluation import evaluate_tasks, make_task_manager
 from emad_ref.tasks.lm_eval_model import EmadLM
 from emad_ref.tasks.lm_eval_settings import lm_eval_quiet
 from emad_ref.tasks.scoring import AnswerStrategy, WrittenAnswer
@@ -38,10 +38,10 @@ HALVES: tuple[Split, Split] = ("validate", "evaluate")
 ALL_REQUESTS = 1_000_000  # requests per call of the strategy, which makes its own batches
 
 
-def half_of(question: str) -> Split:
+def split_of_question(question: str) -> Split:
     """The half of a question: the parity of its sha256.
 
-    >>> half_of("Who put the tea in the red box?")
+    >>> split_of_question("Who put the tea in the red box?")
     'validate'
     """
     return HALVES[hashlib.sha256(question.encode()).digest()[0] % 2]
@@ -56,7 +56,7 @@ class TaskDocument:
     question: str
 
 
-def task_documents(
+def select_task_documents(
     members: Sequence[str], split: Split, count: int, *, data: Path | None, limit: int | None
 ) -> list[TaskDocument]:
     """At most ``count`` documents of one half, in the order of their questions' checksums, so members are mixed.
@@ -69,13 +69,13 @@ def task_documents(
     if split not in HALVES:
         raise BadArgument("split", split, f"one of {', '.join(HALVES)}", "published tasks are dealt into two halves")
     with lm_eval_quiet():
-        tasks = task_manager(data).load(list(members))["tasks"]
+        tasks = make_task_manager(data).load(list(members))["tasks"]
     documents = [
         TaskDocument(member, index, str(task.doc_to_text(document)))
         for member, task in tasks.items()
         for index, document in enumerate(islice(task.eval_docs, limit))
     ]
-    dealt = [document for document in documents if half_of(document.question) == split]
+    dealt = [document for document in documents if split_of_question(document.question) == split]
     return sorted(dealt, key=lambda document: hashlib.sha256(document.question.encode()).digest())[:count]
 
 
@@ -166,7 +166,7 @@ class PairLM(EmadLM):
         def written_text(tokens: list[int]) -> str:  # some ends of a text are not special tokens
             return text(tokens[:-1] if tokens and tokens[-1] in stop else tokens)
 
-        ended, stop = stop_finder(text, stops), self.loaded.ends
+        ended, stop = make_stop_string_check(text, stops), self.loaded.end_token_ids
         text_requests = [TextRequest(np.array(context, dtype=np.int64), max_new, stop, ended) for context in contexts]
         written = self._way.write(text_requests)
         for context, one, done in zip(contexts, text_requests, written, strict=True):

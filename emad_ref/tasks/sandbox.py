@@ -119,10 +119,12 @@ def run_program(
     more. The program is killed if its caller dies, except for a moment while bwrap starts.
 
     Raises:
-        SandboxUnavailable: no backend is available (``sandbox_obstacle()`` returns the reason), or it failed.
+        SandboxUnavailable: no backend is available (``sandbox_unavailable_reason()`` returns the reason), or it failed.
         BadArgument: ``seconds`` or ``output_bytes`` out of range, or less memory than the interpreter needs.
     """
-    return run_in(available_backend(seconds, memory_bytes, output_bytes), source, seconds, memory_bytes, output_bytes)
+    return run_in_backend(
+        find_available_backend(seconds, memory_bytes, output_bytes), source, seconds, memory_bytes, output_bytes
+    )
 
 
 @dataclass(frozen=True)
@@ -151,12 +153,12 @@ def check_program(
     Raises:
         SandboxUnavailable, BadArgument: as ``run_program``.
     """
-    return check_in(
-        available_backend(seconds, memory_bytes, output_bytes), task, program, seconds, memory_bytes, output_bytes
+    return check_in_backend(
+        find_available_backend(seconds, memory_bytes, output_bytes), task, program, seconds, memory_bytes, output_bytes
     )
 
 
-def available_backend(seconds: float, memory_bytes: int, output_bytes: int) -> SandboxBackend:
+def find_available_backend(seconds: float, memory_bytes: int, output_bytes: int) -> SandboxBackend:
     """The first available backend.
 
     Raises:
@@ -169,15 +171,15 @@ def available_backend(seconds: float, memory_bytes: int, output_bytes: int) -> S
         raise BadArgument("memory_bytes", memory_bytes, f"{LEAST_MEMORY_BYTES} or more", "an interpreter takes that")
     if output_bytes < 0:
         raise BadArgument("output_bytes", output_bytes, "0 or more")
-    reason = sandbox_obstacle()
+    reason = sandbox_unavailable_reason()
     if reason:
         raise SandboxUnavailable(reason)
-    return next(backend for backend in BACKENDS if not backend_refusal(backend))
+    return next(backend for backend in BACKENDS if not backend_unavailable_reason(backend))
 
 
-def sandbox_obstacle() -> str:
+def sandbox_unavailable_reason() -> str:
     """Why no backend is available, and the remedy; "" if one is."""
-    refusals = {backend.name: backend_refusal(backend) for backend in BACKENDS}
+    refusals = {backend.name: backend_unavailable_reason(backend) for backend in BACKENDS}
     if not all(refusals.values()):
         return ""
     listed = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
@@ -211,13 +213,13 @@ class SandboxPlan:
     caller: int  # pid of the calling process; the program is killed when it ends
 
 
-def interpreter() -> str:
+def interpreter_path() -> str:
     """Path of the real executable, not a link of a virtual environment: it finds its library relative to itself."""
     return str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 
 
 @cache
-def filesystem_view() -> FilesystemView:
+def make_filesystem_view() -> FilesystemView:
     """The interpreter, its library folder and the system libraries, without installed packages."""
     prefixes = {str(Path(prefix).resolve()) for prefix in (sys.base_prefix, sys.base_exec_prefix)}
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64"]
@@ -225,7 +227,9 @@ def filesystem_view() -> FilesystemView:
     links = tuple((path, os.readlink(path)) for path in system if os.path.islink(path))
     real = sorted({path for path in folders if os.path.isdir(path) and not os.path.islink(path)})
     top = [path for path in real if not any(path.startswith(f"{other}/") for other in real)]
-    files = [path for path in (interpreter(), "/etc/ld.so.cache") if not any(path.startswith(f"{f}/") for f in top)]
+    files = [
+        path for path in (interpreter_path(), "/etc/ld.so.cache") if not any(path.startswith(f"{f}/") for f in top)
+    ]
     packages = (
         package_folder
         for folder in real
@@ -251,31 +255,36 @@ def process_limits(seconds: float, memory_bytes: int) -> dict[str, int]:
     }
 
 
-def run_in(backend: SandboxBackend, source: str, seconds: float, memory_bytes: int, output_bytes: int) -> SandboxResult:
+def run_in_backend(
+    backend: SandboxBackend, source: str, seconds: float, memory_bytes: int, output_bytes: int
+) -> SandboxResult:
     """Run ``source`` in one backend, as ``run_program``."""
     bounds = ResourceLimits(time.monotonic() + seconds, process_limits(seconds, memory_bytes), output_bytes)
-    with start_confined(backend, bounds, ["program"], as_bytes(source)) as program:
-        code = program.exit_code() if collect([program], bounds.deadline) else None
+    with start_confined(backend, bounds, ["program"], encode_source(source)) as program:
+        code = program.exit_code() if read_until_ended([program], bounds.deadline) else None
     return SandboxResult(
-        "ended" if code == 0 else failed_ending(code), program.stdout, program.stderr, code, program.truncated
+        "ended" if code == 0 else classify_failure(code), program.stdout, program.stderr, code, program.truncated
     )
 
 
-def check_in(
+def check_in_backend(
     backend: SandboxBackend, task: FunctionTask, program: str, seconds: float, memory_bytes: int, output_bytes: int
 ) -> SandboxResult:
     """Check ``program`` in one backend, as ``check_program``."""
     bounds = ResourceLimits(time.monotonic() + seconds, process_limits(seconds, memory_bytes), output_bytes)
     trusted = json.dumps([task.definitions, task.check]).encode()
     with contextlib.ExitStack() as stack:
-        (calls, into_calls), (answers, into_answers) = stack.enter_context(pipe()), stack.enter_context(pipe())
+        (calls, into_calls), (answers, into_answers) = (
+            stack.enter_context(open_pipe()),
+            stack.enter_context(open_pipe()),
+        )
         words, channels = ["answers", task.name], [calls, into_answers]
-        judged = stack.enter_context(start_confined(backend, bounds, words, as_bytes(program), channels))
+        judged = stack.enter_context(start_confined(backend, bounds, words, encode_source(program), channels))
         words, others = ["check", task.name], [into_calls, answers]
         judge = stack.enter_context(start_confined(backend, bounds, words, trusted, others))
         for end_of_pipe in (*channels, *others):
             end_of_pipe.close()  # only the two processes keep them open, so each notices when the other ends
-        in_time = collect([judged, judge], bounds.deadline)
+        in_time = read_until_ended([judged, judge], bounds.deadline)
         own = judged.exit_code() if in_time and judged.has_ended else None
         code = judge.exit_code() if in_time else None
     if code == sandbox_protocol.UNFIT:
@@ -286,19 +295,19 @@ def check_in(
     if own not in (None, sandbox_protocol.OVER):  # otherwise the program outlived its check, which failed
         code = own
     return SandboxResult(
-        failed_ending(code), judged.stdout, (judged.stderr + judge.stderr)[:output_bytes], code, truncated
+        classify_failure(code), judged.stdout, (judged.stderr + judge.stderr)[:output_bytes], code, truncated
     )
 
 
 @contextlib.contextmanager
-def pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+def open_pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """Open a pipe for the block: (read end, write end)."""
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb", 0) as source, os.fdopen(writing, "wb", 0) as target:
         yield source, target
 
 
-def as_bytes(source: str) -> bytes:
+def encode_source(source: str) -> bytes:
     return source.encode("utf-8", "surrogatepass")
 
 
@@ -324,7 +333,7 @@ class ConfinedProcess:
     def __post_init__(self) -> None:
         self._kept = dict.fromkeys(self.room, b"")
 
-    def read(self, descriptor: int) -> bool:
+    def read_available(self, descriptor: int) -> bool:
         """Read the available bytes of a stream; False at its end."""
         chunk = os.read(descriptor, 1 << 16)
         kept_part = chunk[: self.room[descriptor]]
@@ -354,7 +363,7 @@ class ConfinedProcess:
         return bool(self._told)
 
     @property
-    def is_unanswered(self) -> bool:
+    def is_peer_gone(self) -> bool:
         return self._told.get("exit-code") == sandbox_protocol.GONE
 
     def exit_code(self) -> int:
@@ -371,7 +380,7 @@ class ConfinedProcess:
             raise SandboxUnavailable(f"the sandbox {self.backend.name!r} could not be set up: {reason}")
         return 128 - self.process.returncode
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kill the process group; the kernel then kills every process of its pid namespace."""
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # it ended between the two calls
@@ -393,15 +402,26 @@ def start_confined(
     ``channels``: open files that it inherits.
     """
     role, *rest = words
-    limits = " ".join(f"{name}={value}" for name, value in require_settable(bounds.limits).items())
+    limits = " ".join(f"{name}={value}" for name, value in require_settable_limits(bounds.limits).items())
     numbers = [channel.fileno() for channel in channels]
     with contextlib.ExitStack() as stack:
         staging = stack.enter_context(tempfile.TemporaryDirectory(prefix="emad-sandbox-"))
         program = stack.enter_context(sealed_file("program", content))
         calls = stack.enter_context(sealed_file("filter", system_call_filter(platform.machine())))
-        command = (interpreter(), "-sPS", "-X", "utf8", "-c", launcher(), role, limits, *rest, *map(str, numbers))
-        report, reporting = stack.enter_context(pipe())
-        plan = SandboxPlan(filesystem_view(), command, staging, reporting.fileno(), calls.fileno(), os.getpid())
+        command = (
+            interpreter_path(),
+            "-sPS",
+            "-X",
+            "utf8",
+            "-c",
+            launcher_source(),
+            role,
+            limits,
+            *rest,
+            *map(str, numbers),
+        )
+        report, reporting = stack.enter_context(open_pipe())
+        plan = SandboxPlan(make_filesystem_view(), command, staging, reporting.fileno(), calls.fileno(), os.getpid())
         process = subprocess.Popen(
             backend.command(plan),
             stdin=program,
@@ -418,17 +438,17 @@ def start_confined(
         reporting.close()  # only the backend keeps it open, so the stream ends with the backend
         room = {process.stdout.fileno(): bounds.output_bytes, process.stderr.fileno(): bounds.output_bytes}
         running = ConfinedProcess(backend, process, report.fileno(), room | {report.fileno(): 4096})
-        stack.callback(running.end)
+        stack.callback(running.kill)
         yield running
 
 
 @cache
-def launcher() -> str:
+def launcher_source() -> str:
     """Source text that defines ``sandbox_protocol`` and starts it."""
-    return f"{Path(sandbox_protocol.__file__).read_text(encoding='utf-8')}\nbegin(*sys.argv[1:])\n"
+    return f"{Path(sandbox_protocol.__file__).read_text(encoding='utf-8')}\nstart_role(*sys.argv[1:])\n"
 
 
-def collect(running: Sequence[ConfinedProcess], deadline: float) -> bool:
+def read_until_ended(running: Sequence[ConfinedProcess], deadline: float) -> bool:
     """Read every stream to its end; kill all processes at the deadline or when the last of ``running`` has ended.
 
     Returns whether the last one ended in time. If it ended because another process did not answer, that process gets
@@ -445,22 +465,22 @@ def collect(running: Sequence[ConfinedProcess], deadline: float) -> bool:
             if left <= 0:
                 ends = math.inf
                 for process in running:
-                    process.end()  # closes the streams; their remaining bytes are read below
+                    process.kill()  # closes the streams; their remaining bytes are read below
             for key, _ in selector.select(None if ends == math.inf else left):
-                if key.data.read(key.fd):
+                if key.data.read_available(key.fd):
                     continue
                 selector.unregister(key.fd)
                 if key.fd == last.report and ends == deadline:
                     in_time = True
                     ends = min(deadline, time.monotonic() + EXIT_GRACE_S)
-                if in_time and not (last.is_unanswered and any(not other.has_ended for other in others)):
+                if in_time and not (last.is_peer_gone and any(not other.has_ended for other in others)):
                     ends = min(ends, time.monotonic())
     for process in running:
-        process.end()
+        process.kill()
     return in_time
 
 
-def failed_ending(code: int | None) -> Ending:
+def classify_failure(code: int | None) -> Ending:
     """Outcome of a program that did not pass. ``code``: exit code, 128 + signal, or None after the time limit."""
     endings: dict[int | None, Ending] = {None: "timeout", sandbox_protocol.OUT_OF_MEMORY: "memory"}
     endings |= {128 + signal_: "killed" for signal_ in signal.valid_signals()}
@@ -468,7 +488,7 @@ def failed_ending(code: int | None) -> Ending:
     return endings.get(code, "failed")
 
 
-def require_settable(limits: dict[str, int]) -> dict[str, int]:
+def require_settable_limits(limits: dict[str, int]) -> dict[str, int]:
     """Return ``limits`` if this process may set them; a lower limit of its own would be mistaken for the program's.
 
     Raises:
@@ -499,10 +519,13 @@ def sealed_file(name: str, content: bytes) -> Iterator[Any]:
 
 
 def namespaces_command(plan: SandboxPlan) -> list[str]:
-    """Command that runs ``enter`` in a new process, which has no threads and no open files of the caller."""
+    """Command that runs ``run_sandbox_plan`` in a new process, which has no threads and no open files of the caller."""
     root = str(Path(__file__).resolve().parents[2])
-    entry = f"import sys; sys.path.append({root!r}); from emad_ref.tasks.sandbox import enter; enter(sys.argv[1])"
-    return [interpreter(), "-IS", "-c", entry, json.dumps(asdict(plan))]
+    entry = (
+        f"import sys; sys.path.append({root!r}); "
+        "from emad_ref.tasks.sandbox import run_sandbox_plan; run_sandbox_plan(sys.argv[1])"
+    )
+    return [interpreter_path(), "-IS", "-c", entry, json.dumps(asdict(plan))]
 
 
 def bwrap_command(plan: SandboxPlan) -> list[str]:
@@ -535,7 +558,7 @@ BACKENDS = (SandboxBackend("namespaces", namespaces_command), SandboxBackend("bw
 
 
 @cache
-def backend_refusal(backend: SandboxBackend) -> str:
+def backend_unavailable_reason(backend: SandboxBackend) -> str:
     """Why ``backend`` is not available; "" if it is, that is, if every attempt of ``PROBE`` failed."""
     if sys.platform != "linux":
         return f"it needs Linux, this is {sys.platform}"
@@ -545,7 +568,7 @@ def backend_refusal(backend: SandboxBackend) -> str:
         os.chmod(outside.name, 0o644)  # readable for all, so that only the sandbox can hide it
         probe = PROBE.format(outside=outside.name, parent=os.getpid())
         try:
-            result = run_in(backend, probe, seconds=20.0, memory_bytes=512 << 20, output_bytes=4096)
+            result = run_in_backend(backend, probe, seconds=20.0, memory_bytes=512 << 20, output_bytes=4096)
         except (SandboxUnavailable, OSError) as error:
             return str(error)
     if result.outcome == "ended":
@@ -616,7 +639,7 @@ NO_SUID, NO_DEV, NO_EXEC, BIND, RECURSIVE, PRIVATE = 2, 4, 8, 1 << 12, 1 << 14, 
 READ_ONLY = 1  # mount_setattr(2) has the same numbers for READ_ONLY, NO_SUID, NO_DEV and NO_EXEC
 
 
-def enter(plan_json: str) -> NoReturn:
+def run_sandbox_plan(plan_json: str) -> NoReturn:
     """Run the program of a plan in new namespaces and report its exit code to the caller.
 
     This process forks the first process of the namespaces, which forks the program, waits for it, and reports.
@@ -624,8 +647,8 @@ def enter(plan_json: str) -> NoReturn:
     plan = json.loads(plan_json)
     os.umask(0o022)
     try:
-        privileged = leave_namespaces()
-        die_with_parent()  # after leave_namespaces: the kernel drops this setting when credentials change
+        privileged = enter_new_namespaces()
+        die_with_parent()  # after enter_new_namespaces: the kernel drops this setting when credentials change
         if os.getppid() != plan["caller"]:
             os._exit(0)  # the caller died before that
         outside, alive = os.pipe()
@@ -637,41 +660,41 @@ def enter(plan_json: str) -> NoReturn:
         die_with_parent()
         if select.select([outside], [], [], 0)[0]:
             os._exit(0)  # the pipe has ended: the outer process died before that
-        build_root(plan["view"], plan["staging"])
+        build_root_filesystem(plan["view"], plan["staging"])
         program = os.fork()
         if not program:
             exec_program(plan, privileged)
         status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
-        report_line(plan, {"exit-code": status if status >= 0 else 128 - status})
+        write_report_line(plan, {"exit-code": status if status >= 0 else 128 - status})
     except SandboxUnavailable as error:
-        report_line(plan, {"failed": str(error)})
+        write_report_line(plan, {"failed": str(error)})
     except Exception as error:  # in any of the three processes; the caller raises it
-        report_line(plan, {"failed": f"{type(error).__name__}: {error}"})
+        write_report_line(plan, {"failed": f"{type(error).__name__}: {error}"})
     os._exit(0)
 
 
-def report_line(plan: dict[str, Any], what: dict[str, Any]) -> None:
+def write_report_line(plan: dict[str, Any], what: dict[str, Any]) -> None:
     os.write(plan["report"], json.dumps(what).encode() + b"\n")
 
 
-def leave_namespaces() -> bool:
+def enter_new_namespaces() -> bool:
     """Enter new namespaces. Returns True if that used the privilege of root, False if a new user namespace."""
     user, group = os.geteuid(), os.getegid()
     try:
         if user == 0:
             with contextlib.suppress(PermissionError):  # root in a container may lack the capability
-                c_call("unshare", NAMESPACES)
+                call_libc("unshare", NAMESPACES)
                 return True
-        c_call("unshare", NEW_USER | NAMESPACES)
+        call_libc("unshare", NEW_USER | NAMESPACES)
     except OSError as error:
-        raise SandboxUnavailable(why_no_namespaces(error)) from error
+        raise SandboxUnavailable(namespaces_unavailable_reason(error)) from error
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{NOBODY} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{NOBODY} {group} 1")
     return False
 
 
-def why_no_namespaces(error: OSError) -> str:
+def namespaces_unavailable_reason(error: OSError) -> str:
     """Reason in words. The kernel reports "no space left on device" if the limit of namespaces is 0."""
     if error.errno == errno.ENOSPC:
         return "user namespaces are off, or all are in use: sysctl user.max_user_namespaces says how many there may be"
@@ -680,7 +703,7 @@ def why_no_namespaces(error: OSError) -> str:
     return str(error)
 
 
-def build_root(view: dict[str, Any], root: str) -> None:
+def build_root_filesystem(view: dict[str, Any], root: str) -> None:
     """Mount the paths of ``view`` below ``root``, read-only except the scratch folder, and make ``root`` the new /."""
     mount("none", "/", "", RECURSIVE | PRIVATE)
     mount("tmpfs", root, "tmpfs", NO_SUID | NO_DEV, "mode=755,size=1m")
@@ -688,7 +711,7 @@ def build_root(view: dict[str, Any], root: str) -> None:
         create_mount_point(path, root + path)
         mount(path, root + path, "", BIND | RECURSIVE)
         is_device = path in view["devices"]
-        restrict(root + path, READ_ONLY | NO_SUID | (NO_EXEC if is_device else NO_DEV), recursive=True)
+        set_mount_attributes(root + path, READ_ONLY | NO_SUID | (NO_EXEC if is_device else NO_DEV), recursive=True)
     for path, target in view["links"]:
         os.makedirs(os.path.dirname(root + path), exist_ok=True)
         os.symlink(target, root + path)
@@ -697,10 +720,12 @@ def build_root(view: dict[str, Any], root: str) -> None:
     os.mkdir(root + SCRATCH)
     scratch = f"mode=777,size={SCRATCH_BYTES},nr_inodes=1024"
     mount("tmpfs", root + SCRATCH, "tmpfs", NO_SUID | NO_DEV | NO_EXEC, scratch)
-    restrict(root, READ_ONLY | NO_SUID | NO_DEV, recursive=False)
+    set_mount_attributes(root, READ_ONLY | NO_SUID | NO_DEV, recursive=False)
     os.chdir(root)
-    c_call("syscall", MACHINES[platform.machine()].pivot_root, b".", b".")  # mounts the old root on top of the new one
-    c_call("umount2", b".", 2)  # 2 = MNT_DETACH: unmount although it is busy
+    call_libc(
+        "syscall", MACHINES[platform.machine()].pivot_root, b".", b"."
+    )  # mounts the old root on top of the new one
+    call_libc("umount2", b".", 2)  # 2 = MNT_DETACH: unmount although it is busy
     os.chdir(SCRATCH)
 
 
@@ -722,7 +747,7 @@ def exec_program(plan: dict[str, Any], privileged: bool) -> NoReturn:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-    c_call("prctl", 38, 1, 0, 0, 0)  # 38 = no_new_privs
+    call_libc("prctl", 38, 1, 0, 0, 0)  # 38 = no_new_privs
     install_filter(os.pread(plan["filter"], 1 << 16, 0))
     os.execve(plan["command"][0], plan["command"], ENVIRONMENT)
 
@@ -731,24 +756,24 @@ def install_filter(steps: bytes) -> None:
     """Pass ``steps`` as ``struct sock_fprog`` to prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER)."""
     buffer = ctypes.create_string_buffer(steps, len(steps))
     program = ctypes.create_string_buffer(struct.pack("@HP", len(steps) // 8, ctypes.addressof(buffer)))
-    c_call("prctl", 22, 2, ctypes.addressof(program), 0, 0)
+    call_libc("prctl", 22, 2, ctypes.addressof(program), 0, 0)
 
 
 def die_with_parent() -> None:
-    c_call("prctl", 1, int(signal.SIGKILL), 0, 0, 0)
+    call_libc("prctl", 1, int(signal.SIGKILL), 0, 0, 0)
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    c_call("mount", *(os.fsencode(word) for word in (source, target, kind)), flags, data.encode())
+    call_libc("mount", *(os.fsencode(word) for word in (source, target, kind)), flags, data.encode())
 
 
-def restrict(target: str, attributes: int, *, recursive: bool) -> None:
+def set_mount_attributes(target: str, attributes: int, *, recursive: bool) -> None:
     """Set attributes with mount_setattr(2), which unlike a remount includes submounts and keeps locked flags."""
     request = struct.pack("=QQQQ", attributes, 0, 0, 0)
-    c_call("syscall", 442, -100, os.fsencode(target), 0x8000 if recursive else 0, request, len(request))
+    call_libc("syscall", 442, -100, os.fsencode(target), 0x8000 if recursive else 0, request, len(request))
 
 
-def c_call(name: str, *arguments: int | bytes) -> None:
+def call_libc(name: str, *arguments: int | bytes) -> None:
     """Call a function of the C library that returns 0 on success.
 
     Raises:

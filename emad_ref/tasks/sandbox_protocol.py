@@ -120,7 +120,7 @@ READERS["foreign"] = lambda parts: OpaqueValue(
 # ---------------------------------------------------------------- in the confined interpreters
 
 
-def begin(role: str, limits: str, *words: str) -> None:
+def start_role(role: str, limits: str, *words: str) -> None:
     """Set ``limits`` for this process, then act as ``role``, one of ``ROLES``."""
     import resource  # absent on Windows, where this module can still be imported
 

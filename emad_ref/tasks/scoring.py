@@ -144,7 +144,7 @@ FEWEST_DOCUMENTS = 30  # a claim about documents needs at least this many
 MOST_READ = 20  # documents read per item at most, so that a file of short documents is not read to its end
 
 
-def continuation_items(
+def make_continuation_items(
     documents: Iterable[Ints | LongDocument],
     count: int,
     *,
@@ -215,7 +215,7 @@ def _ids(tokens: Ints) -> str:
 # ---------------------------------------------------------------- correctness
 
 
-def token_sequences(items: Sequence[TaskItem]) -> list[TokenSequence]:
+def to_token_sequences(items: Sequence[TaskItem]) -> list[TokenSequence]:
     """One sequence per continuation, in order of items and options."""
     return [
         TokenSequence(np.concatenate([item.prompt, continuation]), adaptive_from=len(item.prompt) - 1)
@@ -224,7 +224,7 @@ def token_sequences(items: Sequence[TaskItem]) -> list[TokenSequence]:
     ]
 
 
-def item_clusters(items: Sequence[TaskItem]) -> Ints:
+def cluster_items(items: Sequence[TaskItem]) -> Ints:
     """int64 [items] cluster numbers; items with equal prompt and answer share one, since they are dependent."""
     keys = [f"{item.example.prompt}\0{item.example.answer}" for item in items]
     numbers: Ints = np.unique(keys, return_inverse=True)[1].astype(np.int64)
@@ -245,8 +245,8 @@ def majority_accuracy(examples: Sequence[Example], elsewhere: Sequence[Example])
     return max(right[answer] for answer, count in counts.items() if count == most) / len(examples)
 
 
-def correct_items(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools:
-    """Whether each item is right at ``depth`` [tokens], by a ``trace`` of ``token_sequences(items)``; bool [items].
+def score_items_from_trace(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools:
+    """Whether each item is right at ``depth`` [tokens], by a ``trace`` of ``to_token_sequences(items)``; bool [items].
 
     Raises:
         BadArgument: a trace or depths of other items, or an item scored by ``runs``.
@@ -254,19 +254,19 @@ def correct_items(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools
     expected = sum(len(item.continuations) for item in items)
     if trace.sequences != expected:
         raise BadArgument(
-            "trace.sequences", trace.sequences, f"{expected}, one per continuation", "trace token_sequences(items)"
+            "trace.sequences", trace.sequences, f"{expected}, one per continuation", "trace to_token_sequences(items)"
         )
     if np.shape(depth) != (len(trace),):
         raise BadArgument(
             "depth", np.shape(depth), f"one depth per traced position, [{len(trace)}]", "replay this trace"
         )
     likelihood = -sum_by_sequence(trace, trace.nll_nats[np.arange(len(trace)), depth - 1])
-    return mark_items(
+    return score_items(
         items, likelihood, sum_by_sequence(trace, top1_tokens_at_depth(trace, depth) == trace.target) == trace.lengths
     )
 
 
-def mark_items(items: Sequence[TaskItem], likelihood: Floats, greedy: Bools) -> Bools:
+def score_items(items: Sequence[TaskItem], likelihood: Floats, greedy: Bools) -> Bools:
     """Whether each item is right; bool [items].
 
     ``likelihood``, ``greedy``: per continuation its log-likelihood in nats, and whether greedy decoding writes it.

@@ -17,18 +17,18 @@ from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Request, 
 from emad_ref.record import Ints, Record, Work
 from emad_ref.wire.address import WireAddress
 from emad_ref.wire.frames import MAGIC, BadFrame, NotAFrame, WireFrame, encode_frame, read_frame
-from emad_ref.wire.json_fields import count, field
+from emad_ref.wire.json_fields import parse_count, read_field
 from emad_ref.wire.messages import (
     RemoteState,
     ReplyShapes,
     ServedModel,
-    capabilities_of,
-    prompts_frame,
-    record_of,
+    decode_capabilities,
+    decode_record,
+    decode_state,
+    decode_step,
+    encode_prompts,
+    encode_request,
     reply_shapes,
-    request_frame,
-    state_of,
-    step_of,
 )
 from emad_ref.wire.transport import StreamEnded, StreamTimedOut, Transport, open_transport
 
@@ -108,7 +108,7 @@ class Connection:
             raise
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         return not self._closed and self.failed is None
 
     def call(self, name: str, frame: WireFrame, read: Callable[[WireFrame], T], seconds: float | None = None) -> T:
@@ -168,15 +168,15 @@ class Connection:
             raise ConnectionBroken(f"no reply within {seconds:g} s{so_far}", TIMEOUT_REMEDY) from error
         except NotAFrame as error:
             raise ConnectionBroken(
-                f"{error.magic + stream.rest()!r} where a frame begins with {MAGIC!r}", GARBAGE_REMEDY
+                f"{error.magic + stream.read_rest()!r} where a frame begins with {MAGIC!r}", GARBAGE_REMEDY
             ) from error
         except BadFrame as error:
             raise ConnectionBroken(f"a frame with {error}", MISFIT_REMEDY) from error
         except StreamEnded as error:
             so_far = f" after {error.received!r}" if error.received else ""
-            raise ConnectionBroken(f"no reply: {self._transport.ended()}{so_far}", ENDED_REMEDY) from error
+            raise ConnectionBroken(f"no reply: {self._transport.describe_end()}{so_far}", ENDED_REMEDY) from error
         except OSError as error:  # the other side does not read, or the socket was closed
-            raise ConnectionBroken(f"no reply: {self._transport.ended()} ({error})", ENDED_REMEDY) from error
+            raise ConnectionBroken(f"no reply: {self._transport.describe_end()} ({error})", ENDED_REMEDY) from error
         if reply.header.get("reply") != name and "error" not in reply.header:
             raise ConnectionBroken(f"a reply to {reply.header.get('reply')!r}", MISFIT_REMEDY)
         return reply
@@ -220,7 +220,7 @@ class DecoderClient:
         self.address, self._seconds = address, seconds
         self._connection: Connection | None = None
 
-    def open(self, request: Request, model: ServedModel, vocabulary: int) -> RemoteDecoder:
+    def open_decoder(self, request: Request, model: ServedModel, vocabulary: int) -> RemoteDecoder:
         """Open a decoder for ``request``; ``vocabulary``: V of its logits.
 
         Raises:
@@ -228,7 +228,7 @@ class DecoderClient:
             BadArgument: it cannot serve such a request.
             DecoderFailed: it is unreachable, or it failed.
         """
-        if self._connection is None or not self._connection.usable:
+        if self._connection is None or not self._connection.is_usable:
             self.close()
             self._connection = Connection(self.address, self._seconds)
         return RemoteDecoder(self._connection, request, model, vocabulary)
@@ -242,28 +242,28 @@ class DecoderClient:
 class RemoteDecoder:
     def __init__(self, connection: Connection, request: Request, model: ServedModel, vocabulary: int):
         def opened(reply: WireFrame) -> tuple[int, Capabilities]:
-            return field(reply.header, "decoder", count), capabilities_of(reply.header)
+            return read_field(reply.header, "decoder", parse_count), decode_capabilities(reply.header)
 
         self._connection, self.is_open = connection, True
-        self._id, self.capabilities = connection.call("open", request_frame(request, model), opened)
+        self._id, self.capabilities = connection.call("open", encode_request(request, model), opened)
         self._sizes = reply_shapes(request.point, vocabulary, self.capabilities)
 
     def start(self, prompts: Sequence[Prompt]) -> tuple[RemoteSession, Step]:
         def started(reply: WireFrame) -> tuple[int, RemoteState, Step]:
             rows = len(prompts)
-            state, step = state_of(reply, rows, self._sizes), step_of(reply, rows, 1, 1, self._sizes)
-            return field(reply.header, "session", count), state, step
+            state, step = decode_state(reply, rows, self._sizes), decode_step(reply, rows, 1, 1, self._sizes)
+            return read_field(reply.header, "session", parse_count), state, step
 
         self._require_open()
-        number, state, step = self._connection.call("start", self._address() + prompts_frame(prompts), started)
+        number, state, step = self._connection.call("start", self._address() + encode_prompts(prompts), started)
         return RemoteSession(self, self._connection, number, self._sizes, state), step
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
         self._require_open()
         tokens = sorted(int(as_int64("stop", token)) for token in stop)
         arguments = {"max_new": int(as_int64("max_new", max_new)), "stop": tokens}
-        frame = self._address() + WireFrame(arguments) + prompts_frame(prompts)
-        return self._connection.call("generate", frame, lambda reply: record_of(reply, len(prompts), self._sizes))
+        frame = self._address() + WireFrame(arguments) + encode_prompts(prompts)
+        return self._connection.call("generate", frame, lambda reply: decode_record(reply, len(prompts), self._sizes))
 
     def synchronize(self) -> None:
         self._require_open()
@@ -271,7 +271,7 @@ class RemoteDecoder:
 
     def close(self) -> None:
         """Idempotent; does nothing after a failure."""
-        if self.is_open and self._connection.usable:
+        if self.is_open and self._connection.is_usable:
             self._connection.call("close", self._address(), lambda reply: None)
         self.is_open = False
 
@@ -331,7 +331,7 @@ class RemoteSession:
 
     def close(self) -> None:
         """Idempotent; does nothing after a failure or once the decoder is closed."""
-        if self._open and self._decoder.is_open and self._connection.usable:
+        if self._open and self._decoder.is_open and self._connection.is_usable:
             self._connection.call("end", self._address(), lambda reply: None)
         self._open = False
 
@@ -341,7 +341,7 @@ class RemoteSession:
 
     def _stepped(self, call: str, frame: WireFrame, n: int, read: int) -> Step:
         def stepped(reply: WireFrame) -> tuple[RemoteState, Step]:
-            return state_of(reply, self._rows, self._sizes), step_of(reply, self._rows, n, read, self._sizes)
+            return decode_state(reply, self._rows, self._sizes), decode_step(reply, self._rows, n, read, self._sizes)
 
         self._require_open()
         self._state, step = self._connection.call(call, self._address() + frame, stepped)
@@ -350,7 +350,7 @@ class RemoteSession:
     def _changed(self, call: str, frame: WireFrame, rows: int) -> None:
         self._require_open()
         self._state = self._connection.call(
-            call, self._address() + frame, lambda reply: state_of(reply, rows, self._sizes)
+            call, self._address() + frame, lambda reply: decode_state(reply, rows, self._sizes)
         )
 
     def _address(self) -> WireFrame:

@@ -90,32 +90,34 @@ class CompletionInterface(Protocol):
     vocabulary: int
     streamed: Mapping[str, Any]
 
-    def body(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> dict[str, Any]:
+    def build_request_body(
+        self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int
+    ) -> dict[str, Any]:
         """The JSON body of one request."""
 
-    def completion(self, reply: Mapping[str, Any], stop: frozenset[int]) -> Completion:
+    def parse_completion(self, reply: Mapping[str, Any], stop: frozenset[int]) -> Completion:
         """What a reply holds. Raises Unsupported, KeyError, TypeError, ValueError, IndexError."""
 
-    def text(self, reply: Mapping[str, Any]) -> str | None:
+    def parse_text(self, reply: Mapping[str, Any]) -> str | None:
         """The text of a reply; None: it has none."""
 
-    def event_tokens(self, event: Mapping[str, Any]) -> list[int]:
-        """Token ids in one event of a stream. Raises as ``completion``."""
+    def parse_event_tokens(self, event: Mapping[str, Any]) -> list[int]:
+        """Token ids in one event of a stream. Raises as ``parse_completion``."""
 
-    def joined(self, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The reply that ``events`` of a stream make together. Raises as ``completion``, also for a stream cut off."""
+    def join_events(self, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """One reply from the ``events`` of a stream. Raises as ``parse_completion``, also for a stream cut off."""
 
     def is_unfinished(self, reply: Mapping[str, Any]) -> bool:
         """Whether an end of text that the model knows, and the request does not, ended the reply."""
 
-    def usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
+    def parse_usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
         """What a reply counts, if anything: ``prompt_tokens``, ``completion_tokens``, ``total_tokens``."""
 
-    def log_probs_bodies(self, top: int) -> list[dict[str, Any]]:
+    def log_probs_request_fields(self, top: int) -> list[dict[str, Any]]:
         """What a body has besides, so that a reply holds the ``top`` likeliest tokens; the last asks for the least."""
 
-    def log_probs(self, reply: Mapping[str, Any], prompt: Ints, tokens: Ints, top: int) -> TokenLogProbs:
-        """What a reply holds about the ``tokens`` after ``prompt``. Raises as ``completion``."""
+    def parse_log_probs(self, reply: Mapping[str, Any], prompt: Ints, tokens: Ints, top: int) -> TokenLogProbs:
+        """What a reply holds about the ``tokens`` after ``prompt``. Raises as ``parse_completion``."""
 
 
 def _sorted_log_probs(
@@ -157,7 +159,9 @@ class OpenAIInterface:
     def __init__(self, model: str, window: int):
         self.model, self.window = model, window
 
-    def body(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> dict[str, Any]:
+    def build_request_body(
+        self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int
+    ) -> dict[str, Any]:
         return UNFILTERED | {
             "model": self.model,
             "prompt": prompt.tolist(),
@@ -172,7 +176,7 @@ class OpenAIInterface:
             "skip_special_tokens": False,
         }
 
-    def completion(self, reply: Mapping[str, Any], stop: frozenset[int]) -> Completion:
+    def parse_completion(self, reply: Mapping[str, Any], stop: frozenset[int]) -> Completion:
         choice = reply["choices"][0]
         ids = choice.get("token_ids")
         if ids is None:
@@ -183,23 +187,23 @@ class OpenAIInterface:
             tokens = np.append(tokens, at)  # some servers leave out the token that stopped the row
         return Completion(tokens, stopped)
 
-    def text(self, reply: Mapping[str, Any]) -> str | None:
+    def parse_text(self, reply: Mapping[str, Any]) -> str | None:
         text = reply["choices"][0].get("text")
         return text if isinstance(text, str) else None
 
-    def event_tokens(self, event: Mapping[str, Any]) -> list[int]:
+    def parse_event_tokens(self, event: Mapping[str, Any]) -> list[int]:
         choices = event["choices"]  # none in an event of usage alone
         ids: list[int] = _token_array((choices[0].get("token_ids") if choices else None) or []).tolist()
         return ids
 
-    def joined(self, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def join_events(self, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         choices = [event["choices"][0] for event in events if event["choices"]]
         if not any(isinstance(choice.get("token_ids"), list) for choice in choices):
             raise Unsupported("the server streams text without token ids (choices[0].token_ids)")
         reasons = [choice for choice in choices if choice.get("finish_reason")]
         if not reasons:
             raise ValueError("the stream ended without a finish_reason")
-        tokens = [token for event in events for token in self.event_tokens(event)]
+        tokens = [token for event in events for token in self.parse_event_tokens(event)]
         ended = {name: reasons[-1].get(name) for name in ("finish_reason", "stop_reason")}
         text = "".join(choice.get("text") or "" for choice in choices)
         usages = [event["usage"] for event in events if event.get("usage")]
@@ -208,14 +212,14 @@ class OpenAIInterface:
     def is_unfinished(self, reply: Mapping[str, Any]) -> bool:
         return False  # it ignores them where a request says so
 
-    def usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
+    def parse_usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
         return reply.get("usage") or {}
 
-    def log_probs_bodies(self, top: int) -> list[dict[str, Any]]:
+    def log_probs_request_fields(self, top: int) -> list[dict[str, Any]]:
         of_new = {"logprobs": top, "return_tokens_as_token_ids": True}
         return [of_new | {"prompt_logprobs": 1}, of_new]
 
-    def log_probs(self, reply: Mapping[str, Any], prompt: Ints, tokens: Ints, top: int) -> TokenLogProbs:
+    def parse_log_probs(self, reply: Mapping[str, Any], prompt: Ints, tokens: Ints, top: int) -> TokenLogProbs:
         choice = reply["choices"][0]
         shown = (choice.get("logprobs") or {}).get("top_logprobs")
         if shown is None:
@@ -244,7 +248,9 @@ class LlamaCppInterface:
     def __init__(self, model: str, window: int, vocabulary: int):
         self.model, self.window, self.vocabulary = model, window, vocabulary
 
-    def body(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> dict[str, Any]:
+    def build_request_body(
+        self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int
+    ) -> dict[str, Any]:
         return UNFILTERED | {
             "prompt": prompt.tolist(),
             "n_predict": max_new,
@@ -258,25 +264,25 @@ class LlamaCppInterface:
             "return_tokens": True,
         }
 
-    def completion(self, reply: Mapping[str, Any], stop: frozenset[int]) -> Completion:
+    def parse_completion(self, reply: Mapping[str, Any], stop: frozenset[int]) -> Completion:
         if "tokens" not in reply:
             raise Unsupported("the server returns no token ids (tokens): it is older than return_tokens")
         tokens = _token_array(reply["tokens"])
         at = np.flatnonzero(np.isin(tokens, sorted(stop)))
         return Completion(tokens[: at[0] + 1], True) if len(at) else Completion(tokens, False)
 
-    def text(self, reply: Mapping[str, Any]) -> str | None:
+    def parse_text(self, reply: Mapping[str, Any]) -> str | None:
         text = reply.get("content")
         return text if isinstance(text, str) else None
 
-    def event_tokens(self, event: Mapping[str, Any]) -> list[int]:
+    def parse_event_tokens(self, event: Mapping[str, Any]) -> list[int]:
         ids: list[int] = _token_array(event.get("tokens") or []).tolist()
         return ids
 
-    def joined(self, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def join_events(self, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if not events or not events[-1].get("stop"):
             raise ValueError("the stream ended without an event that says stop")
-        tokens = [token for event in events for token in self.event_tokens(event)]
+        tokens = [token for event in events for token in self.parse_event_tokens(event)]
         text = "".join(event.get("content") or "" for event in events)
         if text and not tokens:
             raise Unsupported("the server streams text without token ids (tokens)")
@@ -285,13 +291,13 @@ class LlamaCppInterface:
     def is_unfinished(self, reply: Mapping[str, Any]) -> bool:
         return reply.get("stop_type") == "eos"
 
-    def usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
+    def parse_usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}  # of prompts, releases count what was cached or what was not
 
-    def log_probs_bodies(self, top: int) -> list[dict[str, Any]]:
+    def log_probs_request_fields(self, top: int) -> list[dict[str, Any]]:
         return [{"n_probs": top, "post_sampling_probs": False}]
 
-    def log_probs(self, reply: Mapping[str, Any], prompt: Ints, tokens: Ints, top: int) -> TokenLogProbs:
+    def parse_log_probs(self, reply: Mapping[str, Any], prompt: Ints, tokens: Ints, top: int) -> TokenLogProbs:
         shown = reply.get("completion_probabilities")
         if not shown:
             raise Unsupported("the server reports no log-probabilities (completion_probabilities)")
@@ -321,7 +327,7 @@ class ReplyReset(OSError):
 
 
 @dataclass(frozen=True)
-class AnswerPart(Generic[Reading]):
+class ReplyPart(Generic[Reading]):
     """What one reply holds: a ``reading`` of it, its ``tokens``, and whether the rest has to be asked for."""
 
     reading: Reading
@@ -340,7 +346,7 @@ class EngineClient:
         self._samples = False  # whether the server has drawn a token
         self._loaded_by: float | None = None  # when it must have loaded its model
 
-    def open(self, request: Request, vocabulary: int, window: int, noise: float = 0.0) -> EngineDecoder:
+    def open_decoder(self, request: Request, vocabulary: int, window: int, noise: float = 0.0) -> EngineDecoder:
         """A decoder for ``request`` of a model with ``window`` positions; ``noise``: of the precision that it states.
 
         Raises:
@@ -438,10 +444,10 @@ class EngineClient:
     def complete(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> Completion:
         """One row. Raises Unsupported, DecoderFailed."""
 
-        def ask(history: Ints, left: int, seed: int) -> AnswerPart[Completion]:
-            body = self.interface.body(history, left, stop, temperature, seed)
+        def ask(history: Ints, left: int, seed: int) -> ReplyPart[Completion]:
+            body = self.interface.build_request_body(history, left, stop, temperature, seed)
 
-            def read(reply: Mapping[str, Any]) -> AnswerPart[Completion]:
+            def read(reply: Mapping[str, Any]) -> ReplyPart[Completion]:
                 found = self._completion(reply, history, stop)
                 return self._part(reply, found, found)
 
@@ -452,7 +458,7 @@ class EngineClient:
 
     def log_probs(self, prompt: Ints, max_new: int, top: int) -> TokenLogProbs:
         """One greedy row with log-probabilities. Raises Unsupported, DecoderFailed."""
-        for fields in self.interface.log_probs_bodies(top):
+        for fields in self.interface.log_probs_request_fields(top):
             try:
                 return self._log_probs(prompt, max_new, top, fields)
             except RequestRefused as error:
@@ -463,12 +469,12 @@ class EngineClient:
     def _log_probs(self, prompt: Ints, max_new: int, top: int, fields: dict[str, Any]) -> TokenLogProbs:
         none: frozenset[int] = frozenset()
 
-        def ask(history: Ints, left: int, seed: int) -> AnswerPart[TokenLogProbs]:
-            body = self.interface.body(history, left, none, 0.0, seed) | fields
+        def ask(history: Ints, left: int, seed: int) -> ReplyPart[TokenLogProbs]:
+            body = self.interface.build_request_body(history, left, none, 0.0, seed) | fields
 
-            def read(reply: Mapping[str, Any]) -> AnswerPart[TokenLogProbs]:
+            def read(reply: Mapping[str, Any]) -> ReplyPart[TokenLogProbs]:
                 found = self._completion(reply, history, none)
-                return self._part(reply, found, self.interface.log_probs(reply, history, found.tokens, top))
+                return self._part(reply, found, self.interface.parse_log_probs(reply, history, found.tokens, top))
 
             return self._read(body, read)
 
@@ -477,14 +483,14 @@ class EngineClient:
         columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         return TokenLogProbs(**columns, prompt=parts[0].prompt)
 
-    def _part(self, reply: Mapping[str, Any], completion: Completion, reading: Reading) -> AnswerPart[Reading]:
+    def _part(self, reply: Mapping[str, Any], completion: Completion, reading: Reading) -> ReplyPart[Reading]:
         """``reading`` of ``reply``, which holds ``completion``."""
         unfinished = not completion.stopped and self.interface.is_unfinished(reply)
-        return AnswerPart(reading, completion.tokens, unfinished)
+        return ReplyPart(reading, completion.tokens, unfinished)
 
     @staticmethod
     def _parts(
-        prompt: Ints, max_new: int, seed: int, ask: Callable[[Ints, int, int], AnswerPart[Reading]]
+        prompt: Ints, max_new: int, seed: int, ask: Callable[[Ints, int, int], ReplyPart[Reading]]
     ) -> list[Reading]:
         """Parts of one answer: ``ask(history, tokens left, seed)`` until one is finished or there are ``max_new``.
 
@@ -500,8 +506,8 @@ class EngineClient:
                 return found
 
     def _completion(self, reply: Mapping[str, Any], prompt: Ints, stop: frozenset[int]) -> Completion:
-        """``interface.completion``; raises ValueError, too, if the reply counts other tokens than there are."""
-        completion, usage = self.interface.completion(reply, stop), self.interface.usage(reply)
+        """``interface.parse_completion``; raises ValueError, too, if the reply counts other tokens than there are."""
+        completion, usage = self.interface.parse_completion(reply, stop), self.interface.parse_usage(reply)
         new = len(completion.tokens)
         # a stop token that the reply leaves out may be counted or not
         counts = {"prompt_tokens": {len(prompt)}, "completion_tokens": {new, new - 1} if completion.stopped else {new}}
@@ -521,20 +527,23 @@ class EngineClient:
         """One row as it arrives. Raises Unsupported, DecoderFailed."""
         interface, began = self.interface, time.perf_counter()
 
-        def ask(history: Ints, left: int, seed: int) -> AnswerPart[TokenArrivals]:
-            body, before_s = interface.body(history, left, stop, temperature, seed), time.perf_counter() - began
+        def ask(history: Ints, left: int, seed: int) -> ReplyPart[TokenArrivals]:
+            body, before_s = (
+                interface.build_request_body(history, left, stop, temperature, seed),
+                time.perf_counter() - began,
+            )
             if not stream:
 
-                def read(reply: Mapping[str, Any]) -> AnswerPart[TokenArrivals]:
+                def read(reply: Mapping[str, Any]) -> ReplyPart[TokenArrivals]:
                     whole_s, found = time.perf_counter() - began, self._completion(reply, history, stop)
                     at_end = np.full(len(found.tokens), whole_s)
-                    arrivals = TokenArrivals(found.tokens, at_end, whole_s, interface.text(reply))
+                    arrivals = TokenArrivals(found.tokens, at_end, whole_s, interface.parse_text(reply))
                     return self._part(reply, found, arrivals)
 
                 return self._read(body, read)
             received = EventStream()
             self._stream(body, received)
-            whole_s = before_s + received.seconds()
+            whole_s = before_s + received.elapsed_seconds()
             with self._readable(received.events):
                 timed = [(before_s + seconds, data) for seconds, data in received.events]
                 return self._joined_arrivals(timed, history, stop, whole_s)
@@ -549,7 +558,7 @@ class EngineClient:
 
         Raises Unsupported, DecoderFailed.
         """
-        self._stream(self.interface.body(prompt, max_new, frozenset(), 0.0, 0), EventStream(after))
+        self._stream(self.interface.build_request_body(prompt, max_new, frozenset(), 0.0, 0), EventStream(after))
 
     def _stream(self, body: Mapping[str, Any], received: EventStream) -> None:
         """Ask for ``body`` streamed. Raises Unsupported, DecoderFailed."""
@@ -559,32 +568,32 @@ class EngineClient:
             raise Unsupported(f"the server refuses stream=true (status {answer.status}: {answer.text[:QUOTED]!r})")
         if answer.status != 200:
             raise self._bad_status(f"POST {path}", answer)
-        if answer.kind != EVENTS:
+        if answer.media_type != EVENTS:
             raise Unsupported(
-                f"the server answers stream=true with {answer.kind or 'no media type'}, and not by events"
+                f"the server answers stream=true with {answer.media_type or 'no media type'}, and not by events"
             )
 
     def _joined_arrivals(
         self, received: Sequence[tuple[float, str]], prompt: Ints, stop: frozenset[int], whole_s: float
-    ) -> AnswerPart[TokenArrivals]:
-        """Raises as ``CompletionInterface.joined``."""
+    ) -> ReplyPart[TokenArrivals]:
+        """Raises as ``CompletionInterface.join_events``."""
         timed = [(seconds, json.loads(data)) for seconds, data in received if data.strip() != "[DONE]"]
         for _, event in timed:
             if "error" in event:
                 raise ValueError(f"an event says error={str(event['error'])[:QUOTED]}")
-        reply = self.interface.joined([event for _, event in timed])
+        reply = self.interface.join_events([event for _, event in timed])
         completion = self._completion(reply, prompt, stop)
         tokens = completion.tokens
         if completion.stopped != bool(len(tokens) and int(tokens[-1]) in stop):
             ended = "at a stop token" if completion.stopped else "by its length"
             raise ValueError(f"the stream says that it ended {ended}, but its last tokens are {tokens[-2:].tolist()}")
-        held = [len(self.interface.event_tokens(event)) for _, event in timed]
+        held = [len(self.interface.parse_event_tokens(event)) for _, event in timed]
         seconds = np.repeat([seconds for seconds, _ in timed], held)
         # a stop token that the server leaves out is known when its last event arrives
         seconds = np.append(seconds, [timed[-1][0]] * max(0, len(tokens) - len(seconds)))[: len(tokens)]
         if sum(map(bool, held)) == 1 and len(tokens) >= WHOLE_AT_ONCE:
             raise Unsupported(f"the server sends all {len(tokens)} tokens of an answer in one event")
-        return self._part(reply, completion, TokenArrivals(tokens, seconds, whole_s, self.interface.text(reply)))
+        return self._part(reply, completion, TokenArrivals(tokens, seconds, whole_s, self.interface.parse_text(reply)))
 
     def draft_counts(self) -> DraftCounts:
         """Counters of drafts as vLLM exports them, summed over its engines. Raises Unsupported: the server has none."""
@@ -715,14 +724,14 @@ class EngineClient:
                 if socket is not None:
                     socket.settimeout(left)
                 part = reply.read1(1 << 16)
-                if not part or (stream is not None and stream.is_enough):
+                if not part or (stream is not None and stream.has_enough_events):
                     if stream is not None:
-                        stream.take(b"\n\n")  # the last event may lack its blank line
+                        stream.add_bytes(b"\n\n")  # the last event may lack its blank line
                     named = {name.lower(): value for name, value in reply.getheaders()}
                     return HttpReply(reply.status, named, received.decode("utf-8", "replace"))
                 received += part
                 if stream is not None:
-                    stream.take(part)
+                    stream.add_bytes(part)
                 if len(received) > LARGEST_REPLY:
                     raise http.client.HTTPException(f"a reply of more than {LARGEST_REPLY >> 20} MiB")
         finally:

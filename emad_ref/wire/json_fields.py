@@ -20,56 +20,56 @@ from emad_ref.point import OperatingPoint
 T = TypeVar("T")
 
 
-def field(header: Mapping[str, Any], name: str, read: Callable[[str, Any], T]) -> T:
+def read_field(header: Mapping[str, Any], name: str, read: Callable[[str, Any], T]) -> T:
     """Field ``name`` of ``header``, read by ``read``; a missing one is None."""
     return read(name, header.get(name))
 
 
-def absent_or(read: Callable[[str, Any], T]) -> Callable[[str, Any], T | None]:
+def parse_optional(read: Callable[[str, Any], T]) -> Callable[[str, Any], T | None]:
     return lambda name, value: None if value is None else read(name, value)
 
 
-def whole(name: str, value: Any) -> int:
+def parse_integer(name: str, value: Any) -> int:
     if not is_whole(value):
         raise BadArgument(name, value, "a whole number")
     return value
 
 
-def count(name: str, value: Any, least: int = 0) -> int:
+def parse_count(name: str, value: Any, least: int = 0) -> int:
     if not is_whole(value) or value < least:
         raise BadArgument(name, value, f"a whole number ≥ {least}")
     return value
 
 
-def positive(name: str, value: Any) -> int:
-    return count(name, value, 1)
+def parse_positive_integer(name: str, value: Any) -> int:
+    return parse_count(name, value, 1)
 
 
-def amount(name: str, value: Any) -> float:
+def parse_nonnegative_number(name: str, value: Any) -> float:
     if not is_number(value) or not 0 <= value < math.inf:
         raise BadArgument(name, value, "a finite number ≥ 0")
     return float(value)
 
 
-def text(name: str, value: Any) -> str:
+def parse_text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise BadArgument(name, value, "a text")
     return value
 
 
-def flag(name: str, value: Any) -> bool:
+def parse_bool(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise BadArgument(name, value, "true or false")
     return value
 
 
-def mapping(name: str, value: Any) -> Mapping[str, Any]:
+def parse_mapping(name: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise BadArgument(name, value, "an object")
     return value
 
 
-def items(name: str, value: Any) -> list[Any]:
+def parse_list(name: str, value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise BadArgument(name, value, "a list")
     return value
@@ -121,7 +121,7 @@ def _read(name: str, kind: Any, value: Any) -> Any:
         if arguments[-1] is not Ellipsis and len(value) != len(arguments):
             raise BadArgument(name, value, "two numbers")
         return tuple(_read(f"{name}[{i}]", arguments[0], one) for i, one in enumerate(value))
-    return {int: whole, bool: flag, float: _number, bytes: _token_ids}.get(kind, text)(name, value)
+    return {int: parse_integer, bool: parse_bool, float: _number, bytes: _token_ids}.get(kind, parse_text)(name, value)
 
 
 def _read_object(name: str, kind: Any, value: Any) -> Any:
@@ -146,6 +146,6 @@ def _number(name: str, value: Any) -> float:
 
 def _token_ids(name: str, value: Any) -> bytes:
     try:
-        return bytes.fromhex(text(name, value))
+        return bytes.fromhex(parse_text(name, value))
     except ValueError:
         raise BadArgument(name, value, "hexadecimal digits, two per token id") from None

@@ -20,7 +20,16 @@ from emad_ref.protocol import Capabilities, ModelRef, Prompt, Request, Step, as_
 from emad_ref.record import FILLS, PHASES, READOUTS, Floats, Ints, Record, StopReason, Tokens, Work
 from emad_ref.wire import json_fields
 from emad_ref.wire.frames import Array, WireFrame
-from emad_ref.wire.json_fields import amount, count, field, flag, items, mapping, positive, text
+from emad_ref.wire.json_fields import (
+    parse_bool,
+    parse_count,
+    parse_list,
+    parse_mapping,
+    parse_nonnegative_number,
+    parse_positive_integer,
+    parse_text,
+    read_field,
+)
 
 FLOATS = ("float32", "float64")
 STOP_REASONS: tuple[StopReason, ...] = get_args(StopReason)
@@ -84,7 +93,7 @@ def read_floats(frame: WireFrame, name: str, *shape: int | None) -> Floats:
 # ---------------------------------------------------------------- requests
 
 
-def request_frame(request: Request, model: ServedModel) -> WireFrame:
+def encode_request(request: Request, model: ServedModel) -> WireFrame:
     """The fields of ``open``."""
     return WireFrame(
         {
@@ -97,38 +106,38 @@ def request_frame(request: Request, model: ServedModel) -> WireFrame:
     )
 
 
-def request_of(frame: WireFrame) -> Request:
+def decode_request(frame: WireFrame) -> Request:
     """The request of an ``open``; ``load()`` of its model returns the ``ServedModel`` that the client described."""
-    described = field(frame.header, "model", mapping)
-    model = ServedModel(**{part.name: field(described, part.name, text) for part in fields(ServedModel)})
+    described = read_field(frame.header, "model", parse_mapping)
+    model = ServedModel(**{part.name: read_field(described, part.name, parse_text) for part in fields(ServedModel)})
     return Request(
         ModelRef(model.name, lambda: model),
-        json_fields.point_from_json(field(frame.header, "point", mapping)),
-        seed=field(frame.header, "seed", count),
-        max_rows=field(frame.header, "max_rows", positive),
-        temperature=field(frame.header, "temperature", amount),
+        json_fields.point_from_json(read_field(frame.header, "point", parse_mapping)),
+        seed=read_field(frame.header, "seed", parse_count),
+        max_rows=read_field(frame.header, "max_rows", parse_positive_integer),
+        temperature=read_field(frame.header, "temperature", parse_nonnegative_number),
     )
 
 
-def capabilities_json(capabilities: Capabilities) -> dict[str, Any]:
+def encode_capabilities(capabilities: Capabilities) -> dict[str, Any]:
     return asdict(capabilities) | {"schedules": sorted(capabilities.schedules)}
 
 
-def capabilities_of(header: Mapping[str, Any]) -> Capabilities:
-    fields = field(header, "capabilities", mapping)
-    schedules = field(fields, "schedules", items)
+def decode_capabilities(header: Mapping[str, Any]) -> Capabilities:
+    fields = read_field(header, "capabilities", parse_mapping)
+    schedules = read_field(fields, "schedules", parse_list)
     if not all(isinstance(name, str) for name in schedules):
         raise BadArgument("schedules", schedules, "a list of names")
     return Capabilities(
-        max_feed=field(fields, "max_feed", positive),
+        max_feed=read_field(fields, "max_feed", parse_positive_integer),
         schedules=frozenset(schedules),
-        counted=field(fields, "counted", flag),
-        logit_noise=field(fields, "logit_noise", amount),
-        deepens=field(fields, "deepens", flag),
+        counted=read_field(fields, "counted", parse_bool),
+        logit_noise=read_field(fields, "logit_noise", parse_nonnegative_number),
+        deepens=read_field(fields, "deepens", parse_bool),
     )
 
 
-def prompts_frame(prompts: Sequence[Prompt]) -> WireFrame:
+def encode_prompts(prompts: Sequence[Prompt]) -> WireFrame:
     """The concatenated rows and their lengths.
 
     Raises:
@@ -147,7 +156,7 @@ def prompts_frame(prompts: Sequence[Prompt]) -> WireFrame:
     )
 
 
-def prompts_of(frame: WireFrame) -> list[Prompt]:
+def decode_prompts(frame: WireFrame) -> list[Prompt]:
     rows = _split_rows(frame, "tokens", "lengths")
     if "source" not in frame.arrays:
         return [Prompt(tokens) for tokens in rows]
@@ -179,7 +188,7 @@ def _split_rows(frame: WireFrame, name: str, lengths: str, rows: int | None = No
 # ---------------------------------------------------------------- replies
 
 
-def step_frame(step: Step) -> WireFrame:
+def encode_step(step: Step) -> WireFrame:
     depth = as_int64("depth", step.depth)
     return WireFrame(arrays={"logits": _as_float(step.logits), "depth": depth, "signal": _as_float(step.signal)})
 
@@ -188,7 +197,7 @@ def _as_float(values: Array) -> NDArray[Any]:
     return values if values.dtype.name in FLOATS else values.astype(np.float32)
 
 
-def step_of(frame: WireFrame, rows: int, n: int, read: int, sizes: ReplyShapes) -> Step:
+def decode_step(frame: WireFrame, rows: int, n: int, read: int, sizes: ReplyShapes) -> Step:
     """A step of ``n`` tokens per row, ``read`` of them with logits."""
     return Step(
         read_floats(frame, "logits", rows, read, sizes.vocabulary),
@@ -197,9 +206,9 @@ def step_of(frame: WireFrame, rows: int, n: int, read: int, sizes: ReplyShapes) 
     )
 
 
-def state_frame(length: Ints, cap: Ints, work: Work | None) -> WireFrame:
+def encode_state(length: Ints, cap: Ints, work: Work | None) -> WireFrame:
     arrays = {"length": as_int64("length", length), "cap": as_int64("cap", cap)}
-    return WireFrame(arrays=arrays) + work_frame(work, "work")
+    return WireFrame(arrays=arrays) + encode_work(work, "work")
 
 
 @dataclass(frozen=True)
@@ -211,12 +220,14 @@ class RemoteState:
     work: Work | None
 
 
-def state_of(frame: WireFrame, rows: int, sizes: ReplyShapes) -> RemoteState:
+def decode_state(frame: WireFrame, rows: int, sizes: ReplyShapes) -> RemoteState:
     cap = _require_layers(read_ints(frame, "cap", rows), "cap", sizes)
-    return RemoteState(read_ints(frame, "length", rows), cap, work_of(frame, "work", sizes) if sizes.counted else None)
+    return RemoteState(
+        read_ints(frame, "length", rows), cap, decode_work(frame, "work", sizes) if sizes.counted else None
+    )
 
 
-def work_frame(work: Work | None, prefix: str) -> WireFrame:
+def encode_work(work: Work | None, prefix: str) -> WireFrame:
     """Arrays and fields ``prefix.NAME``; nothing for None."""
     if work is None:
         return WireFrame()
@@ -225,7 +236,7 @@ def work_frame(work: Work | None, prefix: str) -> WireFrame:
     return WireFrame(counts, {f"{prefix}.{name}": as_int64(name, values) for name, values in parts.items()})
 
 
-def work_of(frame: WireFrame, prefix: str, sizes: ReplyShapes) -> Work:
+def decode_work(frame: WireFrame, prefix: str, sizes: ReplyShapes) -> Work:
     rows = {"readout_rows": (len(READOUTS),), "readout_macs": (len(READOUTS),), "fills": (len(FILLS),)}
     names = [part.name for part in fields(Work) if part.name not in COUNTS]
     # a decoder without state translators may leave this out
@@ -234,10 +245,10 @@ def work_of(frame: WireFrame, prefix: str, sizes: ReplyShapes) -> Work:
         name: read_ints(frame, f"{prefix}.{name}", *rows.get(name, ()), sizes.layers) for name in names
     }
     header = {f"{prefix}.{name}": 0 for name in COUNTS} | frame.header
-    return Work(**parts | {name: field(header, f"{prefix}.{name}", count) for name in COUNTS})
+    return Work(**parts | {name: read_field(header, f"{prefix}.{name}", parse_count) for name in COUNTS})
 
 
-def record_frame(record: Record) -> WireFrame:
+def encode_record(record: Record) -> WireFrame:
     """A record of a decoder, which has one model. Raises BadArgument for work of several models."""
     columns = {f"token.{name}": getattr(record.tokens, name).astype(np.int64) for name in COLUMNS}
     frame = WireFrame({"stop": list(record.stop)}, columns | {"signal": _as_float(record.signal)})
@@ -246,11 +257,11 @@ def record_frame(record: Record) -> WireFrame:
         if counts is not None:
             if set(counts) != {0}:
                 raise BadArgument(prefix, sorted(counts), "work of model 0", "a decoder belongs to one model")
-            frame += work_frame(counts[0], prefix)
+            frame += encode_work(counts[0], prefix)
     return frame
 
 
-def record_of(frame: WireFrame, rows: int, sizes: ReplyShapes) -> Record:
+def decode_record(frame: WireFrame, rows: int, sizes: ReplyShapes) -> Record:
     depth = read_ints(frame, "token.depth", None)
     columns = {name: read_ints(frame, f"token.{name}", len(depth)) for name in COLUMNS}
     _require_range(columns["sequence"], "token.sequence", 0, rows - 1)
@@ -258,7 +269,7 @@ def record_of(frame: WireFrame, rows: int, sizes: ReplyShapes) -> Record:
     _require_range(columns["kept"], "token.kept", 0, 1)
     for name in ("depth", "cap"):
         _require_layers(columns[name], f"token.{name}", sizes)
-    stop = field(frame.header, "stop", items)
+    stop = read_field(frame.header, "stop", parse_list)
     if len(stop) != rows or any(reason not in STOP_REASONS for reason in stop):
         raise BadArgument("stop", stop, f"one of {', '.join(STOP_REASONS)} for each of {rows} rows")
     return Record(
@@ -266,8 +277,8 @@ def record_of(frame: WireFrame, rows: int, sizes: ReplyShapes) -> Record:
         read_floats(frame, "signal", len(depth), sizes.probes),
         _split_rows(frame, "emitted", "emitted_lengths", rows),
         list(stop),
-        {0: work_of(frame, "work", sizes)} if sizes.counted else None,
-        {0: work_of(frame, "prompt_work", sizes)} if sizes.counted else None,
+        {0: decode_work(frame, "work", sizes)} if sizes.counted else None,
+        {0: decode_work(frame, "prompt_work", sizes)} if sizes.counted else None,
     )
 
 

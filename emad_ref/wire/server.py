@@ -21,15 +21,15 @@ from emad_ref.protocol import Decoder, InadmissibleDepth, Request, Session, Unsu
 from emad_ref.wire.address import ServerLimits
 from emad_ref.wire.client import FAILURE, WIRE
 from emad_ref.wire.frames import WireFrame, encode_frame, read_frame
-from emad_ref.wire.json_fields import absent_or, count, field, items, whole
+from emad_ref.wire.json_fields import parse_count, parse_integer, parse_list, parse_optional, read_field
 from emad_ref.wire.messages import (
-    capabilities_json,
-    prompts_of,
+    decode_prompts,
+    decode_request,
+    encode_capabilities,
+    encode_record,
+    encode_state,
+    encode_step,
     read_ints,
-    record_frame,
-    request_of,
-    state_frame,
-    step_frame,
 )
 from emad_ref.wire.transport import Stream, StreamEnded
 
@@ -103,7 +103,7 @@ class DecoderServer:
         try:
             while True:
                 _set_deadline(stream, self._limits.idle_s)
-                if not stream.arrives():
+                if not stream.wait_for_data():
                     raise IdleTimeout(f"no call for {self._limits.idle_s:g} s")
                 _set_deadline(stream, self._limits.frame_s)
                 try:
@@ -149,34 +149,34 @@ class DecoderServer:
 
     def _opened(self, frame: WireFrame) -> WireFrame:
         _require_within("decoders", len(self._decoders) + 1, self._limits.sessions, "--sessions")
-        decoder = self._make(request_of(frame))
+        decoder = self._make(decode_request(frame))
         number = next(self._numbers)
         self._decoders[number] = decoder
-        return WireFrame({"decoder": number, "capabilities": capabilities_json(decoder.capabilities)})
+        return WireFrame({"decoder": number, "capabilities": encode_capabilities(decoder.capabilities)})
 
     def _start(self, frame: WireFrame) -> WireFrame:
         owner, decoder = self._decoder(frame)
-        prompts = prompts_of(frame)
+        prompts = decode_prompts(frame)
         _require_within("sessions", len(self._sessions) + 1, self._limits.sessions, "--sessions")
         self._require_tokens(sum(len(prompt.tokens) for prompt in prompts))
         session, step = decoder.start(prompts)
         number = next(self._numbers)
         self._sessions[number] = owner, session
-        return WireFrame({"session": number}) + _session_state_frame(session) + step_frame(step)
+        return WireFrame({"session": number}) + _session_state_frame(session) + encode_step(step)
 
     def _feed(self, frame: WireFrame) -> WireFrame:
         session = self._session(frame)
         depth = read_ints(frame, "depth", None, None) if "depth" in frame.arrays else None
-        last = field(frame.header, "last", absent_or(count))
+        last = read_field(frame.header, "last", parse_optional(parse_count))
         tokens = read_ints(frame, "tokens", None, None)
         self._require_tokens(tokens.size)
         step = session.feed(tokens, depth, last)
-        return _session_state_frame(session) + step_frame(step)
+        return _session_state_frame(session) + encode_step(step)
 
     def _deepen(self, frame: WireFrame) -> WireFrame:
         session = self._session(frame)
         step = session.deepen(read_ints(frame, "length", None))
-        return _session_state_frame(session) + step_frame(step)
+        return _session_state_frame(session) + encode_step(step)
 
     def _moved(self, frame: WireFrame, method: str) -> WireFrame:
         session = self._session(frame)
@@ -190,18 +190,18 @@ class DecoderServer:
 
     def _end(self, frame: WireFrame) -> WireFrame:
         self._session(frame).close()
-        del self._sessions[field(frame.header, "session", count)]
+        del self._sessions[read_field(frame.header, "session", parse_count)]
         return WireFrame()
 
     def _generate(self, frame: WireFrame) -> WireFrame:
         _, decoder = self._decoder(frame)
-        stop = field(frame.header, "stop", items)
+        stop = read_field(frame.header, "stop", parse_list)
         if not all(is_whole(token) for token in stop):
             raise BadArgument("stop", stop, "a list of tokens")
-        max_new = field(frame.header, "max_new", whole)
-        prompts = prompts_of(frame)
+        max_new = read_field(frame.header, "max_new", parse_integer)
+        prompts = decode_prompts(frame)
         self._require_tokens(sum(len(prompt.tokens) + max(max_new, 0) for prompt in prompts))
-        return record_frame(decoder.generate(prompts, max_new, frozenset(stop)))
+        return encode_record(decoder.generate(prompts, max_new, frozenset(stop)))
 
     def _synchronize(self, frame: WireFrame) -> WireFrame:
         self._decoder(frame)[1].synchronize()
@@ -218,11 +218,11 @@ class DecoderServer:
         _require_within("tokens", held_tokens + more, self._limits.tokens, "--tokens")
 
     def _decoder(self, frame: WireFrame) -> tuple[int, Decoder]:
-        number = field(frame.header, "decoder", count)
+        number = read_field(frame.header, "decoder", parse_count)
         return number, _lookup("decoder", number, self._decoders)
 
     def _session(self, frame: WireFrame) -> Session:
-        return _lookup("session", field(frame.header, "session", count), self._sessions)[1]
+        return _lookup("session", read_field(frame.header, "session", parse_count), self._sessions)[1]
 
     def _closed(self, number: int) -> None:
         for mine in [session for session, (owner, _) in self._sessions.items() if owner == number]:
@@ -251,4 +251,4 @@ def _lookup(kind: str, number: int, table: dict[int, T]) -> T:
 
 
 def _session_state_frame(session: Session) -> WireFrame:
-    return state_frame(session.length, session.cap, session.work)
+    return encode_state(session.length, session.cap, session.work)

@@ -88,7 +88,7 @@ class Stream:
             at += got
         return buffer
 
-    def arrives(self) -> bool:
+    def wait_for_data(self) -> bool:
         """Whether bytes come, or the other side closes, before the deadline."""
         return self._wait(self.incoming, select.POLLIN)
 
@@ -104,7 +104,7 @@ class Stream:
                 except BlockingIOError:
                     continue
 
-    def rest(self, most: int = 80) -> bytes:
+    def read_rest(self, most: int = 80) -> bytes:
         """Further bytes, at most ``most``, until none come for ``QUIET_MS``; none from a broken stream."""
         ready, data = select.poll(), b""
         ready.register(self.incoming, select.POLLIN)
@@ -133,7 +133,7 @@ GRACE_S = 2.0  # for a program to exit after its output has ended, and for its l
 class Transport(Protocol):
     stream: Stream
 
-    def ended(self) -> str:
+    def describe_end(self) -> str:
         """Why the other side closed the stream, in words."""
 
     def stderr_lines(self) -> list[str]:
@@ -171,7 +171,7 @@ class ProgramTransport:
         self._closed = False
         atexit.register(self.close)
 
-    def ended(self) -> str:
+    def describe_end(self) -> str:
         status = self._wait(GRACE_S)
         return "it closed its standard output and still runs" if status is None else _exit_text(status)
 
@@ -205,7 +205,7 @@ class ProgramTransport:
 
         The group remains if the supervisor was killed, by the program itself or for lack of memory.
         """
-        if supervisor.is_available():
+        if supervisor.is_supervision_available():
             supervisor.kill_process(self._process)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -246,7 +246,7 @@ class SocketTransport:
         self._socket.setblocking(False)
         self.stream = Stream(self._socket.fileno(), self._socket.fileno())
 
-    def ended(self) -> str:
+    def describe_end(self) -> str:
         return "the server closed the connection"
 
     def stderr_lines(self) -> list[str]:
@@ -269,7 +269,7 @@ class RequestCounts:
         self.reasons: Counter[str] = Counter()
 
     @property
-    def retries(self) -> int:
+    def retry_count(self) -> int:
         return self.reasons.total()
 
     def count_request(self) -> None:
@@ -287,14 +287,14 @@ class RequestCounts:
 
 @dataclass(frozen=True)
 class HttpReply:
-    """``headers`` by name in lower case. ``kind``: the media type of the body."""
+    """``headers`` by name in lower case. ``media_type``: the media type of the body."""
 
     status: int
     headers: Mapping[str, str]
     text: str
 
     @property
-    def kind(self) -> str:
+    def media_type(self) -> str:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     @property
@@ -323,7 +323,7 @@ class EventStream:
         self.restart()
 
     @property
-    def is_enough(self) -> bool:
+    def has_enough_events(self) -> bool:
         return self._most is not None and len(self.events) >= self._most
 
     def restart(self) -> None:
@@ -332,18 +332,18 @@ class EventStream:
         self._data: list[str] = []
         self.events: list[tuple[float, str]] = []
 
-    def take(self, part: bytes) -> None:
+    def add_bytes(self, part: bytes) -> None:
         """Read whole lines of what has arrived; a line may be cut anywhere, also inside a character."""
         *lines, self._rest = (self._rest + part).split(b"\n")
         for line in lines:
             self._take_line(line.rstrip(b"\r").decode("utf-8", "replace"))
 
-    def seconds(self) -> float:
+    def elapsed_seconds(self) -> float:
         return time.perf_counter() - self._began
 
     def _take_line(self, line: str) -> None:
         if line.startswith("data:"):
             self._data.append(line.removeprefix("data:").removeprefix(" "))
         elif not line and self._data:
-            self.events.append((self.seconds(), "\n".join(self._data)))
+            self.events.append((self.elapsed_seconds(), "\n".join(self._data)))
             self._data = []

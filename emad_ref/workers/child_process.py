@@ -77,7 +77,7 @@ def run_command(
 
 def _interrupt_and_kill(process: subprocess.Popen[bytes]) -> None:
     try:
-        process.send_signal(supervisor.INTERRUPT if supervisor.is_available() else signal.SIGINT)
+        process.send_signal(supervisor.INTERRUPT if supervisor.is_supervision_available() else signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
     finally:

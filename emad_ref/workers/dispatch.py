@@ -186,14 +186,14 @@ def _dask_pool(address: str) -> Iterator[WorkerPool]:
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         if not workers:
             raise BadArgument("executor", address, "a scheduler with workers", "start some: dask worker HOST:PORT")
-        client.run(keep_memory)
+        client.run(keep_freed_memory)
         threads = sum(worker["nthreads"] for worker in workers)
         # two runs of one function on one unit are two runs: nothing is looked up by what it is called with
         engage = partial(client.get_executor, pure=False)
         yield WorkerPool(address, engage, UNITS_PER_WORKER * threads, (BrokenExecutor, distributed.KilledWorker))
 
 
-def keep_memory() -> None:
+def keep_freed_memory() -> None:
     """Let this process keep freed memory, as glibc does by default; Dask's nanny makes its workers give it back.
 
     With ``MALLOC_TRIM_THRESHOLD_`` set, glibc maps every tensor from 128 KiB on anew, and a calibration of

@@ -29,13 +29,13 @@ CHILD_SUBREAPER = 36  # of prctl(2)
 KILL_S = 5.0  # for killed processes to disappear; those of other users cannot be killed
 
 
-def is_available() -> bool:
+def is_supervision_available() -> bool:
     return sys.platform == "linux" and PROCESSES.joinpath("self/stat").exists()
 
 
 def supervised_command(words: Sequence[str]) -> list[str]:
     """The command line that runs ``words`` under a supervisor; ``words`` itself on systems other than Linux."""
-    return [sys.executable, "-IS", __file__, *words] if is_available() else [*words]
+    return [sys.executable, "-IS", __file__, *words] if is_supervision_available() else [*words]
 
 
 def supervise(words: list[str]) -> None:
@@ -85,7 +85,7 @@ def kill_process(process: subprocess.Popen[bytes]) -> None:
 def kill_descendants(ancestor: int) -> None:
     """Kill all processes below ``ancestor``, and those that they start meanwhile."""
     until = time.monotonic() + KILL_S
-    while (found := descendants(ancestor)) and time.monotonic() < until:
+    while (found := find_descendants(ancestor)) and time.monotonic() < until:
         for descriptor in open_pidfds(found).values():
             _kill_descriptor(descriptor)
 
@@ -97,7 +97,7 @@ def _kill_descriptor(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def descendants(ancestor: int) -> set[int]:
+def find_descendants(ancestor: int) -> set[int]:
     """Ids of the living children of ``ancestor``, of their children, and so on; none without ``/proc``."""
     parents = {int(folder.name): _parent(folder) for folder in PROCESSES.glob("[0-9]*")}
     found, youngest = set[int](), {ancestor}

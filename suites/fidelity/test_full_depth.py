@@ -30,7 +30,7 @@ def test_without_exits_tokens_are_the_models_own_greedy_continuation(
     texts = subject.scale_by_audit_share(TEXTS, FEWEST_TEXTS)
     drawn, _ = subject.draw_prompts(emad_rng, [min(TEXT, subject.window_size - 1)] * texts, 1)
     read = [each.tokens for each in drawn]
-    read += [np.append(text[:1], emad_rng.integers(0, subject.stepper.vocabulary, len(text) - 1)) for text in read]
+    read += [np.append(text[:1], emad_rng.integers(0, subject.stepper.vocabulary_size, len(text) - 1)) for text in read]
     prompts, wanted = prompts_by_token(subject.reference_lens, read, MOST_SAID)
     with subject.open_decoder(subject.full_depth_point, max_rows=TOGETHER) as decoder:
         said = [

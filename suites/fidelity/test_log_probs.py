@@ -23,4 +23,4 @@ def test_log_probabilities_are_the_models(
         max(long_lengths(emad_rng, subject.audited_window_size - NEW)),
     ]
     with subject.open_with_drawn_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
-        emad_audit(log_probs(under_test, prompts, NEW, min(TOP, subject.stepper.vocabulary)))
+        emad_audit(log_probs(under_test, prompts, NEW, min(TOP, subject.stepper.vocabulary_size)))

@@ -45,7 +45,7 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
             subject.scale_by_audit_share(min(seeds, OWN_SEEDS), 2),
             subject.scale_by_audit_share(OWN_COLDEST, 1),
         )
-    seeds = min(seeds, max(FEWEST_SEEDS, MOST_LOGITS // (subject.stepper.vocabulary * len(prompts) * new)))
+    seeds = min(seeds, max(FEWEST_SEEDS, MOST_LOGITS // (subject.stepper.vocabulary_size * len(prompts) * new)))
     first, *others = (int(seed) for seed in emad_rng.choice(2**16, seeds, replace=False))
 
     def drawn(

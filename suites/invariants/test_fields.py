@@ -34,7 +34,7 @@ def test_every_field_of_a_point_is_honoured_or_declined(
         decoder = WalkedDecoder(stepper, point)
         return decoder if subject.audit_source is None else FixedEncoderInput(decoder, subject.audit_source)
 
-    sizes = ModelDimensions(stepper.layers, stepper.vocabulary, int(stepper.unembedding.shape[1]))
+    sizes = ModelDimensions(stepper.layers, stepper.vocabulary_size, int(stepper.unembedding.shape[1]))
     (prompt,), continuation = subject.draw_prompts(emad_rng, [LENGTH], FED)
     check = FieldsCheck(subject.open_decoder, own, subject.reference_lens, sizes, NEW, emad_rng, subject.tolerance)
     names = emad_rng.permutation(list(VARIANTS))[

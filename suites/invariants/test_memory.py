@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.memory import MemoryReading, memory
-from emad_ref.benchmark.machine import tensor_bytes, unreadable_reason, used_bytes
+from emad_ref.benchmark.machine import live_tensor_bytes, memory_unreadable_reason, used_memory_bytes
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.suite_support import Auditor
 
@@ -23,7 +23,7 @@ def test_what_is_closed_or_rolled_back_gives_its_memory_back(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject, geometry = emad_evidence.subject, emad_evidence.subject.stepper.geometry
-    if reason := unreadable_reason(subject.stepper.device):
+    if reason := memory_unreadable_reason(subject.stepper.device):
         pytest.skip(f"not applicable ({reason})")
     token, longest = 2 * 2 * geometry.layers * geometry.kv_heads * geometry.head_dim, subject.window_size // 2
     tokens = min(math.ceil(SESSION / token), ROWS * longest)
@@ -33,7 +33,7 @@ def test_what_is_closed_or_rolled_back_gives_its_memory_back(
         pytest.skip(f"not applicable (K/V of {token} bytes a token are too few to be seen in the memory in use)")
 
     def read() -> MemoryReading:
-        return used_bytes(subject.stepper.device), tensor_bytes()
+        return used_memory_bytes(subject.stepper.device), live_tensor_bytes()
 
     prompts, _ = subject.draw_prompts(emad_rng, [tokens // rows] * rows, 1)
     with subject.open_decoder(subject.full_depth_point, max_rows=rows) as decoder:

@@ -88,7 +88,7 @@ def check_generation_to_window_end(
 
     What a step left of a position is read by all later ones of its row, so a fault there shows in some row.
     """
-    new = min(new, subject.audited_window_size - 1, MOST // (subject.stepper.vocabulary * subject.stepper.layers))
+    new = min(new, subject.audited_window_size - 1, MOST // (subject.stepper.vocabulary_size * subject.stepper.layers))
     lengths = rng.permutation(np.linspace(1, subject.audited_window_size - new, rows).astype(int)).tolist()
     with subject.open_with_drawn_prompts(point, rng, lengths, 1) as (under_test, prompts, _):
         judge = Judge.of("generation", under_test, needed=0)

@@ -94,7 +94,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.open_session(data)
 
     def draw_random_tokens(self, n: int) -> list[int]:
-        drawn: list[int] = self.rng.integers(0, self.subject.stepper.vocabulary, n).tolist()
+        drawn: list[int] = self.rng.integers(0, self.subject.stepper.vocabulary_size, n).tolist()
         return drawn
 
     @precondition(lambda self: len(self.sessions) < 2)

@@ -61,7 +61,7 @@ def test_probes_are_calibrated_at_about_the_speed_of_a_plain_forward(benchmark, 
     model = model_of(name)
     stepper = CausalStepper(model)
     probes = default_probes(stepper.layers)
-    rows = np.random.default_rng(0).integers(1, stepper.vocabulary, (pairs + 1, windows, length))
+    rows = np.random.default_rng(0).integers(1, stepper.vocabulary_size, (pairs + 1, windows, length))
 
     @torch.inference_mode()
     def plain(pair):
@@ -88,7 +88,7 @@ def test_calibration_costs_little_beyond_its_forward_and_heads(benchmark, name):
     model = model_of(name)
     stepper, plan = CausalStepper(model), BinSpec()
     rng = np.random.default_rng(0)
-    rows = rng.integers(1, stepper.vocabulary, (pairs + 1, windows, length))
+    rows = rng.integers(1, stepper.vocabulary_size, (pairs + 1, windows, length))
     total, layers = [EntropyStatistics.none(plan.bin_count, stepper.layers)], range(1, stepper.layers + 1)
 
     @torch.inference_mode()

@@ -89,20 +89,20 @@ class WrongWayRound:
 
 
 def normed(stepper, estimate):
-    return lambda hidden: estimate(stepper.normed(hidden))
+    return lambda hidden: estimate(stepper.apply_final_norm(hidden))
 
 
 def one_block(stepper, states):
     """A decode step through one block against CONTEXT keys; the blocks take turns, so that none stays in the cache."""
     cache = stepper.new_cache(1, 2 * CONTEXT)
     ids = torch.arange(CONTEXT)[None]
-    prompt = stepper.frame(np.arange(CONTEXT)[None], cache)
-    stepper.run(stepper.embed(ids, prompt), 0, BLOCKS, prompt, cache)
+    prompt = stepper.prepare_forward(np.arange(CONTEXT)[None], cache)
+    stepper.run_layers(stepper.embed(ids, prompt), 0, BLOCKS, prompt, cache)
 
     def run(pair):
         cache.truncate(np.array([CONTEXT]))
-        frame = stepper.frame(np.array([[CONTEXT]]), cache)
-        stepper.run(states[pair][None], 0, BLOCKS, frame, cache)
+        frame = stepper.prepare_forward(np.array([[CONTEXT]]), cache)
+        stepper.run_layers(states[pair][None], 0, BLOCKS, frame, cache)
 
     return run
 

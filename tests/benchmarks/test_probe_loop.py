@@ -59,7 +59,7 @@ def points(stepper):
 
 def timed(stepper, points, pairs, new):
     """Estimator's name → time of decoding over that without probes, with its interval; printed."""
-    prompts = np.random.default_rng(1).integers(0, stepper.vocabulary, pairs + 1)
+    prompts = np.random.default_rng(1).integers(0, stepper.vocabulary_size, pairs + 1)
 
     def arm(decoder):
         def run(pair):

@@ -108,7 +108,7 @@ def shared(request, loaded):
 def drawn(loaded):
     pairs, prompt, _, _ = SHAPES[loaded.name]
     rng = np.random.default_rng(0)
-    return rng, rng.integers(1, loaded.stepper.vocabulary, (pairs + 2, prompt))
+    return rng, rng.integers(1, loaded.stepper.vocabulary_size, (pairs + 2, prompt))
 
 
 def void(_):
@@ -163,7 +163,9 @@ def test_a_thousand_points_cost_a_fifth_of_one_pass(benchmark, name):
     """
     loaded = load(name)
     stepper, length = loaded.stepper, 128
-    rows = np.random.default_rng(0).integers(1, stepper.vocabulary, (SWEPT_TOKENS[name] // (length - 1) + 1, length))
+    rows = np.random.default_rng(0).integers(
+        1, stepper.vocabulary_size, (SWEPT_TOKENS[name] // (length - 1) + 1, length)
+    )
 
     @torch.inference_mode()
     def forward(rows):

@@ -54,12 +54,12 @@ def plan(loaded):
 @pytest.fixture(scope="module")
 def rows(loaded):
     return np.random.default_rng(0).integers(
-        1, loaded.stepper.vocabulary, (UNITS * BATCHES_PER_SHARD * WINDOWS, LENGTH)
+        1, loaded.stepper.vocabulary_size, (UNITS * BATCHES_PER_SHARD * WINDOWS, LENGTH)
     )
 
 
 def calibrated(loaded, plan, rows, crew=None):
-    parts = worker_statistics(crew, ModelSpec.of(loaded), plan) if crew else None
+    parts = worker_statistics(crew, ModelSpec.from_loaded(loaded), plan) if crew else None
     return calibrate(loaded.stepper, plan, {"random": lambda: map(TokenSequence, rows)}, parts=parts)
 
 
@@ -74,7 +74,7 @@ def read(whence, plan, rows):
 
 def test_two_workers_get_done_what_two_processes_do(benchmark, loaded, plan, rows):
     distributed = pytest.importorskip("distributed", reason="extra cluster")
-    whence, profiles, fresh = ModelSpec.of(loaded), {}, multiprocessing.get_context("spawn")
+    whence, profiles, fresh = ModelSpec.from_loaded(loaded), {}, multiprocessing.get_context("spawn")
 
     def by(cluster, name):
         address = cluster.scheduler_address.replace("tcp://", "dask://")

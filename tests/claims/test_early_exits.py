@@ -147,7 +147,7 @@ def test_jsd_meets_softmax_response_from_the_layer_on_at_which_it_decides_itself
         return SimpleNamespace(exited=sides[-1])
 
     exits = SimpleNamespace(
-        subject=SimpleNamespace(stepper=SimpleNamespace(layers=24, vocabulary=32_128)),
+        subject=SimpleNamespace(stepper=SimpleNamespace(layers=24, vocabulary_size=32_128)),
         solved_settings=[("qa", 7), ("qa", 19)],
         answer_by_rule=answered,
     )

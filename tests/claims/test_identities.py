@@ -174,7 +174,8 @@ def test_losses_of_windows_are_summed_within_the_documents_they_were_cut_from(na
     int8, source = int8_copy(nano), np.random.default_rng(3)
     cut = [(9, 0), (5, 0), (7, 1)]
     texts = [
-        TokenSequence(source.integers(0, nano.stepper.vocabulary, length), document=number) for length, number in cut
+        TokenSequence(source.integers(0, nano.stepper.vocabulary_size, length), document=number)
+        for length, number in cut
     ]
     trace = concatenate_traces([trace_stepwise(int8.stepper, text) for text in texts])
     loss, full = loss_table(trace, int8.geometry, [fixed_entropy_point(4, (1,), 1e9), full_depth(4)])

@@ -58,7 +58,7 @@ def opened(
     """The decoder at the other end for the model in ``folder``, which the judge runs in ``dtype``."""
     model = ServedModel(folder.name, str(folder), "f00d", dtype, "cpu")
     vocabulary = int(asked.pop("vocabulary", 101))
-    return remote.open(Request(ModelRef(model.name, lambda: model), point, **asked), model, vocabulary)
+    return remote.open_decoder(Request(ModelRef(model.name, lambda: model), point, **asked), model, vocabulary)
 
 
 def folder_of(name: str) -> Path:

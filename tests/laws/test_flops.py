@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.benchmark.flops import flops, probe_share
+from emad_ref.benchmark.flops import flops, probe_flops_share
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
@@ -46,8 +46,8 @@ def executed(work: Work, layers: int, queries: int, keys: int, read_at: tuple[in
 
 def test_prefill_is_counted_exactly(stepper: Stepper) -> None:
     ids = torch.randint(0, VOCABULARY, (ROWS, PROMPT))
-    frame = stepper.frame(np.tile(np.arange(PROMPT), (ROWS, 1)), None)
-    theirs = counted(lambda: stepper.logits(stepper.run(stepper.embed(ids, frame), 0, LAYERS, frame, None)))
+    frame = stepper.prepare_forward(np.tile(np.arange(PROMPT), (ROWS, 1)), None)
+    theirs = counted(lambda: stepper.logits(stepper.run_layers(stepper.embed(ids, frame), 0, LAYERS, frame, None)))
     work = executed(Work.none(LAYERS), LAYERS, PROMPT, frame.keys, (LAYERS,), ROWS * PROMPT)
     assert flops(work, stepper.geometry).total == theirs
 
@@ -58,16 +58,16 @@ def test_cached_decode_with_probes_and_a_fill_is_counted_exactly(stepper: Steppe
     depth, cache = LAYERS - 1, stepper.new_cache(ROWS, 4)
     ids = torch.randint(0, VOCABULARY, (ROWS, PROMPT))
     with torch.inference_mode():
-        frame = stepper.frame(np.tile(np.arange(PROMPT), (ROWS, 1)), cache, lengths=np.array(lengths))
-        stepper.run(stepper.embed(ids, frame), 0, LAYERS, frame, cache)
-    frame = stepper.frame(np.array(lengths)[:, None], cache)
+        frame = stepper.prepare_forward(np.tile(np.arange(PROMPT), (ROWS, 1)), cache, lengths=np.array(lengths))
+        stepper.run_layers(stepper.embed(ids, frame), 0, LAYERS, frame, cache)
+    frame = stepper.prepare_forward(np.array(lengths)[:, None], cache)
 
     def step() -> None:
-        hidden = stepper.run(stepper.embed(ids[:, :1], frame), 0, 2, frame, cache)
+        hidden = stepper.run_layers(stepper.embed(ids[:, :1], frame), 0, 2, frame, cache)
         stepper.logits(hidden)
-        hidden = stepper.run(hidden, 2, depth, frame, cache)
+        hidden = stepper.run_layers(hidden, 2, depth, frame, cache)
         stepper.logits(hidden)
-        stepper.fill(hidden, depth + 1, frame, cache)
+        stepper.write_kv(hidden, depth + 1, frame, cache)
 
     theirs = counted(step)
     work = executed(Work.none(LAYERS), depth, 1, frame.keys, (2, depth), ROWS)
@@ -112,7 +112,7 @@ def test_probe_share_is_readouts_over_blocks() -> None:
     work.readout_rows[0, [1, 3, LAYERS - 1]] = 1
     cost = flops(work, geometry)
     only_probes = cost.readouts["full"] - geometry.head_flops()
-    assert probe_share(geometry, 2, keys=12) == pytest.approx(only_probes / cost.gross)
-    assert probe_share(geometry, 2, keys=12, probe_flops=7) == pytest.approx(14 / cost.gross)
+    assert probe_flops_share(geometry, 2, keys=12) == pytest.approx(only_probes / cost.gross)
+    assert probe_flops_share(geometry, 2, keys=12, probe_flops=7) == pytest.approx(14 / cost.gross)
     with pytest.raises(BadArgument, match="probes ≥ 0"):
-        probe_share(geometry, -1, keys=12)
+        probe_flops_share(geometry, -1, keys=12)

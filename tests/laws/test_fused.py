@@ -18,7 +18,7 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models import causal, fused_blocks
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.fused_blocks import PackedLinear, fused_block, fused_norm
+from emad_ref.models.fused_blocks import PackedLinear, fuse_block, fuse_norm
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from tests.small import LAYERS, VOCABULARY, lay_out_as_large, small_config, small_model
@@ -56,8 +56,8 @@ def pair(family, dtype="float64", config=None):
 def forward(stepper, cache, tokens, starts, rows=None, lengths=None):
     """Logits [rows, n, V] of ``tokens`` [rows, n] at ``starts`` [rows]."""
     positions = np.asarray(starts)[:, None] + np.arange(tokens.shape[1])
-    frame = stepper.frame(positions, cache, rows=rows, lengths=lengths)
-    return stepper.logits(stepper.run(stepper.embed(tokens, frame), 0, stepper.layers, frame, cache))
+    frame = stepper.prepare_forward(positions, cache, rows=rows, lengths=lengths)
+    return stepper.logits(stepper.run_layers(stepper.embed(tokens, frame), 0, stepper.layers, frame, cache))
 
 
 @torch.inference_mode()
@@ -103,7 +103,7 @@ def test_fused_steps_are_the_modules(family, dtype):
 def test_where_every_head_has_its_own_key_they_are_the_modules_to_the_bit(family, dtype, monkeypatch):
     """But for GELU, which is another kernel of PyTorch's, and a token alone, whose products are others."""
     monkeypatch.setattr(fused_blocks, "gelu", F.gelu)
-    monkeypatch.setattr(causal, "as_vector", lambda hidden: hidden)
+    monkeypatch.setattr(causal, "squeeze_single_token", lambda hidden: hidden)
     config = small_config(family)
     if hasattr(config, "num_key_value_heads"):
         config.num_key_value_heads = config.num_attention_heads
@@ -119,12 +119,12 @@ def test_a_cache_that_lacks_the_layers_above():
     states = []
     for stepper in pair("llama"):
         cache = stepper.new_cache(3)
-        frame = stepper.frame(np.tile(np.arange(6), (3, 1)), cache, lengths=np.array([6, 4, 5]))
-        stepper.run(stepper.embed(tokens[:, :6], frame), 0, LAYERS, frame, cache)
-        frame = stepper.frame(np.array([[6, 7], [4, 5], [5, 6]]), cache)
-        hidden = stepper.run(stepper.embed(tokens[:, 6:8], frame), 0, 2, frame, cache)
+        frame = stepper.prepare_forward(np.tile(np.arange(6), (3, 1)), cache, lengths=np.array([6, 4, 5]))
+        stepper.run_layers(stepper.embed(tokens[:, :6], frame), 0, LAYERS, frame, cache)
+        frame = stepper.prepare_forward(np.array([[6, 7], [4, 5], [5, 6]]), cache)
+        hidden = stepper.run_layers(stepper.embed(tokens[:, 6:8], frame), 0, 2, frame, cache)
         kept = np.array([0, 2])
-        states.append(stepper.run(hidden[kept], 2, LAYERS, frame.take(kept), cache))
+        states.append(stepper.run_layers(hidden[kept], 2, LAYERS, frame.select_rows(kept), cache))
         assert [layer.length.tolist() for layer in cache.layers[1:3]] == [[8, 6, 7], [8, 4, 7]]
     assert (states[0] - states[1]).abs().max() <= tolerance("llama", "float64", "cpu")
 
@@ -167,19 +167,19 @@ class TestKeepsItsForward:
     """Whatever is not exactly the module that a step was written for."""
 
     def test_as_made_it_has_a_step(self, family):
-        assert fused_block(block_of(family), "sdpa") is not None
+        assert fuse_block(block_of(family), "sdpa") is not None
 
     def test_under_another_kernel(self, family):
-        assert fused_block(block_of(family), "eager") is None
+        assert fuse_block(block_of(family), "eager") is None
 
     def test_while_hooked(self, family):
         block = block_of(family)
         inner = next(module for module in block.modules() if isinstance(module, nn.Linear))
         for hang in (inner.register_forward_hook, inner.register_forward_pre_hook):
             handle = hang(lambda *_: None)
-            assert fused_block(block, "sdpa") is None
+            assert fuse_block(block, "sdpa") is None
             handle.remove()
-        assert fused_block(block, "sdpa") is not None
+        assert fuse_block(block, "sdpa") is not None
 
     def test_with_a_replaced_layer(self, family):
         class Wrapped(nn.Linear):
@@ -191,18 +191,18 @@ class TestKeepsItsForward:
         block = block_of(family)
         name = next(name for name, module in block.named_modules() if isinstance(module, nn.Linear))
         block.set_submodule(name, Wrapped(4, 4))
-        assert fused_block(block, "sdpa") is None
+        assert fuse_block(block, "sdpa") is None
 
     def test_with_a_forward_of_its_own(self, family):
         block = block_of(family)
         block.forward = type(block).forward.__get__(block)
-        assert fused_block(block, "sdpa") is None
+        assert fuse_block(block, "sdpa") is None
 
     def test_as_a_subclass_of_the_same_name(self, family):
         block = block_of(family)
         kind = type(block)
         block.__class__ = type(kind.__name__, (kind,), {"__module__": __name__})
-        assert fused_block(block, "sdpa") is None
+        assert fuse_block(block, "sdpa") is None
 
     def test_as_a_copy_that_came_with_a_checkpoint(self, family, monkeypatch):
         block = block_of(family)
@@ -211,13 +211,13 @@ class TestKeepsItsForward:
                 monkeypatch.setattr(kind.forward, "__module__", "transformers_modules.copy")
         for kind in {type(module) for module in block.modules() if type(module).__module__ == type(block).__module__}:
             monkeypatch.setattr(kind, "__module__", "transformers_modules.copy")
-        assert fused_block(block, "sdpa") is None
+        assert fuse_block(block, "sdpa") is None
 
     def test_with_a_patched_class(self, family, monkeypatch):
         block = block_of(family)
         kind = type(next(module for name, module in block.named_modules() if name.endswith(("attention", "attn"))))
         monkeypatch.setattr(kind, "forward", lambda self, *args, **kwargs: None)
-        assert fused_block(block, "sdpa") is None
+        assert fuse_block(block, "sdpa") is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -231,29 +231,29 @@ def test_the_norm_before_the_head_is_the_modules_to_the_bit(family, dtype):
         2, 5, fast.geometry.hidden, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
     for some in (states, states[0], states[0, :1], states[0, 0]):
-        ours, theirs = (stepper.normed(some.to(DTYPES[dtype])) for stepper in (fast, slow))
+        ours, theirs = (stepper.apply_final_norm(some.to(DTYPES[dtype])) for stepper in (fast, slow))
         assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "llama"])
 def test_a_norm_that_is_not_as_it_was_made_is_called(family, monkeypatch):
     norm = CausalStepper(small_model(family))._final_norm
-    assert fused_norm(norm) is not None
+    assert fuse_norm(norm) is not None
     handle = norm.register_forward_hook(lambda *_: None)
-    assert fused_norm(norm) is None
+    assert fuse_norm(norm) is None
     handle.remove()
     norm.forward = type(norm).forward.__get__(norm)
-    assert fused_norm(norm) is None
+    assert fuse_norm(norm) is None
     del norm.forward
-    assert fused_norm(norm) is not None
+    assert fuse_norm(norm) is not None
     kind = type(norm)
     norm.__class__ = type(kind.__name__, (kind,), {"__module__": __name__})
-    assert fused_norm(norm) is None
-    assert fused_norm(nn.GroupNorm(1, 4)) is None
+    assert fuse_norm(norm) is None
+    assert fuse_norm(nn.GroupNorm(1, 4)) is None
 
 
 def test_other_families_keep_their_forward():
-    assert all(fused_block(block_of(family), "sdpa") is None for family in ("qwen3_moe", "stablelm", "phi"))
+    assert all(fuse_block(block_of(family), "sdpa") is None for family in ("qwen3_moe", "stablelm", "phi"))
 
 
 def test_a_parameter_put_in_anothers_place_counts():
@@ -331,9 +331,9 @@ def test_a_token_alone_under_autograd_is_the_modules_too(family):
         cache = stepper.new_cache(1)
         with torch.no_grad():
             forward(stepper, cache, tokens[:, :7], (0,))
-        frame = stepper.frame(np.array([[7]]), cache)
+        frame = stepper.prepare_forward(np.array([[7]]), cache)
         hidden = stepper.embed(tokens[:, 7:], frame).detach().requires_grad_()
-        stepper.run(hidden, 0, stepper.layers, frame, cache).square().sum().backward()
+        stepper.run_layers(hidden, 0, stepper.layers, frame, cache).square().sum().backward()
         gradients.append(hidden.grad)
     assert gradients[0].abs().max() > 0
     assert torch.allclose(*gradients, rtol=1e-3, atol=1e-4)

@@ -23,7 +23,7 @@ from emad_ref.models import graph_buffers, graph_capture
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.graph_buffers import bucket_size
 from emad_ref.models.graph_capture import GraphCaptureWarning
-from emad_ref.models.kv_cache import KVCache, LayerKVCache, MissingEntry
+from emad_ref.models.kv_cache import KVCache, LayerKVCache, MissingEntryError
 from emad_ref.models.loading import load
 from emad_ref.models.matmul_counter import MatmulCounter
 from emad_ref.point import OperatingPoint, full_depth
@@ -271,12 +271,12 @@ def test_a_layer_that_lacks_entries_refuses_a_captured_step(engines):
     captured, _ = pair()
     cache = captured.new_cache(1)
     for position, depth in ((0, LAYERS), (1, 2)):
-        frame = captured.frame(np.array([[position]]), cache)
-        captured.run(captured.embed(torch.tensor([[5]]), frame), 0, depth, frame, cache)
-    frame = captured.frame(np.array([[2]]), cache)
+        frame = captured.prepare_forward(np.array([[position]]), cache)
+        captured.run_layers(captured.embed(torch.tensor([[5]]), frame), 0, depth, frame, cache)
+    frame = captured.prepare_forward(np.array([[2]]), cache)
     replays = engines[0].replays
-    with pytest.raises(MissingEntry, match="layer=3, but for position 2 of row 0"):
-        captured.run(captured.embed(torch.tensor([[5]]), frame), 0, LAYERS, frame, cache)
+    with pytest.raises(MissingEntryError, match="layer=3, but for position 2 of row 0"):
+        captured.run_layers(captured.embed(torch.tensor([[5]]), frame), 0, LAYERS, frame, cache)
     assert engines[0].replays == replays
 
 
@@ -286,15 +286,15 @@ def test_rows_that_leave_wait_for_no_capture(engines):
     states = []
     for stepper in (captured, eager):
         cache = stepper.new_cache(3)
-        frame = stepper.frame(np.zeros((3, 1), dtype=int), cache)
-        hidden = stepper.run(stepper.embed(torch.tensor([[5], [6], [7]]), frame), 0, 2, frame, cache)
-        hidden = stepper.run(hidden, 2, 4, frame, cache)
+        frame = stepper.prepare_forward(np.zeros((3, 1), dtype=int), cache)
+        hidden = stepper.run_layers(stepper.embed(torch.tensor([[5], [6], [7]]), frame), 0, 2, frame, cache)
+        hidden = stepper.run_layers(hidden, 2, 4, frame, cache)
         before = engines[0].captures
         for keep in ([0, 2], [1]):
             chosen = np.array(keep)
             below = stepper.embed(torch.tensor([[3], [4], [8]]), frame)[chosen]
-            next_frame = stepper.frame(np.ones((len(keep), 1), dtype=int), cache, rows=chosen)
-            states.append(stepper.run(below, 0, 2, next_frame, cache))
+            next_frame = stepper.prepare_forward(np.ones((len(keep), 1), dtype=int), cache, rows=chosen)
+            states.append(stepper.run_layers(below, 0, 2, next_frame, cache))
         assert engines[0].captures == before
     for mine, other in zip(states[:2], states[2:], strict=True):
         assert (mine - other).abs().max() <= most(eager)
@@ -304,10 +304,10 @@ def test_rows_that_leave_wait_for_no_capture(engines):
 def test_a_result_outlives_the_next_replay(engines):
     captured, _ = pair()
     cache = captured.new_cache(1)
-    frame = captured.frame(np.array([[0]]), cache)
-    below = captured.run(captured.embed(torch.tensor([[5]]), frame), 0, 2, frame, cache)
+    frame = captured.prepare_forward(np.array([[0]]), cache)
+    below = captured.run_layers(captured.embed(torch.tensor([[5]]), frame), 0, 2, frame, cache)
     kept = below.clone()
-    captured.run(below, 2, LAYERS, frame, cache)
+    captured.run_layers(below, 2, LAYERS, frame, cache)
     assert torch.equal(below, kept)
 
 
@@ -320,7 +320,7 @@ def first_weight(stepper: CausalStepper) -> tuple[torch.nn.Module, torch.nn.Para
 
 
 def head_weight(stepper: CausalStepper) -> tuple[torch.nn.Module, torch.nn.Parameter]:
-    return stepper.head[-1], stepper.head[-1].weight
+    return stepper.head_modules[-1], stepper.head_modules[-1].weight
 
 
 def put_in_its_place(layer: torch.nn.Module, weight: torch.nn.Parameter) -> None:
@@ -390,7 +390,7 @@ def replays_of(stepper: CausalStepper, engines: list[TapeEngine], backend_says: 
 def test_other_backends_capture_nothing(backend, engines):
     stepper = CausalStepper(small_model("llama"), backend=backend)
     assert replays_of(stepper, engines, backend) == 0
-    assert all((step is None) == (backend == "walked") for step, _ in stepper.steps(0, LAYERS))
+    assert all((step is None) == (backend == "walked") for step, _ in stepper.fused_steps(0, LAYERS))
 
 
 def test_a_device_without_an_engine_has_caches_of_its_own():
@@ -413,7 +413,7 @@ def test_what_is_watched_runs_where_it_is_seen(engines):
     with MatmulCounter(captured.model) as executed:
         record = generated(captured, FULL, rows=1)
     assert engines[0].replays == before
-    for (layer, _), rows in executed.rows().items():
+    for (layer, _), rows in executed.rows_by_matrix().items():
         if layer:
             assert rows == pytest.approx(record.work[0].tokens[layer - 1])
 
@@ -467,8 +467,8 @@ def test_another_steppers_cache_is_used_as_it_is(engines):
     for stepper, made_by in ((captured, eager), (eager, captured)):
         cache, replays = made_by.new_cache(1), engines[0].replays
         for position in range(3):
-            frame = stepper.frame(np.array([[position]]), cache)
-            hidden = stepper.run(stepper.embed(torch.tensor([[5]]), frame), 0, LAYERS, frame, cache)
+            frame = stepper.prepare_forward(np.array([[position]]), cache)
+            hidden = stepper.run_layers(stepper.embed(torch.tensor([[5]]), frame), 0, LAYERS, frame, cache)
             assert frame.executed == position + 1
         states.append(hidden)
         assert engines[0].replays == replays
@@ -528,14 +528,14 @@ def test_prompts_and_chunks_are_not_captured_and_count_their_own_keys(engines):
     captured, _ = pair()
     replays = engines[0].replays
     cache = captured.new_cache(1)
-    frame = captured.frame(np.array([[0]]), cache, lengths=np.array([1]))  # a prompt of one token
-    captured.run(captured.embed(torch.tensor([[5]]), frame), 0, LAYERS, frame, cache)
+    frame = captured.prepare_forward(np.array([[0]]), cache, lengths=np.array([1]))  # a prompt of one token
+    captured.run_layers(captured.embed(torch.tensor([[5]]), frame), 0, LAYERS, frame, cache)
     assert (frame.executed, engines[0].replays) == (1, replays)
-    frame = captured.frame(np.array([[1, 2]]), cache)
-    captured.run(captured.embed(torch.tensor([[5, 6]]), frame), 0, LAYERS, frame, cache)
+    frame = captured.prepare_forward(np.array([[1, 2]]), cache)
+    captured.run_layers(captured.embed(torch.tensor([[5, 6]]), frame), 0, LAYERS, frame, cache)
     assert (frame.executed, engines[0].replays) == (3, replays)
-    frame = captured.frame(np.array([[3]]), cache)
-    captured.run(captured.embed(torch.tensor([[7]]), frame), 0, LAYERS, frame, cache)
+    frame = captured.prepare_forward(np.array([[3]]), cache)
+    captured.run_layers(captured.embed(torch.tensor([[7]]), frame), 0, LAYERS, frame, cache)
     assert (frame.executed, engines[0].replays) == (8, replays + 1)
 
 

@@ -15,7 +15,7 @@ from emad_ref.models.loading import load
 from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint, full_depth, truncated
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
-from emad_ref.tasks.continuations import ForcedInput, layers_read, read_layers, score_by_decoding
+from emad_ref.tasks.continuations import ForcedInput, required_layers, score_by_decoding, trace_required_layers
 from emad_ref.tasks.lm_eval_model import EmadLM
 
 LONGEST = 40  # the model reads 512; shorter windows make more of them
@@ -178,7 +178,10 @@ def test_generation_at_an_adaptive_point_is_the_decoders_own(loaded):
 def test_padding_is_never_seen_by_a_rule(loaded):
     """What stands beside an input, and how long it is, changes none of its readouts."""
     short, long = ForcedInput((5, 6, 7, 8), 2, (9,)), ForcedInput(tuple(range(20, 60)), 3, (61,))
-    alone, beside = read_layers(loaded.stepper, EARLY, [short]), read_layers(loaded.stepper, EARLY, [long, short])
+    alone, beside = (
+        trace_required_layers(loaded.stepper, EARLY, [short]),
+        trace_required_layers(loaded.stepper, EARLY, [long, short]),
+    )
     for name in ("entropy_nats", "nll_nats"):
         np.testing.assert_allclose(getattr(beside, name)[-2:], getattr(alone, name), rtol=1e-6)
     assert np.isfinite(beside.entropy_nats[:, [3, 7]]).all()
@@ -186,9 +189,9 @@ def test_padding_is_never_seen_by_a_rule(loaded):
 
 
 def test_full_depth_reads_the_last_layer_only(loaded):
-    assert layers_read(full_depth(12)) == (12,)
-    assert layers_read(EARLY) == (4, 8, 12)
-    trace = read_layers(loaded.stepper, full_depth(12), [ForcedInput((5, 6, 7), 1, (8,))])
+    assert required_layers(full_depth(12)) == (12,)
+    assert required_layers(EARLY) == (4, 8, 12)
+    trace = trace_required_layers(loaded.stepper, full_depth(12), [ForcedInput((5, 6, 7), 1, (8,))])
     assert (trace.top1[:, :-1] == -1).all()
 
 

@@ -165,7 +165,7 @@ def test_a_spread_encoder_decoder_gives_the_logits_of_one_device(kind: str, mach
     expected = list(fed(Seq2SeqStepper(small_t5(kind)), given))
     with machine.open():
         walked = Seq2SeqStepper(spread(small_t5(kind), machine, "block"))
-        assert set(walked.places) == {machine.first, machine.second}
+        assert set(walked.devices) == {machine.first, machine.second}
         require_same(list(fed(walked, given)), expected, machine.apart)
 
 
@@ -302,6 +302,6 @@ def test_synchronize_waits_for_every_device(monkeypatch: pytest.MonkeyPatch) -> 
     waited = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     walked = CausalStepper(small_model("llama"))
-    walked.device, walked.places = torch.device("cuda:1"), (torch.device("cuda:0"), torch.device("cuda:1"))
+    walked.device, walked.devices = torch.device("cuda:1"), (torch.device("cuda:0"), torch.device("cuda:1"))
     WalkedDecoder(walked, full_depth(LAYERS)).synchronize()
     assert sorted(map(str, waited)) == ["cuda:0", "cuda:1"]

@@ -76,8 +76,8 @@ def test_quantised_blocks_keep_their_own_forward(int8):
 
 
 def test_packed_weights_are_exempt_from_the_parameter_count_and_nothing_else_is(loaded, int8):
-    assert count_parameters(loaded.model) == loaded.geometry.parameters()
-    assert sum(p.numel() for p in int8.model.parameters()) < loaded.geometry.parameters()
+    assert count_parameters(loaded.model) == loaded.geometry.parameter_count()
+    assert sum(p.numel() for p in int8.model.parameters()) < loaded.geometry.parameter_count()
     assert count_parameters(int8.model) is None
 
 

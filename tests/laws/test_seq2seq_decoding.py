@@ -130,7 +130,7 @@ def test_a_source_is_needed_here_and_refused_elsewhere(stepper):
     with pytest.raises(BadArgument, match=r"sources\[0\]=None.*T5 reads a source"):
         WalkedDecoder(stepper, full_depth(LAYERS)).start([Prompt(np.array([START]))])
     with pytest.raises(BadArgument, match=r"prompts\[0\].source=.*no encoder to read it"):
-        CausalStepper(small_model("gpt_neox")).open([SOURCES[0]])
+        CausalStepper(small_model("gpt_neox")).open_cache([SOURCES[0]])
     work = Work.none(LAYERS)
     work.cross_fills[0] = 1
     with pytest.raises(BadArgument, match="decoder-only"):

@@ -201,7 +201,7 @@ def test_what_is_counted_is_witnessed_and_a_golden_knows_it_again() -> None:
         with MatmulCounter(model) as executed:
             record = decoder.generate(asked, 20, frozenset())
         assert record.work is not None
-        assert witness([ObservedRequest(asked, executed.rows(), record.work[0])]).passed is True
+        assert witness([ObservedRequest(asked, executed.rows_by_matrix(), record.work[0])]).passed is True
         assert record.work[0].fills[COPIED].any()
         shown = logit_margins(decoder, asked, record.emitted)
         taken[name] = GoldenTokens(

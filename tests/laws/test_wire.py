@@ -30,7 +30,7 @@ from emad_ref.protocol import Decoder, InadmissibleDepth, ModelRef, Prompt, Requ
 from emad_ref.record import Record, Work
 from emad_ref.wire.address import parse_address
 from emad_ref.wire.client import DecoderFailed
-from emad_ref.workers.supervisor import descendants
+from emad_ref.workers.supervisor import find_descendants
 from tests.lenses import drawn_lens
 
 ROOT = Path(__file__).parents[2]
@@ -238,7 +238,7 @@ def test_a_server_killed_within_a_call_is_one_clear_failure(piped: RemoteDecoder
     """The last test: it takes the server from all others. SIGKILL while a feed is on its way."""
     session, _ = piped.make(asked(loaded, ADAPTIVE)).start(PROMPTS)
     process = piped._remote._connection._transport._process  # type: ignore[union-attr]
-    (server,) = descendants(process.pid)  # behind its supervisor
+    (server,) = find_descendants(process.pid)  # behind its supervisor
     os.kill(server, signal.SIGSTOP)  # it cannot have answered before it dies
     killer = threading.Timer(0.2, os.kill, (server, signal.SIGKILL))
     killer.start()

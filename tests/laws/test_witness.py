@@ -44,7 +44,7 @@ def at_two(schedule: str = "monotone", layers: int = LAYERS) -> OperatingPoint:
 def watched(model: object, decoder: Decoder, asked: list[Prompt], new: int = NEW) -> ObservedRequest:
     with MatmulCounter(model) as executed:
         record = decoder.generate(asked, new, frozenset())
-    return ObservedRequest(asked, executed.rows(), record.work[0])
+    return ObservedRequest(asked, executed.rows_by_matrix(), record.work[0])
 
 
 def found(model: object, decoder: Decoder, asked: list[Prompt], new: int = NEW) -> Finding:
@@ -91,7 +91,7 @@ def test_packed_weights_taken_apart_are_one_row_each() -> None:
         torch.addmm(mix.bias, states, mix.weight.T)
         torch.bmm(states[:, None], mix.weight.T.expand(4, -1, -1))
         mix.weight @ states[0]
-    assert executed.rows()[1, "attention.query_key_value.weight"] == pytest.approx(4 + 4 + 4 + 4 + 1)
+    assert executed.rows_by_matrix()[1, "attention.query_key_value.weight"] == pytest.approx(4 + 4 + 4 + 4 + 1)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "opt", "gpt_neox"])
@@ -126,7 +126,7 @@ def test_a_product_with_parts_of_weights_side_by_side_counts_by_each_ones_share(
     def met(weight: torch.Tensor, rows: torch.Tensor) -> list[float]:
         with torch.inference_mode(), MatmulCounter(model) as executed:
             rows @ weight.T if rows.dim() > 1 else weight @ rows
-        found = executed.rows()
+        found = executed.rows_by_matrix()
         assert sum(rows > 0 for rows in found.values()) == sum(found[2, name] > 0 for name in names)
         return [found[2, name] for name in names]
 

@@ -35,7 +35,7 @@ def chosen(tmp_path: Path) -> Any:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "copy_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(machine, "measure_copy_bandwidth", lambda device: 1e9)
 
 
 def given(*found: Any) -> Any:
@@ -198,7 +198,9 @@ def test_a_file_of_another_kind_is_not_replaced(tmp_path, capsys):
 def test_copies_are_counted_read_and_written(monkeypatch):
     monkeypatch.undo()
     ticks = iter(range(10_000))
-    assert machine.copy_bandwidth("cpu", size=500, clock=lambda: next(ticks) / 10) == pytest.approx(2 * 500 / 0.1)
+    assert machine.measure_copy_bandwidth("cpu", size=500, clock=lambda: next(ticks) / 10) == pytest.approx(
+        2 * 500 / 0.1
+    )
 
 
 def test_a_board_is_read_as_far_as_it_answers(monkeypatch):

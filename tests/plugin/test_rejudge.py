@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.models.bundled import bundled_names
+from emad_ref.models.bundled import bundled_model_names
 from emad_ref.statistics.goldens import load_known_verdicts
 from pytest_emad import rejudge
 
@@ -74,9 +74,9 @@ def test_a_test_that_fails_is_seen_in_an_update_too(asked, tmp_path, capsys) -> 
 
 
 def test_every_bundled_model_and_the_pair_are_asked_on_every_text() -> None:
-    names = [run.name for run in rejudge.plan_runs((*bundled_names(), rejudge.PAIR), (0, 1))]
+    names = [run.name for run in rejudge.plan_runs((*bundled_model_names(), rejudge.PAIR), (0, 1))]
     assert len(names) == len(set(names))
-    for model in bundled_names():
+    for model in bundled_model_names():
         texts = [""] if model.startswith("emad-t5") else ["-world-premise", "-world-mixed"]
         assert {f"{model}{text}-seed-{seed}" for text in texts for seed in (0, 1)} <= set(names)
     assert {"pair-seed-0", "pair-seed-1"} <= set(names)

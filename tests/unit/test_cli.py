@@ -44,7 +44,8 @@ def small(monkeypatch):
     """``load`` that knows one small model; tests change its attributes."""
     model = small_model("gpt_neox")
     loaded = SimpleNamespace(
-        name="small", model=model, tokenizer=Letters(), fingerprint="f00d", opening=0, ends=frozenset({0}),
+        name="small", model=model, tokenizer=Letters(), fingerprint="f00d",
+        opening_token_id=0, end_token_ids=frozenset({0}),
         trained=True, bundled=False,
         geometry=geometry_of(model.config), stepper=CausalStepper(model),
     )  # fmt: skip
@@ -55,7 +56,7 @@ def small(monkeypatch):
 
     for module in (loading, model_under_test):
         monkeypatch.setattr(module, "load", load)
-    monkeypatch.setattr(cli, "require_available", lambda name: None)
+    monkeypatch.setattr(cli, "require_weights_available", lambda name: None)
     return loaded
 
 
@@ -534,7 +535,7 @@ def test_an_encoder_decoder_is_no_model_of_documents(small, monkeypatch, tmp_pat
 
 def test_an_empty_prompt_needs_an_opening_token(small, capsys):
     assert cli.main(["generate", "small", "", "--tokens", "2"]) == 0
-    small.opening = None
+    small.opening_token_id = None
     assert cli.main(["generate", "small", "", "--tokens", "2"]) == 1
     assert "start with the model's opening token" in capsys.readouterr().err
 

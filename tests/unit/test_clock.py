@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from emad_ref.benchmark.clock import smallest_decidable_speedup, time_pairs
+from emad_ref.benchmark.clock import minimum_detectable_speedup, time_pairs
 from emad_ref.errors import BadArgument
 
 
@@ -106,7 +106,7 @@ def test_the_smallest_decidable_speedup_is_decided_about_as_often_as_promised():
     from emad_ref.statistics.units import ByPair
 
     planned = {"units": BLOCKS[-1], "inflation": PLANNED_INFLATION}
-    truth, source = smallest_decidable_speedup(0.05, 30, threshold=1.10, **planned), np.random.default_rng(0)
+    truth, source = minimum_detectable_speedup(0.05, 30, threshold=1.10, **planned), np.random.default_rng(0)
     assert truth > 1.10
     shown = [
         estimate_speedup_per_request(
@@ -119,11 +119,11 @@ def test_the_smallest_decidable_speedup_is_decided_about_as_often_as_promised():
 
 
 def test_more_pairs_decide_smaller_speedups_and_no_spread_decides_all():
-    reach = [smallest_decidable_speedup(0.1, n) for n in (5, 30, 300)]
+    reach = [minimum_detectable_speedup(0.1, n) for n in (5, 30, 300)]
     assert reach == sorted(reach, reverse=True)
     assert reach[-1] > 1
-    assert smallest_decidable_speedup(0.0, 30, threshold=1.10) == pytest.approx(1.10)
-    assert smallest_decidable_speedup(0.1, 30, error=0.01) > smallest_decidable_speedup(0.1, 30)
+    assert minimum_detectable_speedup(0.0, 30, threshold=1.10) == pytest.approx(1.10)
+    assert minimum_detectable_speedup(0.1, 30, error=0.01) > minimum_detectable_speedup(0.1, 30)
 
 
 @pytest.mark.parametrize(
@@ -139,4 +139,4 @@ def test_more_pairs_decide_smaller_speedups_and_no_spread_decides_all():
 )
 def test_impossible_preflights_are_refused(arguments, named):
     with pytest.raises(BadArgument, match=f"^{named}="):
-        smallest_decidable_speedup(**arguments)
+        minimum_detectable_speedup(**arguments)

@@ -14,11 +14,11 @@ from emad_ref.benchmark import energy
 from emad_ref.benchmark.energy import (
     CounterUnreadable,
     EnergyResult,
-    Unmeasured,
+    EnergyUnavailable,
     WindowSpoiled,
-    integrated_j,
-    measure_pairs,
-    measure_window,
+    integrate_power,
+    measure_energy_pairs,
+    measure_energy_window,
     open_nvml,
 )
 from emad_ref.errors import BadArgument
@@ -57,20 +57,20 @@ class Board:
     def power_mw(self) -> int:
         return 200_000
 
-    def slowdowns(self) -> int:
+    def throttle_reasons(self) -> int:
         return self.slow
 
-    def processes(self) -> frozenset[int]:
+    def process_ids(self) -> frozenset[int]:
         return frozenset(self.listed)
 
 
 def run(board, pairs=6, seed=0, arms=None, **options):
     arms = arms or {"full": board.arm("full", 2.0, 300.0, 10), "adaptive": board.arm("adaptive", 1.5, 280.0, 10)}
-    return measure_pairs(arms, pairs, np.random.default_rng(seed), board, clock=board.clock, **options)
+    return measure_energy_pairs(arms, pairs, np.random.default_rng(seed), board, clock=board.clock, **options)
 
 
 def one(board, request, **options):
-    return measure_window(board, request, own=OWN, clock=board.clock, **options)
+    return measure_energy_window(board, request, own=OWN, clock=board.clock, **options)
 
 
 def test_joules_per_token_are_those_spent_between_the_readings():
@@ -209,7 +209,7 @@ def test_a_spoiled_pair_is_measured_again_on_fresh_input_and_kept_in_the_books()
         hot.extend([0x40] if pair in (1, 3) else [])
         return board.arm("full", 6.0, 300.0, 10)(pair, request)
 
-    board.slowdowns = lambda: hot.pop() if hot else 0
+    board.throttle_reasons = lambda: hot.pop() if hot else 0
     measured = run(board, pairs=4, arms={"full": full, "adaptive": board.arm("adaptive", 6.0, 200.0, 10)})
     assert measured.joules["full"].tolist() == [1800.0] * 4
     assert measured.joules["adaptive"].tolist() == [1200.0] * 4  # no half pair of 1 or 3 among them
@@ -234,7 +234,9 @@ def test_no_clean_pair_is_unmeasured_not_zero():
     board = Board()
     board.slow = 0x4
     found = run(board, spare=2)
-    assert found == Unmeasured("none of 3 pairs of windows was clean; the last: clocks throttled: software power cap")
+    assert found == EnergyUnavailable(
+        "none of 3 pairs of windows was clean; the last: clocks throttled: software power cap"
+    )
 
 
 def test_a_device_lost_on_the_way_is_unmeasured():
@@ -249,15 +251,15 @@ def test_a_device_lost_on_the_way_is_unmeasured():
         return board.arm("adaptive", 6.0, 200.0, 10)(pair, request)
 
     arms = {"full": board.arm("full", 6.0, 300.0, 10), "adaptive": adaptive}
-    assert run(board, arms=arms) == Unmeasured("the device was lost")
+    assert run(board, arms=arms) == EnergyUnavailable("the device was lost")
 
 
 def test_a_reason_passes_through_without_running_anything():
     def never(pair, request):
         raise AssertionError("ran without a device")
 
-    why = Unmeasured("no NVML device: the NVIDIA driver is not loaded")
-    assert measure_pairs({"full": never, "adaptive": never}, 3, np.random.default_rng(0), why) is why
+    why = EnergyUnavailable("no NVML device: the NVIDIA driver is not loaded")
+    assert measure_energy_pairs({"full": never, "adaptive": never}, 3, np.random.default_rng(0), why) is why
 
 
 def test_a_single_unknown_process_is_this_one_seen_from_outside_a_container_and_said():
@@ -303,20 +305,20 @@ def test_instantaneous_power_is_integrated_over_the_window_only():
     """A ramp 0–100 W over 10 s, read every 0.5 s: 500 J exactly by trapezoids; readings outside play no part."""
     ramp = [(t, round(10_000 * t)) for t in np.arange(0, 10.5, 0.5)]
     outside = [(-1.0, 10**9), (11.0, 10**9)]
-    assert integrated_j(outside[:1] + ramp + outside[1:], 0.0, 10.0, 0.0) == pytest.approx(500.0)
+    assert integrate_power(outside[:1] + ramp + outside[1:], 0.0, 10.0, 0.0) == pytest.approx(500.0)
 
 
 def test_uneven_readings_are_weighted_by_time():
     readings = [(0.0, 100_000), (1.0, 100_000), (1.0 + 1e-9, 300_000), (1.5, 300_000), (1.75, 300_000), (2.0, 300_000)]
-    assert integrated_j(readings, 0.0, 2.0, 0.0) == pytest.approx(400.0, rel=1e-6)
+    assert integrate_power(readings, 0.0, 2.0, 0.0) == pytest.approx(400.0, rel=1e-6)
 
 
 def test_readings_that_average_the_last_second_leave_out_the_time_before_the_window():
     """50 W before, 200 W within: the first second's readings mix both; after it they speak of the window."""
     times = np.arange(0.0, 5.05, 0.05)
     averaged = [(t, round(1000 * (50 + 150 * min(1.0, t)))) for t in times]
-    assert integrated_j(averaged, 0.0, 5.0, 1.0) == pytest.approx(1000.0)
-    assert integrated_j(averaged, 0.0, 5.0, 0.0) < 950.0  # what taking them for instantaneous would give
+    assert integrate_power(averaged, 0.0, 5.0, 1.0) == pytest.approx(1000.0)
+    assert integrate_power(averaged, 0.0, 5.0, 0.0) < 950.0  # what taking them for instantaneous would give
 
 
 @pytest.mark.parametrize(
@@ -325,7 +327,7 @@ def test_readings_that_average_the_last_second_leave_out_the_time_before_the_win
 )
 def test_power_that_says_nothing_is_no_zero(readings, said):
     with pytest.raises(WindowSpoiled, match=said):
-        integrated_j(readings, 0.0, 1.0, 0.0)
+        integrate_power(readings, 0.0, 1.0, 0.0)
 
 
 def test_power_is_read_while_the_request_runs():
@@ -339,7 +341,7 @@ def test_power_is_read_while_the_request_runs():
             time.sleep(0.01)
         return len(readings)
 
-    measured = measure_window(board, request, own=OWN, min_seconds=0.01)
+    measured = measure_energy_window(board, request, own=OWN, min_seconds=0.01)
     assert measured.tokens >= 4
     assert measured.energy_j == pytest.approx(200 * measured.seconds)
 
@@ -352,13 +354,13 @@ def test_a_power_sensor_that_fails_in_its_thread_is_heard():
 
     board.power_mw = gone
     with pytest.raises(CounterUnreadable, match="lost"):
-        measure_window(board, lambda r: time.sleep(0.05) or 1, own=OWN, min_seconds=0.01)
+        measure_energy_window(board, lambda r: time.sleep(0.05) or 1, own=OWN, min_seconds=0.01)
 
 
 def test_averaged_power_of_a_window_shorter_than_a_second_is_spoiled():
     board = Board("power, averaged over 1 s")
     with pytest.raises(WindowSpoiled, match="0 power readings"):
-        measure_window(board, lambda r: time.sleep(0.1) or 1, own=OWN, min_seconds=0.1)
+        measure_energy_window(board, lambda r: time.sleep(0.1) or 1, own=OWN, min_seconds=0.1)
 
 
 @pytest.mark.parametrize(
@@ -466,8 +468,8 @@ def test_the_board_is_found_by_uuid_whatever_cuda_numbers_it(library, monkeypatc
             assert (counter.energy_mj(), counter.power_mw()) == (3_000, 3_001)
             assert counter.device == "NVIDIA Example (GPU-cccc)"
             assert counter.source == "energy counter"
-            assert counter.slowdowns() == 0x5
-            assert counter.processes() == {11, 12, 13}
+            assert counter.throttle_reasons() == 0x5
+            assert counter.process_ids() == {11, 12, 13}
 
 
 @pytest.mark.parametrize("absent", [3, 13])
@@ -490,7 +492,7 @@ def test_without_an_energy_counter_power_is_read_and_named_by_its_kind(library, 
 def test_clock_reasons_are_asked_under_their_older_name_where_the_driver_has_only_that(library):
     library(fails={"nvmlDeviceGetCurrentClocksEventReasons": 13})
     with open_nvml("aaaa") as counter:
-        assert counter.slowdowns() == 0x9
+        assert counter.throttle_reasons() == 0x9
 
 
 @pytest.mark.parametrize(
@@ -508,7 +510,7 @@ def test_clock_reasons_are_asked_under_their_older_name_where_the_driver_has_onl
 def test_every_failure_of_the_library_becomes_a_reason(library, fails, reason):
     made = library(fails=fails)
     with open_nvml("aaaa") as found:
-        assert isinstance(found, Unmeasured)
+        assert isinstance(found, EnergyUnavailable)
         assert reason in found.reason
     assert made.users == 0
 
@@ -516,7 +518,7 @@ def test_every_failure_of_the_library_becomes_a_reason(library, fails, reason):
 def test_an_unknown_uuid_is_a_reason_that_names_it(library):
     library()
     with open_nvml("dddd") as found:
-        assert found == Unmeasured("GPU-dddd: nvmlDeviceGetHandleByUUID: no device has this UUID")
+        assert found == EnergyUnavailable("GPU-dddd: nvmlDeviceGetHandleByUUID: no device has this UUID")
 
 
 def test_without_the_package_the_reason_names_it(monkeypatch):
@@ -528,7 +530,7 @@ def test_without_the_package_the_reason_names_it(monkeypatch):
 def test_a_decoder_off_the_gpu_is_not_charged_with_what_the_gpu_draws(library):
     library()
     with open_nvml(None) as found:
-        assert found == Unmeasured("no NVML device: the decoder runs on no GPU")
+        assert found == EnergyUnavailable("no NVML device: the decoder runs on no GPU")
 
 
 def test_a_slice_of_a_board_has_no_energy_of_its_own(library):

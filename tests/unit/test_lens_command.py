@@ -27,13 +27,13 @@ def small(monkeypatch):
         model=model,
         tokenizer=Letters(),
         fingerprint="f00d",
-        opening=0,
-        ends=frozenset({0}),
+        opening_token_id=0,
+        end_token_ids=frozenset({0}),
         stepper=CausalStepper(model),
         geometry=geometry_of(model.config),
     )
     monkeypatch.setattr(loading, "load", lambda name: loaded)
-    monkeypatch.setattr(cli, "require_available", lambda name: None)
+    monkeypatch.setattr(cli, "require_weights_available", lambda name: None)
     return loaded
 
 

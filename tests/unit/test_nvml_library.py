@@ -28,9 +28,9 @@ for faults in json.loads(sys.argv[1]):
     os.environ["STANDIN_FAULTS"] = faults
     with energy.open_nvml(sys.argv[2]) as counter:
         name = getattr(counter, "device", "")
-        taken = energy.measure_pairs({"full": arm, "early": arm}, 1, np.random.default_rng(0), counter,
+        taken = energy.measure_energy_pairs({"full": arm, "early": arm}, 1, np.random.default_rng(0), counter,
                               min_seconds=0.12, spare=0)
-    if isinstance(taken, energy.Unmeasured):
+    if isinstance(taken, energy.EnergyUnavailable):
         results[faults] = {"device": name, "reason": taken.reason}
     else:
         watts = [float((taken.joules[each] / taken.seconds[each])[0]) for each in taken.joules]

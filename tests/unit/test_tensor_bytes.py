@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from emad_ref.benchmark.machine import tensor_bytes
+from emad_ref.benchmark.machine import live_tensor_bytes
 
 
 class Wrapper(torch.Tensor):
@@ -46,9 +46,9 @@ def fake() -> torch.Tensor:
     ids=["plain", "view", "wrapper", "meta", "fake", "lazy"],
 )
 def test_each_kind_of_tensor_counts_its_own_memory(make: Any, expected: int) -> None:
-    before = tensor_bytes()
+    before = live_tensor_bytes()
     held = make()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert tensor_bytes() - before == expected
+        assert live_tensor_bytes() - before == expected
     del held

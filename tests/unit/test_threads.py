@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.benchmark.machine import BATCH, SINGLE_THREADED, every_thread_for_batches, one_thread_for_steps
+from emad_ref.benchmark.machine import BATCH, SINGLE_THREADED, all_threads_for_batches, one_thread_for_steps
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.models.loading import load
@@ -26,22 +26,22 @@ def three_threads(monkeypatch):
 def test_steps_have_one_thread_and_batches_all():
     with one_thread_for_steps(SMALL):
         assert torch.get_num_threads() == 1
-        with every_thread_for_batches(BATCH):
+        with all_threads_for_batches(BATCH):
             assert torch.get_num_threads() == 3
         assert torch.get_num_threads() == 1
-        with every_thread_for_batches(BATCH - 1):
+        with all_threads_for_batches(BATCH - 1):
             assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 3
 
 
 def test_the_second_model_of_a_pair_has_as_many():
-    with one_thread_for_steps(SMALL), one_thread_for_steps(SMALL), every_thread_for_batches(BATCH):
+    with one_thread_for_steps(SMALL), one_thread_for_steps(SMALL), all_threads_for_batches(BATCH):
         assert torch.get_num_threads() == 3
     assert torch.get_num_threads() == 3
 
 
 def test_an_error_inside_restores_both():
-    with pytest.raises(ZeroDivisionError), one_thread_for_steps(SMALL), every_thread_for_batches(BATCH):
+    with pytest.raises(ZeroDivisionError), one_thread_for_steps(SMALL), all_threads_for_batches(BATCH):
         _ = 1 / 0
     assert torch.get_num_threads() == 3
 
@@ -56,13 +56,13 @@ def test_a_large_model_and_a_set_variable_keep_their_threads(monkeypatch):
 
 def test_a_library_user_who_set_one_thread_keeps_it():
     torch.set_num_threads(1)
-    with every_thread_for_batches(BATCH):
+    with all_threads_for_batches(BATCH):
         assert torch.get_num_threads() == 1
 
 
 def test_a_trace_is_the_same_on_one_thread_and_on_all():
     model = load("emad-nano")
-    tokens = np.random.default_rng(0).integers(0, model.stepper.vocabulary, (9, 256))
+    tokens = np.random.default_rng(0).integers(0, model.stepper.vocabulary_size, (9, 256))
     threads = []
 
     def note(layer, states, entropy):

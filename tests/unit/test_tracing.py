@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.benchmark.clock import active_tracers, time_pairs
+from emad_ref.benchmark.clock import iterate_active_tracers, time_pairs
 from emad_ref.errors import BadArgument
 
 
@@ -33,7 +33,7 @@ class Tracer:
 
 
 def test_without_one_nothing_is_refused():
-    assert list(active_tracers()) == []
+    assert list(iterate_active_tracers()) == []
     measure()
 
 
@@ -57,7 +57,7 @@ def test_a_profile_function_is_named():
     profile = cProfile.Profile()
     profile.enable()
     try:
-        found = list(active_tracers())
+        found = list(iterate_active_tracers())
     finally:
         profile.disable()
     assert [name.startswith(("profile function ", "sys.monitoring tool ")) for name in found] == [True]
@@ -70,7 +70,7 @@ def test_tracers_of_other_threads_memory_and_torch_are_named(monkeypatch):
     gc.set_debug(gc.DEBUG_STATS)
     try:
         with torch.autograd.set_detect_anomaly(True), torch.profiler.profile():
-            found = " ".join(active_tracers())
+            found = " ".join(iterate_active_tracers())
     finally:
         gc.set_debug(0)
         tracemalloc.stop()
@@ -87,7 +87,7 @@ def test_tracers_of_other_threads_memory_and_torch_are_named(monkeypatch):
 
 
 def test_development_mode_is_named():
-    code = "from emad_ref.benchmark.clock import active_tracers; print(*active_tracers())"
+    code = "from emad_ref.benchmark.clock import iterate_active_tracers; print(*iterate_active_tracers())"
     done = subprocess.run([sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, check=True)
     assert "development mode" in done.stdout
 

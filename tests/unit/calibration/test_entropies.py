@@ -40,7 +40,7 @@ def nano() -> LoadedModel:
 def batch(nano: LoadedModel) -> Sequence[TokenSequence]:
     """Windows of several lengths, some with a prompt."""
     rng = np.random.default_rng(0)
-    rows = [rng.integers(1, nano.stepper.vocabulary, length) for length in LENGTHS]
+    rows = [rng.integers(1, nano.stepper.vocabulary_size, length) for length in LENGTHS]
     return [TokenSequence(row, adaptive_from=len(row) // 3, document=at // 2) for at, row in enumerate(rows)]
 
 
@@ -51,7 +51,7 @@ def test_statistics_of_a_batch_are_those_of_its_trace(
 ) -> None:
     layers = layers or tuple(range(1, nano.stepper.layers + 1))
     columns = [layer - 1 for layer in layers]
-    counts = np.arange(nano.stepper.vocabulary)[::-1].astype(np.int64)
+    counts = np.arange(nano.stepper.vocabulary_size)[::-1].astype(np.int64)
     table = assign_frequency_buckets(counts) if "frequency" in features else b""
     spec = BinSpec(features, position_edges=(5, 20), frequency=table)
     found = batch_statistics(nano.stepper, batch, spec, PROBE, layers)
@@ -80,9 +80,9 @@ def test_no_layer_runs_above_the_last_read_and_no_head_elsewhere(
         def __getattr__(self, name: str) -> object:
             return getattr(nano.stepper, name)
 
-        def run(self, hidden: torch.Tensor, first: int, last: int, *rest: Any) -> torch.Tensor:
+        def run_layers(self, hidden: torch.Tensor, first: int, last: int, *rest: Any) -> torch.Tensor:
             self.ran.append((first, last))
-            return nano.stepper.run(hidden, first, last, *rest)
+            return nano.stepper.run_layers(hidden, first, last, *rest)
 
         def logits(self, states: torch.Tensor) -> torch.Tensor:
             self.heads += 1

@@ -181,7 +181,7 @@ def test_linear_probes_take_in_the_normed_states_of_their_layers_only():
     with torch.inference_mode():
         for layer in (1, 2, 3, 4) * 3:
             states = torch.randn(50, 32, generator=generator, dtype=torch.float64)
-            entropy = stepper.normed(states)[:, 0] * layer + 1
+            entropy = stepper.apply_final_norm(states)[:, 0] * layer + 1
             probes(layer, states, entropy)
             seen[layer] = states
     estimator = probes.estimator(penalty=1e-12)

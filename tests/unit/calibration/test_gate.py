@@ -43,7 +43,7 @@ def pairs(stepper: Stepper, some: list[TokenSequence], probe: int, tuned: object
         if tuned is not None:
             here = stepper.logits(tuned(states[probe - 1], probe))  # type: ignore[operator]
         p, q = (np.exp(z) / np.exp(z).sum(-1, keepdims=True) for z in (final.numpy(), here.numpy()))
-        found_x.append(stepper.normed(states[probe - 1]).numpy())
+        found_x.append(stepper.apply_final_norm(states[probe - 1]).numpy())
         found_y.append(np.sqrt((p * np.log(p / q)).sum(-1)))
     return np.concatenate(found_x), np.concatenate(found_y)
 

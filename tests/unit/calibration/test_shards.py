@@ -56,7 +56,9 @@ def test_a_profile_by_workers_is_the_profile_of_one_process_to_the_last_bit(
 ) -> None:
     plan = plan_of(nano)
     alone = calibrate(nano.stepper, plan, corpora(nano))
-    together = calibrate(nano.stepper, plan, corpora(nano), parts=worker_statistics(crew, ModelSpec.of(nano), plan))
+    together = calibrate(
+        nano.stepper, plan, corpora(nano), parts=worker_statistics(crew, ModelSpec.from_loaded(nano), plan)
+    )
     assert together.statistics == alone.statistics
     assert together.to_json() == alone.to_json()
 
@@ -66,14 +68,14 @@ def test_a_run_that_was_interrupted_goes_on_with_workers(nano: LoadedModel, crew
     alone = calibrate(nano.stepper, plan, corpora(nano))
 
     def cut_short(batches):  # type: ignore[no-untyped-def]
-        for number, part in enumerate(worker_statistics(crew, ModelSpec.of(nano), plan)(batches)):
+        for number, part in enumerate(worker_statistics(crew, ModelSpec.from_loaded(nano), plan)(batches)):
             if number == 1:
                 raise EOFError("the power was cut")
             yield part
 
     with pytest.raises(EOFError):
         calibrate(nano.stepper, plan, corpora(nano), checkpoint=checkpoint, parts=cut_short)
-    parts = worker_statistics(crew, ModelSpec.of(nano), plan)
+    parts = worker_statistics(crew, ModelSpec.from_loaded(nano), plan)
     resumed = calibrate(nano.stepper, plan, corpora(nano), checkpoint=checkpoint, resume=True, parts=parts)
     assert resumed.statistics == alone.statistics
 
@@ -81,7 +83,7 @@ def test_a_run_that_was_interrupted_goes_on_with_workers(nano: LoadedModel, crew
 def test_a_trace_by_workers_is_the_trace_of_one_process(nano: LoadedModel, crew: WorkerPool) -> None:
     sequences = list(windows_of(nano, "world:premise", "validate", limit=40))
     alone = take_trace(nano.stepper, sequences)
-    together = assemble_trace(sequences, lambda ordered: worker_traces(crew, ModelSpec.of(nano), ordered))
+    together = assemble_trace(sequences, lambda ordered: worker_traces(crew, ModelSpec.from_loaded(nano), ordered))
     for name in ("nll_nats", "top1", "token", "position", "starts"):
         assert np.array_equal(getattr(together, name), getattr(alone, name))
     assert all(np.array_equal(together.signals[name], alone.signals[name]) for name in alone.signals)
@@ -98,7 +100,7 @@ def test_nothing_of_the_statistics_is_lost_on_the_way(nano: LoadedModel) -> None
 
 def test_a_worker_refuses_other_weights(nano: LoadedModel) -> None:
     with pytest.raises(FingerprintMismatch, match="loaded a second time"):
-        load_cached(replace(ModelSpec.of(nano), fingerprint="0" * 64))
+        load_cached(replace(ModelSpec.from_loaded(nano), fingerprint="0" * 64))
 
 
 @pytest.mark.slow
@@ -115,7 +117,7 @@ def test_two_dask_workers_one_of_them_killed_give_the_same_profile(nano: LoadedM
         address = scheduler_address(told, workers=2)
         with open_workers(address) as crew:
             assert crew is not None
-            taken = worker_statistics(crew, ModelSpec.of(nano), plan)
+            taken = worker_statistics(crew, ModelSpec.from_loaded(nano), plan)
 
             def killing(batches):  # type: ignore[no-untyped-def]
                 for number, part in enumerate(taken(batches)):

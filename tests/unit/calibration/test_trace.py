@@ -341,8 +341,8 @@ def test_answers_of_one_token_to_one_question_share_its_forward(stepper, monkeyp
     question = sequence(12, 11).tokens
     options = [TokenSequence(np.append(question, answer), 11) for answer in (3, 5, 8)]
     ran = []
-    run = stepper.run
-    monkeypatch.setattr(stepper, "run", lambda hidden, *rest: ran.append(hidden.shape[:2]) or run(hidden, *rest))
+    run = stepper.run_layers
+    monkeypatch.setattr(stepper, "run_layers", lambda hidden, *rest: ran.append(hidden.shape[:2]) or run(hidden, *rest))
     trace = take_trace(stepper, [*options, sequence(12, 4, 1)])
     assert set(ran) == {(2, 12)}, "one row for the options, one for the other sequence; last tokens are not run"
     monkeypatch.undo()

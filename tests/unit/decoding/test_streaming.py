@@ -83,13 +83,13 @@ def test_a_character_that_never_comes_stands_as_its_replacement(tiny):
 
 
 def test_a_text_without_tokens_starts_from_the_opening_token(tiny):
-    assert encode_prompt(tiny, "").tokens.tolist() == [tiny.opening]
+    assert encode_prompt(tiny, "").tokens.tolist() == [tiny.opening_token_id]
 
 
 def test_an_encoder_decoder_reads_the_text_as_its_source():
     t5 = load("emad-t5-tiny")
     prompt = encode_prompt(t5, "Where is Mia?")
-    assert prompt.tokens.tolist() == [t5.opening]
+    assert prompt.tokens.tolist() == [t5.opening_token_id]
     assert prompt.source.tolist() == t5.tokenizer.encode("Where is Mia?")
     decoder = WalkedDecoder(t5.stepper, full_depth(10))
     pieces = list(stream(t5, "Where is Mia?", tokens=8))

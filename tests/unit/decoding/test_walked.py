@@ -526,7 +526,7 @@ def test_what_follows_a_prompt_that_was_cut_is_decided(stepper, point, schedule)
 def test_a_row_that_is_not_asked_takes_its_cap_whatever_fires_beside_it(stepper, asked):
     always = OperatingPoint("always", "quantile", LAYERS, LAYERS, (2, 4), ((math.inf, math.inf),), "free_deferred")
     session, _ = opened(stepper, always, prompt(1, 2), prompt(3, 4))
-    tokens, context = torch.tensor([[5], [6]]), stepper.frame(session.length[:, None], session.state.cache)
+    tokens, context = torch.tensor([[5], [6]]), stepper.prepare_forward(session.length[:, None], session.state.cache)
     caps, decided = np.full(2, LAYERS), np.zeros(2, dtype=np.int64)
     step = StepInput(tokens, context, session.state, caps, np.array(asked), decided, last=1)
     output = AdaptiveForward(stepper, always).run_step(step)

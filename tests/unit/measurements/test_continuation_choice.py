@@ -26,7 +26,7 @@ from emad_ref.tasks.scoring import (
     CONTINUATION_CHOICE,
     CONTINUATION_TOKENS,
     FEWEST_DOCUMENTS,
-    token_sequences,
+    to_token_sequences,
 )
 from emad_ref.text import world
 
@@ -88,7 +88,7 @@ def reference(nano: LoadedModel, run: ModelMeasurements, depth: int) -> np.ndarr
 def test_answers_and_likelihoods_are_those_of_a_plain_forward(nano: LoadedModel, run: ModelMeasurements, point) -> None:
     depth = point.ceiling if point is FULL else 1
     expected, items = reference(nano, run, depth), run.task_scores._own[CONTINUATION_CHOICE]
-    trace = take_trace(nano.stepper, token_sequences(items))
+    trace = take_trace(nano.stepper, to_token_sequences(items))
     ours = -sum_by_sequence(trace, trace.nll_nats[:, depth - 1]).reshape(expected.shape) / CONTINUATION_TOKENS
     np.testing.assert_allclose(ours, expected, atol=2e-4)  # float32 states against float64, 24 terms averaged
     answers = [item.example.answer_index for item in items]
@@ -107,7 +107,7 @@ def test_items_are_of_evaluated_documents_alone_and_a_margin_is_chosen_on_others
         return {np.array(each, dtype=np.int64).tobytes() for each in ids if len(each) == END}
 
     def held(items) -> set[bytes]:
-        opened = int(nano.opening is not None)
+        opened = int(nano.opening_token_id is not None)
         return {
             np.concatenate([item.prompt[opened:], item.continuations[item.example.answer_index]]).tobytes()
             for item in items
@@ -118,7 +118,8 @@ def test_items_are_of_evaluated_documents_alone_and_a_margin_is_chosen_on_others
     assert judged <= beginnings("test")
     assert chosen <= beginnings("valid")
     calibrated = {
-        window.tokens[int(nano.opening is not None) :][:END].tobytes() for window in run.traces.calibration_windows
+        window.tokens[int(nano.opening_token_id is not None) :][:END].tobytes()
+        for window in run.traces.calibration_windows
     }
     assert not (judged | chosen) & calibrated
     assert set(run.task_scores.compute_validation_drops(fixed_entropy_point(LAYERS, (2,), 1e9))) == {

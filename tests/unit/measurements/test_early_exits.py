@@ -35,7 +35,7 @@ from emad_ref.measurements.early_exits import (
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL, FixedEncoderInput, ModelUnderTest
 from emad_ref.measurements.run_resources import RunResources
-from emad_ref.models.geometry import geometry_named
+from emad_ref.models.geometry import published_geometry
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import Work
@@ -541,7 +541,7 @@ def test_an_honest_guess_is_the_commonest_answer_or_what_the_source_offers(made,
 
 
 def test_a_model_without_room_for_the_settings_has_no_room_with_files_either(made, data: Path) -> None:
-    small = replace(geometry_named("t5-large"), layers=3)
+    small = replace(published_geometry("t5-large"), layers=3)
     outcome, reason = made(data, geometry=small).early_exits.absent_premise
     assert (outcome, "no room" in reason) == ("not applicable", True)
 

@@ -54,8 +54,8 @@ def evidence(stepper: Stepper, margin: float | None = None, corpus: str = "self"
         name="small",
         stepper=stepper,
         trained=True,
-        opening=0,
-        ends=frozenset({0}),
+        opening_token_id=0,
+        end_token_ids=frozenset({0}),
         tokenizer=tokenizer,
         bundled=False,
         fingerprint="f",
@@ -215,7 +215,7 @@ def test_a_corpus_that_is_too_small_gives_all_its_windows(stepper, monkeypatch) 
 @pytest.mark.parametrize("opening", [0, None])
 def test_a_timed_prompt_fits_into_a_document_of_random_tokens(stepper, opening) -> None:
     run = evidence(stepper)
-    run.loaded.trained, run.loaded.opening = False, opening
+    run.loaded.trained, run.loaded.opening_token_id = False, opening
     run.subject.budget = replace(FEW, prompt_tokens=80)
     assert [len(prompt.tokens) for prompt in run.subject.make_equal_prompts(3, 80)] == [80, 80, 80]
 
@@ -227,7 +227,7 @@ NAMES = (ast.Name, ast.Attribute)
 DRAWN_BY_SEED = (
     "examples",
     "generate_pairs",
-    "load_pairs",
+    "load_seq2seq_pairs",
     "sampled_documents",
 )  # where items and texts of a run come from
 

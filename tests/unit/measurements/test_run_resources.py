@@ -30,7 +30,7 @@ from emad_ref.models import snapshots
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import LoadedModel, load
-from emad_ref.models.model_spec import FingerprintMismatch, stored_folder
+from emad_ref.models.model_spec import FingerprintMismatch, find_saved_folder
 from emad_ref.models.quantisation import int8_copy
 from emad_ref.models.snapshots import ModelMutatedError, ModelSnapshot
 from emad_ref.point import OperatingPoint, full_depth, truncated
@@ -306,12 +306,12 @@ def test_a_model_too_large_for_one_look_is_read_in_turns(monkeypatch):
     monkeypatch.setitem(snapshots.BYTES_PER_CHECK, "cpu", 600)
     model = small()
     sealed = ModelSnapshot(model)
-    assert sealed.broken() == ""
+    assert sealed.describe_changes() == ""
     model[1].weight.data[-1, -1] += 1
-    looks = [sealed.broken() for _ in range(snapshots._shares(snapshots._named_tensors(model)))]
+    looks = [sealed.describe_changes() for _ in range(snapshots._shares(snapshots._named_tensors(model)))]
     assert [each for each in looks if each] == ["1.weight"]
     model[1].weight.data[0, 0] += 1
-    assert sealed.broken() == sealed.broken() == "1.weight"
+    assert sealed.describe_changes() == sealed.describe_changes() == "1.weight"
 
 
 def test_the_digest_of_an_accelerator_sees_any_byte():
@@ -330,7 +330,7 @@ def test_many_differences_are_counted():
     sealed = ModelSnapshot(model)
     for parameter in model.parameters():
         parameter.data.zero_()
-    assert sealed.broken() == "0.weight, 0.bias, 1.weight and 1 more"
+    assert sealed.describe_changes() == "0.weight, 0.bias, 1.weight and 1 more"
 
 
 def test_a_request_without_a_subject_is_served_from_what_it_lends(nano):
@@ -361,7 +361,7 @@ def test_a_bundled_model_lies_where_it_is():
 def test_a_folder_is_named_absolutely(tmp_path, monkeypatch):
     load("random:emad-nano").model.save_pretrained(tmp_path / "mine")
     monkeypatch.chdir(tmp_path)
-    assert stored_folder(load("mine")) == tmp_path / "mine"
+    assert find_saved_folder(load("mine")) == tmp_path / "mine"
     monkeypatch.chdir("/")
 
 
@@ -389,7 +389,7 @@ def test_a_checkpoint_of_another_format_is_saved_again(tmp_path):
     loaded = load("random:emad-nano")
     loaded.model.config.save_pretrained(tmp_path)
     torch.save(loaded.model.state_dict(), tmp_path / "pytorch_model.bin")
-    assert stored_folder(load(str(tmp_path))) is None
+    assert find_saved_folder(load(str(tmp_path))) is None
 
 
 def test_every_part_of_a_request_reaches_our_decoder() -> None:

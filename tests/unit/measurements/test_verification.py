@@ -23,7 +23,7 @@ from emad_ref.measurements.verification import (
     judge_speedup,
     make_one_token_work,
 )
-from emad_ref.models.geometry import geometry_named
+from emad_ref.models.geometry import published_geometry
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.protocol import Unsupported
 from emad_ref.statistics.speedup import estimate_total_speedup
@@ -219,7 +219,7 @@ def test_errors_at_either_bound_are_rare():
 
 
 def test_a_token_costs_what_its_layers_and_its_readout_cost():
-    geometry = geometry_named("pythia-410m")
+    geometry = published_geometry("pythia-410m")
     shallow, deep = (flops(make_one_token_work(depth, 24, 16), geometry) for depth in (6, 24))
     assert shallow.blocks * 4 == deep.blocks
     assert shallow.readouts == deep.readouts

@@ -12,7 +12,7 @@ import pytest
 from emad_ref.measurements.study import select_pair
 from emad_ref.models import bundled
 from emad_ref.models.loading import load
-from emad_ref.models.names import ModelUnavailable, known_names, require_available
+from emad_ref.models.names import ModelUnavailable, known_model_names, require_weights_available
 
 ROOT = Path(__file__).resolve().parents[3]
 CHECKOUT = bundled.weights_folder()
@@ -44,11 +44,11 @@ def install(site: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_checkout_holds_them_all() -> None:
     assert Path(bundled.__file__).parent / "weights" == CHECKOUT
-    assert bundled.bundled_names() == bundled.BUNDLED
+    assert bundled.bundled_model_names() == bundled.BUNDLED
 
 
 def test_alone_the_wheel_has_the_smallest(bare: Path) -> None:
-    assert (bundled.weights_folder(), bundled.bundled_names()) == (bare, ("emad-nano",))
+    assert (bundled.weights_folder(), bundled.bundled_model_names()) == (bare, ("emad-nano",))
     assert load("emad-nano").fingerprint == load(str(CHECKOUT / "emad-nano")).fingerprint
     assert load("control:identity-upper").tokenizer is not None
     assert select_pair(None, None, None, ["emad-nano"]) is None, "half of the bundled pair is no pair"
@@ -63,18 +63,18 @@ def test_a_model_that_is_not_installed_is_named_with_the_command(bare: Path, nam
     with pytest.raises(ModelUnavailable) as loading:
         load(name)
     with pytest.raises(ModelUnavailable) as asking:
-        require_available(name, "--emad-model")
+        require_weights_available(name, "--emad-model")
     assert (str(loading.value), str(asking.value)) == (f"name{said}", f"--emad-model{said}")
-    assert "emad-tiny" in known_names(), "a misspelt name is still told what is nearest"
+    assert "emad-tiny" in known_model_names(), "a misspelt name is still told what is nearest"
 
 
 def test_the_models_distribution_is_found_where_it_is_installed(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = install(tmp_path / "site", bundled.VERSION, monkeypatch)
-    assert (bundled.weights_folder(), bundled.bundled_names()) == (folder, bundled.BUNDLED)
+    assert (bundled.weights_folder(), bundled.bundled_model_names()) == (folder, bundled.BUNDLED)
     assert select_pair(None, None, None, ["emad-nano"]) == bundled.BUNDLED_PAIR
-    require_available("emad-tiny")
+    require_weights_available("emad-tiny")
 
 
 def test_other_weights_than_those_on_record_are_not_taken(
@@ -82,7 +82,7 @@ def test_other_weights_than_those_on_record_are_not_taken(
 ) -> None:
     install(tmp_path / "site", "0.2.0", monkeypatch)
     with pytest.raises(ModelUnavailable, match=f"and version 0.2.0 is installed; run `{COMMAND}`"):
-        require_available("emad-tiny")
+        require_weights_available("emad-tiny")
 
 
 def test_a_checkout_reads_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

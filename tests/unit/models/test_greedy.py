@@ -16,9 +16,9 @@ from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import Study
 from emad_ref.models.generation import (
-    describe_ignored,
+    describe_ignored_settings,
     greedy_generate,
-    ignored_settings,
+    ignored_generation_settings,
     make_prompt_lookup_generate,
     make_transformers_generate,
 )
@@ -93,7 +93,7 @@ def test_no_setting_of_the_model_changes_a_token(hostile: Any, name: str) -> Non
     before = copy.deepcopy(hostile.generation_config.to_dict())
     assert greedy_generate(hostile, given(), NEW).tolist() == argmax(hostile, READ, NEW)
     assert hostile.generation_config.to_dict() == before, "it is the model's own again"
-    assert set(ignored_settings(hostile)) == {name} - {"eos_token_id", "pad_token_id"}
+    assert set(ignored_generation_settings(hostile)) == {name} - {"eos_token_id", "pad_token_id"}
 
 
 def test_every_setting_there_is_stays_outside(hostile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +115,8 @@ def test_every_setting_there_is_stays_outside(hostile: Any, monkeypatch: pytest.
     assert {name: value for name, value in asked.items() if name != "transformers_version"} == chosen
     assert rest == {"attention_mask"}
     ids = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"}
-    assert set(ignored_settings(hostile)) == names - ids
-    assert 'top_k="the model\'s top_k"' in describe_ignored(ignored_settings(hostile))
+    assert set(ignored_generation_settings(hostile)) == names - ids
+    assert 'top_k="the model\'s top_k"' in describe_ignored_settings(ignored_generation_settings(hostile))
 
 
 def test_what_fails_leaves_the_models_settings_alone(hostile: Any) -> None:
@@ -138,10 +138,10 @@ def test_a_row_ends_at_each_of_the_ends_and_is_filled(plain: Any) -> None:
 
 
 def test_values_are_told_in_short() -> None:
-    said = describe_ignored({"suppress_tokens": list(range(500)), "num_beams": 4})
+    said = describe_ignored_settings({"suppress_tokens": list(range(500)), "num_beams": 4})
     assert "num_beams=4: left out of every baseline" in said
     assert len(said) < 250
-    assert describe_ignored({}) == ""
+    assert describe_ignored_settings({}) == ""
 
 
 # ---------------------------------------------------------------- who calls it

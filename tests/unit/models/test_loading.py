@@ -18,12 +18,12 @@ from transformers import PreTrainedTokenizerFast
 from emad_ref.calibration.trace import lens_logits
 from emad_ref.errors import BadArgument
 from emad_ref.models import bundled, loading
-from emad_ref.models.bundled import bundled_names
+from emad_ref.models.bundled import bundled_model_names
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.geometry import geometry_named
+from emad_ref.models.geometry import published_geometry
 from emad_ref.models.loading import fingerprint_of, load
 from emad_ref.models.model_spec import ModelSpec
-from emad_ref.models.names import HUB, ModelUnavailable, require_available
+from emad_ref.models.names import HUB, ModelUnavailable, require_weights_available
 from emad_ref.models.stepper import Stepper
 from tests.devices import FIRST, SECOND, two_devices
 from tests.small import small_model
@@ -70,7 +70,7 @@ class TestFolder:
             loaded = load(str(folder), backend=backend)
             assert loaded.facts["backend"] == loaded.provenance["backend"] == backend
             assert all((step is not None) == steps for step in loaded.stepper._steps)
-        again = ModelSpec.of(loaded).load()
+        again = ModelSpec.from_loaded(loaded).load()
         assert again.provenance["backend"] == "walked"
         with pytest.raises(BadArgument, match="backend='other', but expected one of fast, eager, walked"):
             load(str(folder), backend="other")
@@ -252,7 +252,7 @@ class TestHub:
 
     def test_every_short_name_has_a_geometry(self) -> None:
         for name in HUB:
-            assert geometry_named(name).layers > 0
+            assert published_geometry(name).layers > 0
 
 
 class TestBundled:
@@ -262,7 +262,7 @@ class TestBundled:
         return folder.name
 
     def test_named_by_folder(self, bundle: str) -> None:
-        assert bundled_names() == (bundle,)
+        assert bundled_model_names() == (bundle,)
         loaded = load(bundle)
         assert loaded.bundled
         assert loaded.trained
@@ -279,7 +279,7 @@ class TestBundled:
 
 
 def test_every_bundled_model_that_can_be_walked_is() -> None:
-    for name in bundled_names():
+    for name in bundled_model_names():
         loaded = load(name)
         assert loaded.stepper.layers == loaded.geometry.layers
         assert loaded.tokenizer is not None
@@ -297,7 +297,7 @@ def test_a_bundled_model_loads_without_a_bar_and_others_keep_theirs(
 class TestRandom:
     def test_published_geometry_without_a_download(self, no_hub: None) -> None:
         loaded = load("random:pythia-70m")
-        assert loaded.geometry == geometry_named("pythia-70m")
+        assert loaded.geometry == published_geometry("pythia-70m")
         assert not loaded.trained
         assert loaded.tokenizer is None
         assert loaded.provenance["seed"] == 0
@@ -319,15 +319,15 @@ class TestRandom:
         with pytest.raises(BadArgument, match=r"random: and one of.*pythia-70m"):
             load("random:pythia-71m")
         with pytest.raises(BadArgument, match=r"--emad-model='random:emad-nan', .*; nearest: random:emad-nano"):
-            require_available("random:emad-nan", "--emad-model")
+            require_weights_available("random:emad-nan", "--emad-model")
 
 
 def control_states(stepper: Stepper) -> list[torch.Tensor]:
     with torch.inference_mode():
-        frame = stepper.frame(np.arange(6)[None], None)
+        frame = stepper.prepare_forward(np.arange(6)[None], None)
         states = [stepper.embed(torch.arange(6)[None], frame)]
         for layer in range(1, stepper.layers + 1):
-            states.append(stepper.run(states[-1], layer - 1, layer, frame, None))
+            states.append(stepper.run_layers(states[-1], layer - 1, layer, frame, None))
     return states
 
 

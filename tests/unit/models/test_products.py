@@ -13,9 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models import fused_blocks
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.fused_blocks import MOST_ROWS, AttentionInputs, PackedLinear, apply_linear, product
+from emad_ref.models.fused_blocks import MOST_ROWS, AttentionInputs, PackedLinear, apply_linear, multiply_by_weight
 from emad_ref.models.matmul_counter import MatmulCounter
-from emad_ref.models.weight_layout import LARGE_WEIGHT, column_major, lay_out_weights
+from emad_ref.models.weight_layout import LARGE_WEIGHT, lay_out_weights, to_column_major
 from emad_ref.point import full_depth
 from tests.decoders.subject import drawn
 
@@ -34,7 +34,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def weight_of(layout: str) -> torch.Tensor:
     weight = torch.randn(OUTPUTS, INPUTS, generator=torch.Generator().manual_seed(0))
     assert weight.numel() >= LARGE_WEIGHT
-    return {"rows": weight, "columns": column_major([weight])[0]}[layout]
+    return {"rows": weight, "columns": to_column_major([weight])[0]}[layout]
 
 
 @pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, OUTPUTS)], ids=["plain", "biased"])
@@ -45,13 +45,13 @@ def test_a_product_is_that_of_linear(threads: int, layout: str, bias: torch.Tens
     for shape in ((), (1,), (1, 1), (2,), (1, 3), (3, 1), (2, 2), (0,), (0, 4), (MOST_ROWS,), (MOST_ROWS + 1,)):
         states = torch.randn(*shape, INPUTS, generator=own)
         expected = F.linear(states.double(), weight.double(), None if bias is None else bias.double())
-        found = product(states, weight, bias)
+        found = multiply_by_weight(states, weight, bias)
         assert found.shape == expected.shape
         assert found.is_contiguous()
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
         if 0 < len(shape) < 2 and shape[0]:
             wide = torch.full((*shape, OUTPUTS + 8), torch.nan)
-            product(states, weight, bias, wide[:, 4:-4])
+            multiply_by_weight(states, weight, bias, wide[:, 4:-4])
             torch.testing.assert_close(wide[:, 4:-4].double(), expected, rtol=1e-5, atol=1e-4)
             assert wide.isnan().sum() == 8 * shape[0]
 
@@ -61,9 +61,9 @@ def test_a_product_is_that_of_linear(threads: int, layout: str, bias: torch.Tens
 def test_one_token_has_the_bits_of_one_product_on_any_number_of_threads(threads: int, layout: str) -> None:
     weight, state = weight_of(layout), torch.randn(INPUTS, generator=torch.Generator().manual_seed(2))
     torch.set_num_threads(1)
-    alone = product(state, weight, None)
+    alone = multiply_by_weight(state, weight, None)
     torch.set_num_threads(threads)
-    assert torch.equal(product(state, weight, None), alone)
+    assert torch.equal(multiply_by_weight(state, weight, None), alone)
 
 
 @torch.inference_mode()
@@ -71,7 +71,9 @@ def test_up_to_four_tokens_have_the_bits_of_each_alone_by_columns(threads: int) 
     weight, own = weight_of("columns"), torch.Generator().manual_seed(3)
     for rows in (2, 3, 4):
         states = torch.randn(rows, INPUTS, generator=own)
-        assert torch.equal(product(states, weight), torch.stack([product(state, weight) for state in states]))
+        assert torch.equal(
+            multiply_by_weight(states, weight), torch.stack([multiply_by_weight(state, weight) for state in states])
+        )
 
 
 @pytest.mark.parametrize("inputs", [1536, 2048])
@@ -86,14 +88,14 @@ def test_columns_between_which_others_lie_are_summed_without_them(inputs: int) -
     state = torch.randn(inputs)
     for part in (weight, weight[:1024], last):
         expected = part.double() @ state.double()
-        torch.testing.assert_close(product(state, part).double(), expected, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(multiply_by_weight(state, part).double(), expected, rtol=1e-4, atol=1e-3)
 
 
 def test_a_gradient_passes(threads: int) -> None:
     weight = weight_of("rows").requires_grad_()
     for rows in (1, 2, 4):
         states = torch.ones(rows, INPUTS, requires_grad=True)
-        product(states, weight, None).sum().backward()
+        multiply_by_weight(states, weight, None).sum().backward()
         torch.testing.assert_close(states.grad, weight.detach().sum(0).expand(rows, -1), rtol=1e-4, atol=1e-3)
 
 
@@ -125,7 +127,7 @@ def test_a_decoder_of_large_weights_decodes_as_its_modules_and_is_counted(thread
         decoder = WalkedDecoder(CausalStepper(model, backend=backend), full, max_rows=rows)
         with MatmulCounter(model) as executed:
             emitted.append([tokens.tolist() for tokens in decoder.generate(prompts, 6).emitted])
-        counted.append(executed.rows())
+        counted.append(executed.rows_by_matrix())
     assert emitted[0] == emitted[1]
     assert counted[1] == pytest.approx(counted[0])
     assert min(counted[0].values()) > 0
@@ -134,10 +136,12 @@ def test_a_decoder_of_large_weights_decodes_as_its_modules_and_is_counted(thread
 def test_a_few_tokens_take_weights_that_lie_side_by_side_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small weights are taken one by one, with the bits of the modules; a gradient is that of each parameter."""
     sizes = (OUTPUTS, 64, 64)
-    weights = column_major([torch.randn(size, INPUTS) for size in sizes])
+    weights = to_column_major([torch.randn(size, INPUTS) for size in sizes])
     layers = PackedLinear(*({"weight": nn.Parameter(weight), "bias": None} for weight in weights))
     asked: list[int] = []
-    monkeypatch.setattr(fused_blocks, "product", lambda *given, **how: asked.append(1) or product(*given, **how))
+    monkeypatch.setattr(
+        fused_blocks, "multiply_by_weight", lambda *given, **how: asked.append(1) or multiply_by_weight(*given, **how)
+    )
     inputs = AttentionInputs(None, None, None, several=True)  # type: ignore[arg-type]  # a cache is not asked
     for rows, at_once in ((2, True), (MOST_ROWS, True), (MOST_ROWS + 1, False)):
         asked.clear()

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from emad_ref.errors import BadArgument
 from emad_ref.models import geometry
-from emad_ref.models.geometry import geometry_named, geometry_of
-from emad_ref.models.kv_cache import MissingEntry
+from emad_ref.models.geometry import geometry_of, published_geometry
+from emad_ref.models.kv_cache import MissingEntryError
 from emad_ref.models.loading import load
 from emad_ref.models.seq2seq import EncodedSources, Seq2SeqKVCache, Seq2SeqStepper
 from emad_ref.models.stepper import ModelMismatch
@@ -77,8 +77,8 @@ def at(first: list[int], n: int = 1) -> np.ndarray:
 
 
 def states(stepper: Seq2SeqStepper, cache: Seq2SeqKVCache, ids: Tensor, first: list[int], depth: int) -> Tensor:
-    frame = stepper.frame(at(first, ids.shape[1]), cache)
-    return stepper.run(stepper.embed(ids, frame), 0, depth, frame, cache)
+    frame = stepper.prepare_forward(at(first, ids.shape[1]), cache)
+    return stepper.run_layers(stepper.embed(ids, frame), 0, depth, frame, cache)
 
 
 def advance(
@@ -119,12 +119,12 @@ def inference() -> Any:
 def test_full_depth_and_every_state_are_the_models_own(stepper: Seq2SeqStepper, model: Any) -> None:
     sources, targets = some_sources(15, 6), some_targets(2)
     own = theirs(model, sources, targets, output_hidden_states=True)
-    cache = stepper.open(sources)
-    frame = stepper.frame(at([0, 0], TOKENS), cache)
+    cache = stepper.open_cache(sources)
+    frame = stepper.prepare_forward(at([0, 0], TOKENS), cache)
     hidden = stepper.embed(targets, frame)
     for layer, state in enumerate(own.decoder_hidden_states[:-1]):  # the last one is already normed
         close(hidden, state)
-        hidden = stepper.run(hidden, layer, layer + 1, frame, cache)
+        hidden = stepper.run_layers(hidden, layer, layer + 1, frame, cache)
     close(stepper.logits(hidden), own.logits)
 
 
@@ -148,9 +148,9 @@ def test_cached_decode_of_ragged_prompts_gives_each_row_what_it_gets_alone(
     """Sources of three lengths and decoder prompts of three lengths in one batch, against the model row by row."""
     sources, lengths = some_sources(15, 6, 1), [1, 5, 3]
     targets = some_targets(3, 5 + 2 * chunk)
-    cache = stepper.open(sources, capacity=2)
-    frame = stepper.frame(at([0, 0, 0], 5), cache, lengths=np.array(lengths))
-    prompt = stepper.logits(stepper.run(stepper.embed(targets[:, :5], frame), 0, LAYERS, frame, cache))
+    cache = stepper.open_cache(sources, capacity=2)
+    frame = stepper.prepare_forward(at([0, 0, 0], 5), cache, lengths=np.array(lengths))
+    prompt = stepper.logits(stepper.run_layers(stepper.embed(targets[:, :5], frame), 0, LAYERS, frame, cache))
     decoded = []
     for step in range(0, 2 * chunk, chunk):
         fed = torch.stack([targets[row, n + step : n + step + chunk] for row, n in enumerate(lengths)])
@@ -161,7 +161,7 @@ def test_cached_decode_of_ragged_prompts_gives_each_row_what_it_gets_alone(
 
 
 def test_position_bias_is_the_models_own_beyond_the_first_table(plain: Seq2SeqStepper) -> None:
-    frame = plain.frame(at([290], 10), plain.open(some_sources(2)))
+    frame = plain.prepare_forward(at([290], 10), plain.open_cache(some_sources(2)))
     own = plain._bias.compute_bias(10, 300, past_seen_tokens=290)
     (arguments,) = frame.prepared.arguments.values()
     mine = arguments["position_bias"]
@@ -180,7 +180,7 @@ def test_other_precisions_pass_the_check_at_construction(dtype: torch.dtype) -> 
 
 def test_rollback_forgets_targets_and_keeps_sources(plain: Seq2SeqStepper) -> None:
     sources, targets = some_sources(7, 4), some_targets(2)
-    cache = plain.open(sources)
+    cache = plain.open_cache(sources)
     advance(plain, cache, targets[:, :6], [0, 0])
     advance(plain, cache, targets[:, 6:9].flip(1), [6, 6])
     cache.truncate(np.array([6, 4]))
@@ -193,9 +193,9 @@ def test_rollback_forgets_targets_and_keeps_sources(plain: Seq2SeqStepper) -> No
 
 def test_dropped_rows_take_their_sources_with_them(plain: Seq2SeqStepper) -> None:
     sources, targets = some_sources(9, 4, 6), some_targets(3)
-    cache = plain.open(sources)
+    cache = plain.open_cache(sources)
     advance(plain, cache, targets[:, :5], [0, 0, 0], depth=2)
-    cache.drop(np.array([0]))
+    cache.drop_rows(np.array([0]))
     close(
         advance(plain, cache, targets[1:, 5:6], [5, 5], depth=2)[:, 0],
         plain.logits(theirs(plain.model, sources, targets, output_hidden_states=True).decoder_hidden_states[2][1:, 5]),
@@ -207,23 +207,23 @@ def test_dropped_rows_take_their_sources_with_them(plain: Seq2SeqStepper) -> Non
 def test_a_layer_projects_a_source_when_its_row_first_runs_there(plain: Seq2SeqStepper) -> None:
     """Rows leave, come back after a fill by hand, and get exactly the layers they reach; padding is charged."""
     sources, targets = some_sources(8, 5), some_targets(2, 2)
-    cache = plain.open(sources)
+    cache = plain.open_cache(sources)
     assert cache.encoder_tokens == 2 * 8
     assert cache.encoder_context == 2 * 8 * 8
     assert cache.cross_fills.tolist() == [0] * LAYERS
-    frame = plain.frame(at([0, 0]), cache)
-    hidden = plain.run(plain.embed(targets[:, :1], frame), 0, 2, frame, cache)
-    one = frame.take(np.array([1]))
-    plain.run(hidden[1:], 2, 4, one, cache)
+    frame = plain.prepare_forward(at([0, 0]), cache)
+    hidden = plain.run_layers(plain.embed(targets[:, :1], frame), 0, 2, frame, cache)
+    one = frame.select_rows(np.array([1]))
+    plain.run_layers(hidden[1:], 2, 4, one, cache)
     assert cache.cross_fills.tolist() == [16, 16, 8, 8, 0, 0]
     assert cache.cross_context.tolist() == [16, 16, 8, 8, 0, 0]
     assert [layer.rows.tolist() for layer in cache.cross] == [[0, 1]] * 2 + [[1]] * 2 + [[]] * 2
-    zero = frame.take(np.array([0]))
-    plain.run(hidden[:1], 2, 3, zero, cache)
+    zero = frame.select_rows(np.array([0]))
+    plain.run_layers(hidden[:1], 2, 3, zero, cache)
     assert cache.cross_fills.tolist() == [16, 16, 16, 8, 0, 0]
     assert cache.cross[2].rows.tolist() == [0, 1]
-    later = plain.frame(at([1, 1]), cache)
-    mine = plain.logits(plain.run(plain.embed(targets[:, 1:], later), 0, 3, later, cache))
+    later = plain.prepare_forward(at([1, 1]), cache)
+    mine = plain.logits(plain.run_layers(plain.embed(targets[:, 1:], later), 0, 3, later, cache))
     own = theirs(plain.model, sources, targets, output_hidden_states=True).decoder_hidden_states[3]
     close(mine[:, 0], plain.logits(own[:, 1]))
     assert cache.cross_fills.tolist() == [16, 16, 16, 8, 0, 0], "nothing is projected twice"
@@ -231,22 +231,22 @@ def test_a_layer_projects_a_source_when_its_row_first_runs_there(plain: Seq2SeqS
 
 def test_freed_layers_forget_the_sources_of_rows_above_their_cap(plain: Seq2SeqStepper) -> None:
     sources, targets = some_sources(8, 5), some_targets(2)
-    cache = plain.open(sources)
+    cache = plain.open_cache(sources)
     advance(plain, cache, targets[:, :4], [0, 0])
-    cache.free(np.array([3, 1]))
+    cache.free_layers_above(np.array([3, 1]))
     assert [layer.rows.tolist() for layer in cache.cross] == [[0, 1], [0], [0], [], [], []]
-    frame = plain.frame(at([4, 4]), cache)
-    hidden = plain.run(plain.embed(targets[:, 4:5], frame), 0, 1, frame, cache)
-    mine = plain.run(hidden[:1], 1, 3, frame.take(np.array([0])), cache)
+    frame = plain.prepare_forward(at([4, 4]), cache)
+    hidden = plain.run_layers(plain.embed(targets[:, 4:5], frame), 0, 1, frame, cache)
+    mine = plain.run_layers(hidden[:1], 1, 3, frame.select_rows(np.array([0])), cache)
     close(mine, theirs(plain.model, sources, targets, output_hidden_states=True).decoder_hidden_states[3][:1, 4:5])
 
 
 def test_a_fill_writes_the_k_and_v_that_a_run_writes(stepper: Seq2SeqStepper) -> None:
     sources, targets = some_sources(7, 3), some_targets(2, 4)
-    ran, filled = stepper.open(sources), stepper.open(sources)
+    ran, filled = stepper.open_cache(sources), stepper.open_cache(sources)
     states(stepper, ran, targets, [0, 0], LAYERS)
     hidden = states(stepper, filled, targets, [0, 0], LAYERS - 1)
-    stepper.fill(hidden, LAYERS, stepper.frame(at([0, 0], 4), filled), filled)
+    stepper.write_kv(hidden, LAYERS, stepper.prepare_forward(at([0, 0], 4), filled), filled)
     for row in range(2):
         for mine, own in zip(filled.layers[-1].entries(row), ran.layers[-1].entries(row), strict=True):
             close(mine, own)
@@ -255,9 +255,9 @@ def test_a_fill_writes_the_k_and_v_that_a_run_writes(stepper: Seq2SeqStepper) ->
 
 
 def test_depth_that_rises_is_refused_before_anything_is_written(plain: Seq2SeqStepper) -> None:
-    cache, targets = plain.open(some_sources(5)), some_targets(1)
+    cache, targets = plain.open_cache(some_sources(5)), some_targets(1)
     states(plain, cache, targets[:, :1], [0], 3)
-    with pytest.raises(MissingEntry, match="layer=4"):
+    with pytest.raises(MissingEntryError, match="layer=4"):
         states(plain, cache, targets[:, 1:2], [1], 4)
     assert [int(layer.length[0]) for layer in cache.layers] == [1, 1, 1, 0, 0, 0]
     assert cache.cross_fills.tolist() == [5, 5, 5, 0, 0, 0]
@@ -280,29 +280,32 @@ def test_depth_that_rises_is_refused_before_anything_is_written(plain: Seq2SeqSt
 )
 def test_sources_that_cannot_be_read_are_refused(plain: Seq2SeqStepper, sources: Any, message: str) -> None:
     with pytest.raises(BadArgument, match=message):
-        plain.open(sources)
+        plain.open_cache(sources)
 
 
 def test_a_cache_needs_sources_and_a_frame_belongs_to_its_cache(plain: Seq2SeqStepper) -> None:
     for cache in (None, plain.new_cache(1)):
         with pytest.raises(BadArgument, match=r"a cache that holds sources; make it with open\(sources\)"):
-            plain.frame(at([0]), cache)
-    cache, other = plain.open(some_sources(4)), plain.open(some_sources(4))
-    frame = plain.frame(at([0]), cache)
+            plain.prepare_forward(at([0]), cache)
+    cache, other = plain.open_cache(some_sources(4)), plain.open_cache(some_sources(4))
+    frame = plain.prepare_forward(at([0]), cache)
     hidden = plain.embed(some_targets(1, 1), frame)
-    for action in (lambda: plain.run(hidden, 0, 1, frame, other), lambda: plain.fill(hidden, 1, frame, other)):
+    for action in (
+        lambda: plain.run_layers(hidden, 0, 1, frame, other),
+        lambda: plain.write_kv(hidden, 1, frame, other),
+    ):
         with pytest.raises(BadArgument, match="the cache that the frame was made for"):
             action()
 
 
 def test_layers_outside_the_decoder_are_refused(plain: Seq2SeqStepper) -> None:
-    cache = plain.open(some_sources(4))
-    frame = plain.frame(at([0]), cache)
+    cache = plain.open_cache(some_sources(4))
+    frame = plain.prepare_forward(at([0]), cache)
     hidden = plain.embed(some_targets(1, 1), frame)
     with pytest.raises(BadArgument, match="first, last"):
-        plain.run(hidden, 0, LAYERS + 1, frame, cache)
+        plain.run_layers(hidden, 0, LAYERS + 1, frame, cache)
     with pytest.raises(BadArgument, match=f"layer={LAYERS + 1}"):
-        plain.fill(hidden, LAYERS + 1, frame, cache)
+        plain.write_kv(hidden, LAYERS + 1, frame, cache)
 
 
 def test_models_that_cannot_be_walked_are_refused() -> None:
@@ -316,9 +319,9 @@ ENCODE = Seq2SeqStepper.encode
 DEFECTS: dict[str, Any] = {
     "position_bias": lambda self, distances: distances.new_zeros(1, HEADS, *distances.shape[1:], dtype=self.dtype),
     "encode": lambda self, sources: EncodedSources(
-        (whole := ENCODE(self, sources)).states, (whole.width,) * len(sources)
+        (whole := ENCODE(self, sources)).states, (whole.padded_length,) * len(sources)
     ),  # padding of the source is read
-    "normed": lambda self, hidden: self._final_norm(hidden),  # a tied head without its scale
+    "apply_final_norm": lambda self, hidden: self._final_norm(hidden),  # a tied head without its scale
 }
 
 
@@ -338,13 +341,13 @@ def test_a_walk_that_is_not_the_models_fails_at_construction(name: str, monkeypa
 def test_geometry_is_that_of_the_built_model(kind: str) -> None:
     model = small_t5(kind)
     sizes = geometry_of(model.config)
-    assert sizes.parameters() == sum(p.numel() for p in model.parameters())
+    assert sizes.parameter_count() == sum(p.numel() for p in model.parameters())
     assert (sizes.layers, sizes.encoder_layers, sizes.head_dim, sizes.gated) == (LAYERS, 3, WIDTH, kind != "t5")
 
 
 def test_published_sizes() -> None:
     """Parameters of the checkpoints on the hub."""
-    assert {name: geometry_named(f"t5-{name}").parameters() for name in ("small", "base", "large")} == {
+    assert {name: published_geometry(f"t5-{name}").parameter_count() for name in ("small", "base", "large")} == {
         "small": 60_506_624, "base": 222_903_552, "large": 737_668_096,
     }  # fmt: skip
 
@@ -355,10 +358,10 @@ def test_a_folder_loads_with_its_stepper(kind: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     loaded = load(str(tmp_path), dtype=torch.float64)
     assert isinstance(loaded.stepper, Seq2SeqStepper)
-    assert loaded.opening == START
+    assert loaded.opening_token_id == START
     assert loaded.geometry == geometry_of(model.config)
     sources, targets = some_sources(5, 2), some_targets(2)
-    mine = advance(loaded.stepper, loaded.stepper.open(sources), targets, [0, 0])
+    mine = advance(loaded.stepper, loaded.stepper.open_cache(sources), targets, [0, 0])
     close(mine, theirs(model.double(), sources, targets).logits)
 
 
@@ -369,8 +372,8 @@ def test_random_weights_of_a_published_geometry(monkeypatch: pytest.MonkeyPatch)
     assert one.fingerprint == again.fingerprint != other.fingerprint
     assert not one.trained
     assert one.tokenizer is None
-    assert one.opening == 0
-    assert one.geometry == geometry_named("t5-small")
+    assert one.opening_token_id == 0
+    assert one.geometry == published_geometry("t5-small")
     states_ = theirs(one.model, [np.arange(9)], torch.arange(7)[None], output_hidden_states=True).decoder_hidden_states
     for below, above in pairwise(states_[:-1]):
         assert float((above - below).norm() / below.norm()) > 0.05

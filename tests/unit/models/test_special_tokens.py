@@ -219,11 +219,11 @@ def test_defaults_of_a_class_are_nobodys_word(tmp_path: Path) -> None:
     nowhere = {"bos_token_id": ..., "eos_token_id": ..., "pad_token_id": ...}
     loaded = load(stored(tmp_path / "model", llama(), words, nowhere, None))
     assert loaded.model.config.bos_token_id == 1, "what transformers fills in"
-    assert (loaded.opening, loaded.ends) == (TURN, {TURN})
+    assert (loaded.opening_token_id, loaded.end_token_ids) == (TURN, {TURN})
     start = small_t5(dtype=torch.float32, num_layers=6)  # generate counts the encoder's layers
     folder = stored(tmp_path / "t5", start, LLAMA, {START: ..., "eos_token_id": ...}, {START: PAD, "eos_token_id": ...})
     loaded = load(folder)
-    assert (loaded.opening, loaded.ends) == (PAD, {EOS})
+    assert (loaded.opening_token_id, loaded.end_token_ids) == (PAD, {EOS})
     own = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
     own = own.generate(torch.tensor([[9, 17]]), max_new_tokens=5, do_sample=False, eos_token_id=EOS)[0].tolist()
     assert own[0] == encode_prompt(loaded, "w9 w17").tokens[0] == PAD
@@ -237,7 +237,7 @@ def test_a_models_own_text_ends_at_every_end_and_holds_none(tmp_path: Path) -> N
     loaded = load(stored(tmp_path / "model", model, LLAMA, AGREED, ids(BOS, [EOS, TURN])))
     given, derived = (
         [d.tolist() for d in islice(sample_documents(loaded.stepper, BOS, 40, "train", ends=ends), 32)]
-        for ends in (loaded.ends, None)
+        for ends in (loaded.end_token_ids, None)
     )
     assert given == derived, "the stepper's own model declares them, too"
     assert not np.isin(np.concatenate(given), [BOS, EOS, TURN]).any()
@@ -246,9 +246,9 @@ def test_a_models_own_text_ends_at_every_end_and_holds_none(tmp_path: Path) -> N
 
 def test_a_model_that_opens_no_text_writes_none(tmp_path: Path) -> None:
     loaded = load(stored(tmp_path / "model", llama(), {}, ids(), ids()))
-    assert loaded.opening is None
+    assert loaded.opening_token_id is None
     with pytest.raises(BadArgument, match="corpus='self', but expected a model that declares which token opens a text"):
-        sample_documents(loaded.stepper, loaded.opening, 8, "train", ends=loaded.ends)
+        sample_documents(loaded.stepper, loaded.opening_token_id, 8, "train", ends=loaded.end_token_ids)
 
 
 def test_what_is_remarked_is_told_once_and_stands_among_the_facts(tmp_path: Path, caplog) -> None:
@@ -270,4 +270,4 @@ def test_a_generation_config_that_is_none_is_one_clear_error(tmp_path: Path, con
 @pytest.mark.parametrize("name", ["emad-nano", "emad-tiny", "emad-t5-tiny"])
 def test_nothing_is_remarked_of_bundled_models(name: str) -> None:
     loaded = load(name)
-    assert (loaded.opening, loaded.ends, loaded.remarks) == (0, {1} if "t5" in name else {0}, ())
+    assert (loaded.opening_token_id, loaded.end_token_ids, loaded.remarks) == (0, {1} if "t5" in name else {0}, ())

@@ -14,7 +14,7 @@ from torch import Tensor
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
-from emad_ref.models.kv_cache import KVCache, MissingEntry
+from emad_ref.models.kv_cache import KVCache, MissingEntryError
 from emad_ref.models.stepper import ModelMismatch, SizeMismatch, Stepper, count_parameters
 from tests.small import FAMILIES, LAYERS, VOCABULARY, small_config, small_model
 
@@ -63,17 +63,17 @@ def at(first: list[int], n: int) -> np.ndarray:
 
 def plain_states(stepper: Stepper, ids: Tensor) -> list[Tensor]:
     """h_0 … h_L [rows, n, D] in one forward without a cache."""
-    frame = stepper.frame(at([0] * len(ids), ids.shape[1]), None)
+    frame = stepper.prepare_forward(at([0] * len(ids), ids.shape[1]), None)
     states = [stepper.embed(ids, frame)]
     for layer in range(1, stepper.layers + 1):
-        states.append(stepper.run(states[-1], layer - 1, layer, frame, None))
+        states.append(stepper.run_layers(states[-1], layer - 1, layer, frame, None))
     return states
 
 
 def advance(stepper: Stepper, cache: KVCache, ids: Tensor, first: list[int], depth: int) -> Tensor:
     """Logits of one chunk for all rows at one depth."""
-    frame = stepper.frame(at(first, ids.shape[1]), cache)
-    return stepper.logits(stepper.run(stepper.embed(ids, frame), 0, depth, frame, cache))
+    frame = stepper.prepare_forward(at(first, ids.shape[1]), cache)
+    return stepper.logits(stepper.run_layers(stepper.embed(ids, frame), 0, depth, frame, cache))
 
 
 def close(mine: Tensor, theirs: Tensor, family: str, attention: str = "sdpa") -> None:
@@ -103,9 +103,9 @@ def test_layers_matter_in_the_test_models(stepper: Stepper) -> None:
 def test_logits_are_the_head_of_the_normed_state(stepper: Stepper, family: str) -> None:
     """Estimators read rows of the head: whatever a family does to its logits but a cap must already be in the state."""
     state = plain_states(stepper, random_tokens(1))[3]
-    read = stepper.normed(state) @ stepper.unembedding.T
+    read = stepper.apply_final_norm(state) @ stepper.unembedding.T
     read = read if stepper.unembedding_bias is None else read + stepper.unembedding_bias
-    read = read if stepper.softcap is None else stepper.softcap * torch.tanh(read / stepper.softcap)
+    read = read if stepper.logit_softcap is None else stepper.logit_softcap * torch.tanh(read / stepper.logit_softcap)
     close(stepper.logits(state), read, family)
 
 
@@ -121,8 +121,8 @@ def test_a_ragged_prompt_gives_each_row_what_it_gets_alone(stepper: Stepper, mod
     lengths, steps = [7, 3, 1], 5
     ids = random_tokens(3)
     cache = stepper.new_cache(3, CAPACITY)
-    frame = stepper.frame(at([0, 0, 0], 7), cache, lengths=np.array(lengths))
-    prompt = stepper.logits(stepper.run(stepper.embed(ids[:, :7], frame), 0, LAYERS, frame, cache))
+    frame = stepper.prepare_forward(at([0, 0, 0], 7), cache, lengths=np.array(lengths))
+    prompt = stepper.logits(stepper.run_layers(stepper.embed(ids[:, :7], frame), 0, LAYERS, frame, cache))
     decoded = []
     for step in range(steps):
         fed = torch.stack([ids[row, n + step] for row, n in enumerate(lengths)])[:, None]
@@ -135,8 +135,8 @@ def test_a_ragged_prompt_gives_each_row_what_it_gets_alone(stepper: Stepper, mod
 def test_rows_without_a_prompt_wait_for_the_others(stepper: Stepper, model: Any, family: str) -> None:
     """The forward of a subset of rows writes only their entries."""
     ids, cache = random_tokens(3), stepper.new_cache(3, CAPACITY)
-    frame = stepper.frame(at([0, 0], 6), cache, rows=np.array([0, 2]), lengths=np.array([6, 2]))
-    stepper.run(stepper.embed(ids[[0, 2], :6], frame), 0, LAYERS, frame, cache)
+    frame = stepper.prepare_forward(at([0, 0], 6), cache, rows=np.array([0, 2]), lengths=np.array([6, 2]))
+    stepper.run_layers(stepper.embed(ids[[0, 2], :6], frame), 0, LAYERS, frame, cache)
     assert [layer.length.tolist() for layer in cache.layers] == [[6, 0, 2]] * LAYERS
     logits = advance(stepper, cache, torch.stack([ids[0, 6], ids[1, 0], ids[2, 2]])[:, None], [6, 0, 2], LAYERS)
     for row, n in enumerate([7, 1, 3]):
@@ -164,24 +164,24 @@ def test_rows_leave_at_their_own_depths(stepper: Stepper, family: str, freeing: 
     schedule = np.array([[6, 6, 4, 4, 1], [5, 3, 3, 3, 3], [6, 6, 6, 6, 2]])
     ids, cache = random_tokens(3), stepper.new_cache(3, CAPACITY)
     states = plain_states(stepper, ids)
-    frame = stepper.frame(at([0, 0, 0], 6), cache, lengths=prompts)
-    stepper.run(stepper.embed(ids[:, :6], frame), 0, LAYERS, frame, cache)
+    frame = stepper.prepare_forward(at([0, 0, 0], 6), cache, lengths=prompts)
+    stepper.run_layers(stepper.embed(ids[:, :6], frame), 0, LAYERS, frame, cache)
     for step, depth in enumerate(schedule.T):
         here = prompts + step
-        frame = stepper.frame(here[:, None], cache)
+        frame = stepper.prepare_forward(here[:, None], cache)
         fed = ids[torch.arange(3), torch.from_numpy(here)][:, None]
         hidden, running, layer = stepper.embed(fed, frame), np.arange(3), 0
         for stop in sorted(set(depth.tolist())):
-            hidden = stepper.run(hidden, layer, stop, frame, cache)
+            hidden = stepper.run_layers(hidden, layer, stop, frame, cache)
             layer, stays = stop, depth[running] > stop
             for i in np.flatnonzero(~stays):
                 row = running[i]
                 close(stepper.logits(hidden)[i, 0], stepper.logits(states[stop][row, here[row]]), family)
             if stays.any():
-                hidden, frame = hidden[torch.from_numpy(stays)], frame.take(np.flatnonzero(stays))
+                hidden, frame = hidden[torch.from_numpy(stays)], frame.select_rows(np.flatnonzero(stays))
                 running = running[stays]
         if freeing:
-            cache.free(depth)
+            cache.free_layers_above(depth)
 
 
 def test_truncate_and_go_on_is_a_fresh_history(stepper: Stepper, model: Any, family: str) -> None:
@@ -204,14 +204,14 @@ def test_filling_with_the_true_state_is_running_the_block(stepper: Stepper, mode
     ids, lengths = random_tokens(2), [6, 3]
     states = plain_states(stepper, ids)
     cache = stepper.new_cache(2, CAPACITY)
-    frame = stepper.frame(at([0, 0], 6), cache, lengths=np.array(lengths))
-    stepper.run(stepper.embed(ids[:, :6], frame), 0, LAYERS, frame, cache)
-    frame = stepper.frame(at(lengths, 1), cache)
+    frame = stepper.prepare_forward(at([0, 0], 6), cache, lengths=np.array(lengths))
+    stepper.run_layers(stepper.embed(ids[:, :6], frame), 0, LAYERS, frame, cache)
+    frame = stepper.prepare_forward(at(lengths, 1), cache)
     fed = torch.stack([ids[row, n] for row, n in enumerate(lengths)])[:, None]
-    stepper.run(stepper.embed(fed, frame), 0, 2, frame, cache)
+    stepper.run_layers(stepper.embed(fed, frame), 0, 2, frame, cache)
     for layer in range(3, LAYERS + 1):
         true = torch.stack([states[layer - 1][row, n] for row, n in enumerate(lengths)])[:, None]
-        stepper.fill(true, layer, frame, cache)
+        stepper.write_kv(true, layer, frame, cache)
     assert [layer.length.tolist() for layer in cache.layers] == [[7, 4]] * LAYERS
     fed = torch.stack([ids[row, n + 1] for row, n in enumerate(lengths)])[:, None]
     logits = advance(stepper, cache, fed, [7, 4], LAYERS)
@@ -224,13 +224,15 @@ def test_a_missing_entry_raises_before_anything_is_written(stepper: Stepper) -> 
     advance(stepper, cache, ids[:, :4], [0, 0], LAYERS)
     advance(stepper, cache, ids[:, 4:5], [4, 4], 3)
     with pytest.raises(
-        MissingEntry, match=r"layer=4.*position 5 of row 0 it must hold 5 entries and holds 4"
+        MissingEntryError, match=r"layer=4.*position 5 of row 0 it must hold 5 entries and holds 4"
     ) as caught:
         advance(stepper, cache, ids[:, 5:6], [5, 5], LAYERS)
     assert (caught.value.layer, caught.value.row, caught.value.position, caught.value.held) == (4, 0, 5, 4)
     assert [layer.length.tolist() for layer in cache.layers] == [[5, 5]] * 3 + [[4, 4]] * 3
-    with pytest.raises(MissingEntry):
-        stepper.fill(torch.zeros(2, 1, 32, dtype=stepper.dtype), 4, stepper.frame(at([5, 5], 1), cache), cache)
+    with pytest.raises(MissingEntryError):
+        stepper.write_kv(
+            torch.zeros(2, 1, 32, dtype=stepper.dtype), 4, stepper.prepare_forward(at([5, 5], 1), cache), cache
+        )
 
 
 @pytest.mark.parametrize(
@@ -279,20 +281,20 @@ def neox() -> Stepper:
 class TestFrame:
     def test_keys_are_those_executed(self, neox: Stepper) -> None:
         cache = neox.new_cache(2, CAPACITY)
-        assert neox.frame(at([0, 0], 6), cache, lengths=np.array([6, 2])).keys == 6
-        frame = neox.frame(at([6, 2], 1), cache)
+        assert neox.prepare_forward(at([0, 0], 6), cache, lengths=np.array([6, 2])).keys == 6
+        frame = neox.prepare_forward(at([6, 2], 1), cache)
         assert frame.keys == 7
-        assert frame.take(np.array([1])).keys == 3
+        assert frame.select_rows(np.array([1])).keys == 3
 
     def test_take_is_memoised(self, neox: Stepper) -> None:
-        frame = neox.frame(at([4, 2], 1), neox.new_cache(2))
-        assert frame.take(np.array([1])) is frame.take(np.array([1]))
+        frame = neox.prepare_forward(at([4, 2], 1), neox.new_cache(2))
+        assert frame.select_rows(np.array([1])) is frame.select_rows(np.array([1]))
 
     def test_no_mask_where_none_is_needed(self, neox: Stepper) -> None:
         cache, (placement,) = neox.new_cache(2), neox.placements
-        together, apart = (neox.frame(at(starts, 1), cache) for starts in ([7, 7], [7, 3]))
-        assert together.prepared.arguments(placement)["attention_mask"] is None
-        ragged = apart.prepared.arguments(placement)["attention_mask"]
+        together, apart = (neox.prepare_forward(at(starts, 1), cache) for starts in ([7, 7], [7, 3]))
+        assert together.prepared.block_kwargs(placement)["attention_mask"] is None
+        ragged = apart.prepared.block_kwargs(placement)["attention_mask"]
         assert (ragged == 0).sum(dim=-1).flatten().tolist() == [8, 4]
 
     @pytest.mark.parametrize(
@@ -310,22 +312,22 @@ class TestFrame:
     )
     def test_misuse_is_refused(self, neox: Stepper, positions: list, given: dict, message: str) -> None:
         with pytest.raises(BadArgument, match=message):
-            neox.frame(np.array(positions), neox.new_cache(2), **given)
+            neox.prepare_forward(np.array(positions), neox.new_cache(2), **given)
 
     def test_without_a_cache_positions_start_at_zero(self, neox: Stepper) -> None:
         with pytest.raises(BadArgument, match="0 without a cache"):
-            neox.frame(at([3], 2), None)
+            neox.prepare_forward(at([3], 2), None)
 
     def test_frame_and_cache_go_together(self, neox: Stepper) -> None:
-        frame = neox.frame(at([0], 2), None)
+        frame = neox.prepare_forward(at([0], 2), None)
         with pytest.raises(BadArgument, match="the cache the frame was made for"):
-            neox.run(torch.zeros(1, 2, 32, dtype=neox.dtype), 0, 1, frame, neox.new_cache(1))
+            neox.run_layers(torch.zeros(1, 2, 32, dtype=neox.dtype), 0, 1, frame, neox.new_cache(1))
 
     @pytest.mark.parametrize("family_", ["gpt2", "gptj"])
     def test_tables_of_positions_end(self, family_: str) -> None:
         stepper = CausalStepper(small_model(family_))
         with pytest.raises(BadArgument, match="less than 128"):
-            stepper.frame(at([128], 1), stepper.new_cache(1))
+            stepper.prepare_forward(at([128], 1), stepper.new_cache(1))
 
 
 def test_a_walk_in_inference_mode_does_not_spoil_gradients() -> None:
@@ -385,7 +387,7 @@ class TestConstruction:
     def test_experts_walked_with_a_dense_row_are_refused_although_the_logits_agree(self) -> None:
         """The model's own config, but for the name of its family: one MLP of that width would be another model."""
         model = small_model("qwen3_moe")
-        counted = geometry_of(small_config("qwen3")).parameters()
+        counted = geometry_of(small_config("qwen3")).parameter_count()
         model.config.model_type = "qwen3"
         held = sum(p.numel() for p in model.parameters())
         with pytest.raises(SizeMismatch, match=rf"model_type='qwen3'.*{counted:,} parameters.*holds {held:,};"):
@@ -409,7 +411,7 @@ class TestConstruction:
                  "image_size": 28, "patch_size": 14}  # fmt: skip
         config = hf.Gemma3Config(text_config=text, vision_config=sight, mm_tokens_per_image=1)
         model = small_model("gemma3", config=config)
-        assert count_parameters(model) == CausalStepper(model).geometry.parameters()
+        assert count_parameters(model) == CausalStepper(model).geometry.parameter_count()
         assert count_parameters(model) < sum(p.numel() for p in model.parameters())
         model.get_decoder().layers[0].adapter = torch.nn.Linear(32, 7)
         with pytest.raises(SizeMismatch):
@@ -424,6 +426,6 @@ class TestConstruction:
     @pytest.mark.parametrize(("first", "last"), [(-1, 2), (3, 2), (0, LAYERS + 1)])
     def test_layers_out_of_range(self, first: int, last: int) -> None:
         stepper = CausalStepper(small_model("gpt_neox"))
-        frame = stepper.frame(at([0], 2), None)
+        frame = stepper.prepare_forward(at([0], 2), None)
         with pytest.raises(BadArgument, match=f"≤ {LAYERS}"):
-            stepper.run(torch.zeros(1, 2, 32, dtype=stepper.dtype), first, last, frame, None)
+            stepper.run_layers(torch.zeros(1, 2, 32, dtype=stepper.dtype), first, last, frame, None)

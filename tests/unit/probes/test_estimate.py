@@ -102,7 +102,7 @@ def test_the_linear_probe_reads_the_normed_state_and_knows_no_token(stepper, hid
     reader = make_entropy_reader(stepper, EVERY[-1], PROBES)
     reading = reader.read(hidden, 1)
     weights = torch.tensor(WEIGHTS[1], dtype=torch.float64)
-    assert torch.allclose(reading.entropy_nats, stepper.normed(hidden) @ weights[:-1] + weights[-1])
+    assert torch.allclose(reading.entropy_nats, stepper.apply_final_norm(hidden) @ weights[:-1] + weights[-1])
     lined = make_entropy_reader(stepper, replace(EVERY[-1], correction=LINES), PROBES)
     assert torch.allclose(lined.entropy_nats(hidden, 1), 0.5 * reading.entropy_nats + 3.0)
     assert (reading.top1 == -1).all()
@@ -119,7 +119,7 @@ def test_a_softcap_and_a_bias_of_the_head_are_seen(family):
     if family == "gemma2":
         model.config.final_logit_softcapping = 2.0
     stepper = CausalStepper(model)
-    assert (stepper.softcap if family == "gemma2" else stepper.unembedding_bias) is not None
+    assert (stepper.logit_softcap if family == "gemma2" else stepper.unembedding_bias) is not None
     states = 3 * torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     whole = make_entropy_reader(stepper, EntropyEstimator(), PROBES).read_uncorrected(states)
     for estimator, logits in (

@@ -146,7 +146,7 @@ def smollm2_geometry():
 
 def test_few_layers_are_read_where_a_head_costs_more_than_a_block(nano):
     geometry = smollm2_geometry()
-    assert geometry.parameters() == 134_515_008
+    assert geometry.parameter_count() == 134_515_008
     large = SimpleNamespace(geometry=geometry)
     assert layers_to_read(large) == (5, 10, 15, 20, 25)
     assert held_out_tokens(large, ScreeningSettings()) == 4_000

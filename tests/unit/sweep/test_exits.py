@@ -13,7 +13,7 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point, kept_vocabulary_size
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.geometry import geometry_named
+from emad_ref.models.geometry import published_geometry
 from emad_ref.protocol import Prompt
 from emad_ref.sweep.diagnostics import (
     efficiency_gain_bound,
@@ -103,7 +103,7 @@ def test_a_token_that_never_exits_costs_what_a_decoder_counts(signal: str, pruni
 
 def test_t5_large_saves_by_pruning_what_its_full_heads_allow() -> None:
     """Two full heads remain, after j and at the last layer: no k brings the confidence below them."""
-    geometry = geometry_named("t5-large")
+    geometry = published_geometry("t5-large")
     plain, pruned = (
         work_without_exit(early_exit_point("softmax_response", 24, 32_128, 7, 2.0, pruning=name), geometry)
         for name in ("none", "fixed")
@@ -123,4 +123,4 @@ def test_the_published_formula_is_bounded_by_depth_over_minimum(minimum: int, bo
 
 def test_the_number_of_layers_must_be_the_models() -> None:
     with pytest.raises(BadArgument, match=r"point\.layers=6, but expected 24"):
-        work_without_exit(early_exit_point("softmax_response", 6, 32_128, 2), geometry_named("t5-large"))
+        work_without_exit(early_exit_point("softmax_response", 6, 32_128, 2), published_geometry("t5-large"))

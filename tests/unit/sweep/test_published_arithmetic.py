@@ -14,12 +14,12 @@ import pytest
 
 from emad_ref.benchmark.flops import flops
 from emad_ref.exit_rules import early_exit_point, kept_vocabulary_size
-from emad_ref.models.geometry import geometry_named
+from emad_ref.models.geometry import published_geometry
 from emad_ref.probes.pruned_vocabulary import adaptive_vocabulary_size
 from emad_ref.sweep.diagnostics import efficiency_gain_bound, published_efficiency_gain, work_without_exit
 
 L, D, V = 24, 1_024, 32_128
-T5_LARGE = geometry_named("t5-large")
+T5_LARGE = published_geometry("t5-large")
 # j, k*, bound L/j, the formula's gain, the gain of what is executed: all to the digits that a row shows
 ROWS = [(2, 2781, 12.0, 6.147, 6.024), (7, 842, 3.429, 3.223, 7.440), (19, 315, 1.263, 1.260, 2.942)]
 

@@ -14,9 +14,9 @@ from emad_ref.tasks.scoring import (
     FEWEST_DOCUMENTS,
     MOST_READ,
     OPTIONS,
-    continuation_items,
-    item_clusters,
-    token_sequences,
+    cluster_items,
+    make_continuation_items,
+    to_token_sequences,
 )
 
 OPENING = 0
@@ -29,7 +29,7 @@ def corpus(*lengths: int) -> list[np.ndarray]:
 
 
 def made(documents, count=500, *, opening=OPENING, seed=3):
-    return continuation_items(documents, count, text="t", opening=opening, rng=np.random.default_rng(seed))
+    return make_continuation_items(documents, count, text="t", opening=opening, rng=np.random.default_rng(seed))
 
 
 def document_of(tokens) -> int:
@@ -50,8 +50,8 @@ def test_an_item_is_one_documents_beginning_its_own_next_tokens_and_those_of_thr
         assert number not in others
         assert {len(each) for each in item.continuations} == {CONTINUATION_TOKENS}
         assert all((each % 1000 == own % 1000).all() for each in item.continuations), "the same place of each document"
-    assert len(np.unique(item_clusters(items))) == 40
-    starts = {sequence.adaptive_from for sequence in token_sequences(items)}
+    assert len(np.unique(cluster_items(items))) == 40
+    starts = {sequence.adaptive_from for sequence in to_token_sequences(items)}
     assert starts == {CONTEXT_TOKENS}, "the last token of the context, behind the opening token, is decided first"
 
 

@@ -15,12 +15,12 @@ from emad_ref.tasks.datasets import (
     PUBLISHED,
     SOURCES,
     TaskDataUnavailable,
+    generate_world_splits,
     has_task_file,
-    load_pairs,
+    load_seq2seq_pairs,
+    load_task_splits,
     read_rows,
-    splits,
-    task_files,
-    world_splits,
+    task_file_names,
 )
 from emad_ref.text.seq2seq_pairs import format_source
 
@@ -130,7 +130,9 @@ def test_rows_are_read_as_the_hub_has_them(data, source, folder, split, rows):
 def test_every_source_is_covered_by_these_fixtures(data):
     """A source added without a fixture would go unread."""
     folders = {"arc": "arc/ARC-Easy", "math": "math/algebra", "wikitext": "wikitext-2"}
-    found = {s for s in SOURCES if any(datasets.split_file(s, p, data / folders.get(s, s)) for p in SOURCES[s].files)}
+    found = {
+        s for s in SOURCES if any(datasets.find_split_file(s, p, data / folders.get(s, s)) for p in SOURCES[s].files)
+    }
     assert found == set(SOURCES)
 
 
@@ -250,7 +252,7 @@ def test_a_missing_file_or_split_is_named(data):
 
 def test_splits_are_read_when_first_asked_for(data):
     pytest.importorskip("datasets")
-    wanted = splits(source="arc", folder="arc/ARC-Easy", hub="-", optional=("train",), data=data, version=1.0)
+    wanted = load_task_splits(source="arc", folder="arc/ARC-Easy", hub="-", optional=("train",), data=data, version=1.0)
     assert len(wanted) == 0
     assert wanted["test"][1] == ARC[1]
     assert wanted["test"] is wanted["test"]
@@ -260,13 +262,13 @@ def test_splits_are_read_when_first_asked_for(data):
 
 def test_an_optional_split_that_is_missing_is_empty_and_said_to_be(data, caplog):
     pytest.importorskip("datasets")
-    wanted = splits(source="arc", folder="arc/ARC-Easy", hub="-", optional=("train",), data=data)
+    wanted = load_task_splits(source="arc", folder="arc/ARC-Easy", hub="-", optional=("train",), data=data)
     assert len(wanted["train"]) == 0
     assert "no train split" in caplog.text
     with pytest.raises(BadArgument, match="a folder that holds train"):
-        splits(source="arc", folder="arc/ARC-Easy", hub="-", data=data)["train"]
+        load_task_splits(source="arc", folder="arc/ARC-Easy", hub="-", data=data)["train"]
     with pytest.raises(BadArgument, match="a folder that holds train"):  # a wrong folder is no empty split
-        splits(source="arc", folder="nowhere", hub="-", optional=("train",), data=data)["train"]
+        load_task_splits(source="arc", folder="nowhere", hub="-", optional=("train",), data=data)["train"]
 
 
 def test_hub_rows_pass_the_same_checks(monkeypatch):
@@ -279,7 +281,7 @@ def test_hub_rows_pass_the_same_checks(monkeypatch):
 
     monkeypatch.setattr(hub, "load_dataset", load_dataset)
     monkeypatch.setattr(datasets, "is_hub_reachable", lambda: True)
-    wanted = splits(source="arc", folder="-", hub="allenai/ai2_arc", name="ARC-Easy")
+    wanted = load_task_splits(source="arc", folder="-", hub="allenai/ai2_arc", name="ARC-Easy")
     with pytest.raises(BadArgument, match="allenai/ai2_arc, test row 2: answerKey='Z'"):
         wanted["test"]
     assert asked == [("allenai/ai2_arc", "ARC-Easy", "test")]
@@ -292,7 +294,7 @@ def test_a_row_of_the_hub_that_is_no_text_is_left_out_and_told(monkeypatch, capl
     rows = hub.Dataset.from_list([good, {**GSM8K[0], "question": "a\0b"}])
     monkeypatch.setattr(hub, "load_dataset", lambda *_, **__: rows)
     monkeypatch.setattr(datasets, "is_hub_reachable", lambda: True)
-    found = splits(source="gsm8k", folder="-", hub="openai/gsm8k", name="main")["test"]
+    found = load_task_splits(source="gsm8k", folder="-", hub="openai/gsm8k", name="main")["test"]
     assert found["question"][:] == [good["question"]]
     assert "left out: openai/gsm8k, test row 1: question='a\\x00b'" in caplog.text
 
@@ -310,13 +312,13 @@ def test_without_a_folder_and_offline_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr(hub, "load_dataset", load_dataset)
     monkeypatch.setattr(datasets, "is_hub_reachable", lambda: False)
     with pytest.raises(TaskDataUnavailable, match=r"hub='openai/gsm8k'.*no cache.*pass a data folder"):
-        splits(source="gsm8k", folder="gsm8k", hub="openai/gsm8k", name="main")["test"]
+        load_task_splits(source="gsm8k", folder="gsm8k", hub="openai/gsm8k", name="main")["test"]
     assert seen == [True]  # asked as under HF_HUB_OFFLINE: the cache only
 
 
 def test_the_worlds_splits_are_seeded_and_differ():
     pytest.importorskip("datasets")
-    one, again = world_splits(world_task="facts", items=5), world_splits(world_task="facts", items=5)
+    one, again = generate_world_splits(world_task="facts", items=5), generate_world_splits(world_task="facts", items=5)
     assert one["test"].to_list() == again["test"].to_list()
     assert len(one["test"]) == 5
     assert one["test"][0]["prompt"].endswith("?")
@@ -351,22 +353,22 @@ def squad_of(*questions: str) -> dict:
 def test_pairs_have_the_form_in_which_t5_was_trained(tmp_path: Path) -> None:
     write(tmp_path / "squad/dev-v1.1.json", SQUAD)
     write(tmp_path / "samsum/val.json", SAMSUM)
-    asked = {pair.source: pair for pair in load_pairs("squad", tmp_path, 10).pairs}
+    asked = {pair.source: pair for pair in load_seq2seq_pairs("squad", tmp_path, 10).pairs}
     what = asked["question: What flows? context: The Elbe flows to the sea."]
     assert (what.task, what.target, what.answers) == ("squad", "The Elbe", ("The Elbe", "Elbe"))
     assert asked["question: Where to? context: The Elbe flows to the sea."].answers == ("the sea",)
-    (told,) = load_pairs("samsum", tmp_path, 10).pairs
+    (told,) = load_seq2seq_pairs("samsum", tmp_path, 10).pairs
     assert (told.source, told.target) == ("summarize: Ada: Tea?\nBob: Yes.", "Bob wants tea.")
     assert told.answers == ("Bob wants tea.",)
 
 
 def test_the_seed_fixes_an_order_of_which_a_smaller_draw_is_the_beginning(tmp_path: Path) -> None:
     write(tmp_path / "samsum/test.json", DIALOGUES)
-    few, many = load_pairs("samsum", tmp_path, 10, seed=3), load_pairs("samsum", tmp_path, 30, seed=3)
+    few, many = load_seq2seq_pairs("samsum", tmp_path, 10, seed=3), load_seq2seq_pairs("samsum", tmp_path, 30, seed=3)
     assert few.pairs == many.pairs[:10]
     assert (len(many.pairs), many.of) == (30, 40)
-    assert many.pairs != load_pairs("samsum", tmp_path, 30, seed=4).pairs
-    everything = load_pairs("samsum", tmp_path, 1000).pairs
+    assert many.pairs != load_seq2seq_pairs("samsum", tmp_path, 30, seed=4).pairs
+    everything = load_seq2seq_pairs("samsum", tmp_path, 1000).pairs
     assert sorted(pair.target for pair in everything) == sorted(row["summary"] for row in DIALOGUES)
     assert [pair.target for pair in everything] != [row["summary"] for row in DIALOGUES], "as the file is sorted"
 
@@ -378,33 +380,33 @@ def test_the_papers_split_comes_first_and_training_files_are_never_asked(tmp_pat
     assert not has_task_file("squad", train)
     assert not has_task_file("samsum", train)
     write(train / "squad/dev-v1.1.json", squad_of("Who develops"))
-    assert [pair.target for pair in load_pairs("squad", train, 9).pairs] == ["develops"]
+    assert [pair.target for pair in load_seq2seq_pairs("squad", train, 9).pairs] == ["develops"]
     write(train / "samsum/test.json", DIALOGUES[:2])
-    assert load_pairs("samsum", train, 9).file == train / "samsum/test.json"
+    assert load_seq2seq_pairs("samsum", train, 9).file == train / "samsum/test.json"
     write(train / "samsum/val.json", DIALOGUES[:3])
-    found = load_pairs("samsum", train, 9)
+    found = load_seq2seq_pairs("samsum", train, 9)
     assert (found.file, found.of) == (train / "samsum/val.json", 3)
 
 
 def test_files_are_named_for_people() -> None:
-    assert task_files("squad") == ("squad/dev-v1.1.json",)
-    assert task_files("samsum") == ("samsum/val.json", "samsum/test.json")
+    assert task_file_names("squad") == ("squad/dev-v1.1.json",)
+    assert task_file_names("samsum") == ("samsum/val.json", "samsum/test.json")
 
 
 @pytest.mark.parametrize("task", PUBLISHED)
 def test_a_folder_without_the_file_says_which_it_lacks(task: str, tmp_path: Path) -> None:
     with pytest.raises(BadArgument, match=f"a folder that holds {task}/"):
-        load_pairs(task, tmp_path, 1)
+        load_seq2seq_pairs(task, tmp_path, 1)
 
 
 def test_a_row_that_does_not_fit_is_named(tmp_path: Path) -> None:
     write(tmp_path / "samsum/val.json", [*DIALOGUES[:2], {"id": "x", "dialogue": "Ada: Hm."}])
     with pytest.raises(BadArgument, match=r"val\.json, \[2\]: summary"):
-        load_pairs("samsum", tmp_path, 1)
+        load_seq2seq_pairs("samsum", tmp_path, 1)
 
 
 @pytest.mark.parametrize(
-    "ask", [task_files, lambda task: has_task_file(task, Path()), lambda task: load_pairs(task, Path(), 1)]
+    "ask", [task_file_names, lambda task: has_task_file(task, Path()), lambda task: load_seq2seq_pairs(task, Path(), 1)]
 )
 def test_an_unknown_task_is_refused(ask) -> None:
     with pytest.raises(BadArgument, match="task='qa', but expected one of squad, samsum"):

@@ -23,7 +23,7 @@ from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.replay import replay_depths
-from emad_ref.tasks.scoring import correct_items, encode_item, token_sequences
+from emad_ref.tasks.scoring import encode_item, score_items_from_trace, to_token_sequences
 from emad_ref.text import world
 from tests.small import small_model
 from tests.unit.models.test_special_tokens import BOS, EOS, LLAMA, TURN, UNK, ids, stored, third_token, transformers_own
@@ -34,9 +34,9 @@ import lm_eval.tasks
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from emad_ref.tasks import lm_eval_model, metrics
-from emad_ref.tasks.continuations import stop_finder
-from emad_ref.tasks.evaluation import TaskResult, evaluate_tasks, task_manager, task_names
-from emad_ref.tasks.lm_eval_model import BadJournal, EmadLM, ResultJournal
+from emad_ref.tasks.continuations import make_stop_string_check
+from emad_ref.tasks.evaluation import TaskResult, evaluate_tasks, lm_eval_task_names, make_task_manager
+from emad_ref.tasks.lm_eval_model import BadJournalError, EmadLM, ResultJournal
 from emad_ref.tasks.lm_eval_settings import TASK_FOLDER
 from emad_ref.tasks.pair_lm_eval_model import PairLM
 from emad_ref.tasks.scoring import AnswerStrategy, WrittenAnswer
@@ -58,8 +58,10 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def profile(nano, tmp_path_factory):
     """A profile of the model on a few of the world's examples."""
-    items = [encode_item(e, nano.tokenizer, nano.opening) for e in world.generate_examples("facts", "calibrate", 8)]
-    trace = take_trace(nano.stepper, token_sequences(items))
+    items = [
+        encode_item(e, nano.tokenizer, nano.opening_token_id) for e in world.generate_examples("facts", "calibrate", 8)
+    ]
+    trace = take_trace(nano.stepper, to_token_sequences(items))
     known = {"model": nano.name, "fingerprint": nano.fingerprint, "corpus": "facts", "dtype": "float32"}
     path = tmp_path_factory.mktemp("profile") / "profile.json"
     profile_of(trace, (1, 2), **known).save(path)
@@ -185,7 +187,7 @@ def alone(lm, wanted):
 
 def test_an_empty_context_is_what_opens_every_text(tmp_path):
     lm = EmadLM(folder_of(tmp_path, LLAMA, ids(UNK, EOS), ids(UNK, EOS)))
-    assert lm.prefix_token_id == lm.loaded.opening == BOS
+    assert lm.prefix_token_id == lm.loaded.opening_token_id == BOS
     assert lm.get_model_info()["special_tokens"] == {"opening": BOS, "ends": [EOS], "padding": None}
 
 
@@ -289,7 +291,7 @@ def test_the_count_of_cut_contexts_reaches_the_results(nano, data):
     longest = 16
     lm = EmadLM(nano, max_length=lm_eval_model.NEW_TOKENS + longest)  # SQuAD's definition names no length
     first, again = (evaluate_tasks(lm, ["squad", "arc_easy", "pile"], data=data) for _ in range(2))
-    squad = task_manager(data).load(["squad"])["tasks"]["squad"]
+    squad = make_task_manager(data).load(["squad"])["tasks"]["squad"]
     prompts = [squad.fewshot_context(document, 0) for document in squad.eval_docs]
     assert first["squad"].cut == sum(len(nano.tokenizer.encode(prompt)) > longest for prompt in prompts) > 0
     assert first["pile"].cut == 0
@@ -317,15 +319,15 @@ def test_a_stop_string_is_found_at_the_token_that_completes_it(before, stop):
     def text(ids):
         return "".join(SPELLED[i] for i in ids)
 
-    tokens, stopped = [*before, *STOPS[stop]], stop_finder(text, ["", stop])
+    tokens, stopped = [*before, *STOPS[stop]], make_stop_string_check(text, ["", stop])
     first = next(n for n in range(1, len(tokens) + 1) if stop in text(tokens[:n]))
     assert [n for n in range(1, first + 1) if stopped(tokens[:n])] == [first]
 
 
 def test_a_stop_string_that_only_the_tail_seems_to_hold_does_not_count():
     """Decoding a part may spell what the whole does not: sentencepiece drops a leading space."""
-    assert not stop_finder(lambda ids: "stop" if len(ids) < 9 else "st op", ["stop"])(list(range(20)))
-    assert stop_finder(lambda ids: "stop", ["stop"])(list(range(20)))
+    assert not make_stop_string_check(lambda ids: "stop" if len(ids) < 9 else "st op", ["stop"])(list(range(20)))
+    assert make_stop_string_check(lambda ids: "stop", ["stop"])(list(range(20)))
 
 
 @pytest.mark.parametrize("stops", [[" "], ["\n"], ["has"], ["cards.", "9 "], ["zzz"]])
@@ -337,7 +339,7 @@ def test_looking_at_the_tail_changes_no_text(nano, monkeypatch, stops):
     def whole(text, wanted):
         return lambda tokens: any(stop in text(tokens) for stop in wanted if stop)
 
-    monkeypatch.setattr(lm_eval_model, "stop_finder", whole)
+    monkeypatch.setattr(lm_eval_model, "make_stop_string_check", whole)
     assert mine == EmadLM(nano).generate_until(requests, disable_tqdm=True)
 
 
@@ -413,19 +415,19 @@ def test_generated_texts_and_windows_are_kept_too(nano, tmp_path):
 
 def test_a_line_cut_short_by_the_interruption_is_dropped(tmp_path):
     journal = ResultJournal(tmp_path, {"model": "m"})
-    journal.record([("a", [1.5, True]), ("b", "text")])
+    journal.write_results([("a", [1.5, True]), ("b", "text")])
     with journal.path.open("a") as file:
         file.write('{"request": "c", "resu')
     again = ResultJournal(tmp_path, {"model": "m"})
     assert again.results == {"a": [1.5, True], "b": "text"}
-    again.record([("d", 4)])
+    again.write_results([("d", 4)])
     assert ResultJournal(tmp_path, {"model": "m"}).results == {"a": [1.5, True], "b": "text", "d": 4}
 
 
 def test_a_run_that_died_before_its_first_line_can_go_on(tmp_path):
     journal = ResultJournal(tmp_path, {"model": "m"})
     journal.path.write_text('{"ident')
-    ResultJournal(tmp_path, {"model": "m"}).record([("a", 1)])
+    ResultJournal(tmp_path, {"model": "m"}).write_results([("a", 1)])
     assert ResultJournal(tmp_path, {"model": "m"}).results == {"a": 1}
 
 
@@ -444,11 +446,11 @@ def test_a_run_that_died_before_its_first_line_can_go_on(tmp_path):
 )
 def test_a_damaged_journal_is_refused_by_line(tmp_path, line, text):
     journal = ResultJournal(tmp_path, {"model": "m"})
-    journal.record([("a", 1), ("b", 2)])
+    journal.write_results([("a", 1), ("b", 2)])
     lines = journal.path.read_bytes().splitlines()
     lines[line] = text
     journal.path.write_bytes(b"\n".join(lines) + b"\n")
-    with pytest.raises(BadJournal, match=rf"line {line + 1}=.*remove the file to start over"):
+    with pytest.raises(BadJournalError, match=rf"line {line + 1}=.*remove the file to start over"):
         ResultJournal(tmp_path, {"model": "m"})
 
 
@@ -507,8 +509,10 @@ def test_humaneval_is_asked_as_lm_eval_asks_it():
 
 def test_every_definition_can_be_found_by_name():
     written = [load_yaml(path, resolve_func=False) for path in TASK_FOLDER.glob("*.yaml")]
-    assert {definition.get("group", definition["task"]) for definition in written} <= set(task_names())
-    assert {"wikitext_103", "pile", "squad", "samsum", "humaneval", "hendrycks_math", "world_code"} <= set(task_names())
+    assert {definition.get("group", definition["task"]) for definition in written} <= set(lm_eval_task_names())
+    assert {"wikitext_103", "pile", "squad", "samsum", "humaneval", "hendrycks_math", "world_code"} <= set(
+        lm_eval_task_names()
+    )
 
 
 # ---------------------------------------------------------------- evaluation
@@ -579,18 +583,23 @@ def test_an_accuracy_has_the_usual_standard_error():
 def test_the_worlds_tasks_are_scored_as_the_suites_score_them(nano, task):
     lm = EmadLM(nano, point=EARLY, add_bos_token=True)
     result = evaluate_tasks(lm, [f"world_{task}"], limit=40)[f"world_{task}"]
-    items = [encode_item(e, nano.tokenizer, nano.opening) for e in world.generate_examples(task, "evaluate", 40)]
-    trace = take_trace(nano.stepper, token_sequences(items))
-    assert result.scores.astype(bool).tolist() == correct_items(items, trace, replay_depths(trace, EARLY)).tolist()
+    items = [
+        encode_item(e, nano.tokenizer, nano.opening_token_id) for e in world.generate_examples(task, "evaluate", 40)
+    ]
+    trace = take_trace(nano.stepper, to_token_sequences(items))
+    assert (
+        result.scores.astype(bool).tolist()
+        == score_items_from_trace(items, trace, replay_depths(trace, EARLY)).tolist()
+    )
 
 
 def test_the_worlds_programs_are_judged_by_their_asserts(nano):
     (document,) = (
-        dict(row) for row in task_manager(None).load(["world_code"])["tasks"]["world_code"].eval_docs.take(1)
+        dict(row) for row in make_task_manager(None).load(["world_code"])["tasks"]["world_code"].eval_docs.take(1)
     )
-    assert metrics.world_code_results(document, [document["answer"]]) == {"acc": 1.0}
-    assert metrics.world_code_results(document, [" x + 1000\n"]) == {"acc": 0.0}
-    assert metrics.world_code_results(document, [document["answer"].rstrip("\n")]) == {"acc": 0.0}  # line unfinished
+    assert metrics.score_world_code(document, [document["answer"]]) == {"acc": 1.0}
+    assert metrics.score_world_code(document, [" x + 1000\n"]) == {"acc": 0.0}
+    assert metrics.score_world_code(document, [document["answer"].rstrip("\n")]) == {"acc": 0.0}  # line unfinished
     assert set(evaluate_tasks(EmadLM(nano), ["world_code"], limit=3)["world_code"].scores) <= {0.0, 1.0}
 
 
@@ -621,7 +630,7 @@ def test_simple_evaluate_takes_the_model_as_it_is(nano, data, monkeypatch):
     monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda results: None)  # asks pip for seconds
     lm = EmadLM(nano, point=EARLY)
     results = lm_eval.evaluator.simple_evaluate(
-        model=lm, tasks=["arc_easy"], task_manager=task_manager(data), bootstrap_iters=0
+        model=lm, tasks=["arc_easy"], task_manager=make_task_manager(data), bootstrap_iters=0
     )
     mine = evaluate_tasks(lm, ["arc_easy"], data=data)["arc_easy"]
     assert results["results"]["arc_easy"]["acc,none"] == mine.value
@@ -642,7 +651,7 @@ def test_simple_evaluate_takes_the_model_as_it_is(nano, data, monkeypatch):
 )
 def test_squad_scores_the_best_of_the_reference_answers(prediction, exact, f1):
     document = {"answers": {"text": ["Vltava", "The Elbe"]}}
-    assert metrics.squad_results(document, [prediction]) == {"exact": exact, "f1": pytest.approx(f1)}
+    assert metrics.score_squad_answer(document, [prediction]) == {"exact": exact, "f1": pytest.approx(f1)}
 
 
 def test_words_are_matched_as_often_as_both_texts_have_them():
@@ -652,8 +661,8 @@ def test_words_are_matched_as_often_as_both_texts_have_them():
 
 def test_samsum_is_scored_by_rouge():
     document = {"summary": "Bob wants tea"}
-    assert metrics.samsum_results(document, ["Bob wants tea"]) == {"rouge1": 1.0, "rougeL": 1.0}
-    scores = metrics.samsum_results(document, ["tea wants Bob"])
+    assert metrics.score_samsum_summary(document, ["Bob wants tea"]) == {"rouge1": 1.0, "rougeL": 1.0}
+    scores = metrics.score_samsum_summary(document, ["tea wants Bob"])
     assert scores == {"rouge1": 1.0, "rougeL": pytest.approx(1 / 3)}
 
 
@@ -661,6 +670,6 @@ def test_samsum_is_scored_by_rouge():
 def test_humaneval_is_judged_by_the_sandbox_and_says_how_a_program_was_ended(monkeypatch, outcome):
     monkeypatch.setattr(metrics, "check_program", lambda task, program: SimpleNamespace(outcome=outcome))
     names = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
-    found = metrics.humaneval_results(dict.fromkeys(names, "one"), ["    return 1\n"])
+    found = metrics.score_humaneval_completion(dict.fromkeys(names, "one"), ["    return 1\n"])
     assert found.pop("pass@1") == float(outcome == "passed")
     assert found == {how: float(outcome == how) for how in ("timeout", "memory", "killed")}

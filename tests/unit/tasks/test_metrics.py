@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.tasks.metrics import humaneval_check, humaneval_program, humaneval_results, truncate_completion
-from emad_ref.tasks.sandbox import FunctionTask, check_program, sandbox_obstacle
+from emad_ref.tasks.metrics import (
+    humaneval_function_task,
+    humaneval_program,
+    score_humaneval_completion,
+    truncate_completion,
+)
+from emad_ref.tasks.sandbox import FunctionTask, check_program, sandbox_unavailable_reason
 
 ADD = {
     "task_id": "HumanEval/0",
@@ -24,7 +29,7 @@ TWICE = {
 
 
 def outcome_of(doc, completion, seconds):
-    return check_program(humaneval_check(doc), humaneval_program(doc, completion), seconds=seconds).outcome
+    return check_program(humaneval_function_task(doc), humaneval_program(doc, completion), seconds=seconds).outcome
 
 
 @pytest.mark.parametrize("stop", ["\nclass", "\ndef", "\n#", "\nif", "\nprint"])
@@ -54,12 +59,12 @@ def test_the_earliest_of_several_stops_cuts():
 def test_program_and_check_are_texts_of_their_own():
     completion = TWICE["canonical_solution"] + "\nprint(twice([1]))"
     assert humaneval_program(TWICE, completion) == TWICE["prompt"] + TWICE["canonical_solution"] + "\n"
-    assert humaneval_check(TWICE) == FunctionTask("twice", TWICE["prompt"], TWICE["test"] + "\ncheck(twice)\n")
+    assert humaneval_function_task(TWICE) == FunctionTask("twice", TWICE["prompt"], TWICE["test"] + "\ncheck(twice)\n")
 
 
 def test_a_prompt_that_ends_at_a_colon_is_completed_by_its_own_solution():
     bare = TWICE | {"prompt": "def helper(a): return a\n\ndef twice(items):\n"}
-    assert humaneval_check(bare).definitions == bare["prompt"] + bare["canonical_solution"]
+    assert humaneval_function_task(bare).definitions == bare["prompt"] + bare["canonical_solution"]
 
 
 @pytest.mark.parametrize(
@@ -76,11 +81,16 @@ def test_a_prompt_that_ends_at_a_colon_is_completed_by_its_own_solution():
     ],
 )
 def test_right_wrong_and_evasive_completions_are_told_apart(completion, outcome):
-    if reason := sandbox_obstacle():
+    if reason := sandbox_unavailable_reason():
         pytest.skip(reason)
     assert outcome_of(ADD, completion, 0.7 if outcome == "timeout" else 10.0) == outcome
     if outcome == "passed":
-        assert humaneval_results(ADD, [completion]) == {"pass@1": 1.0, "timeout": 0.0, "memory": 0.0, "killed": 0.0}
+        assert score_humaneval_completion(ADD, [completion]) == {
+            "pass@1": 1.0,
+            "timeout": 0.0,
+            "memory": 0.0,
+            "killed": 0.0,
+        }
 
 
 # --- programs that forge a pass -----------------------------------------------------------------------------------
@@ -200,6 +210,6 @@ HOSTILE |= {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_program_forges_a_pass(name):
-    if reason := sandbox_obstacle():
+    if reason := sandbox_unavailable_reason():
         pytest.skip(reason)
     assert outcome_of(ADD, HOSTILE[name], 3.0) != "passed"

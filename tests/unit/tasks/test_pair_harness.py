@@ -17,7 +17,7 @@ from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
 from emad_ref.tasks.evaluation import evaluate_tasks
 from emad_ref.tasks.lm_eval_model import EmadLM
-from emad_ref.tasks.pair_lm_eval_model import PairLM, half_of, task_documents
+from emad_ref.tasks.pair_lm_eval_model import PairLM, select_task_documents, split_of_question
 from emad_ref.tasks.scoring import AnswerStrategy
 from tests.unit.tasks.test_datasets import write
 
@@ -60,27 +60,28 @@ def paired(models, data, *tasks) -> PairMeasurements:
 
 def test_a_question_lies_in_one_half_whatever_stands_beside_it(data) -> None:
     halves = {
-        split: task_documents(["arc_easy"], split, 100, data=data, limit=None) for split in ("validate", "evaluate")
+        split: select_task_documents(["arc_easy"], split, 100, data=data, limit=None)
+        for split in ("validate", "evaluate")
     }
     both = [document for half in halves.values() for document in half]
     assert sorted(document.index for document in both) == list(range(13)), "every document in one half"
     (repeated,) = [half for half, documents in halves.items() if any(d.index == 12 for d in documents)]
     assert any(document.index == 0 for document in halves[repeated]), "the same question, again"
-    fewer = task_documents(["arc_easy"], "validate", 2, data=data, limit=None)
+    fewer = select_task_documents(["arc_easy"], "validate", 2, data=data, limit=None)
     assert fewer == halves["validate"][:2], "a smaller count takes the first of the same"
-    assert {document.index for document in task_documents(["arc_easy"], "validate", 100, data=data, limit=4)} == {
-        document.index for document in halves["validate"] if document.index < 4
-    }
+    assert {
+        document.index for document in select_task_documents(["arc_easy"], "validate", 100, data=data, limit=4)
+    } == {document.index for document in halves["validate"] if document.index < 4}
 
 
 def test_halves_are_about_equal() -> None:
-    validated = sum(half_of(f"question {n}") == "validate" for n in range(1000))
+    validated = sum(split_of_question(f"question {n}") == "validate" for n in range(1000))
     assert 450 < validated < 550  # binomial: 3.2 standard deviations
 
 
 def test_another_split_is_refused(data) -> None:
     with pytest.raises(BadArgument, match="dealt into two halves"):
-        task_documents(["arc_easy"], "calibrate", 2, data=data, limit=None)
+        select_task_documents(["arc_easy"], "calibrate", 2, data=data, limit=None)
 
 
 # ------------------------------------------------------------ either model alone is what lm-eval says of it
@@ -89,7 +90,7 @@ def test_another_split_is_refused(data) -> None:
 @pytest.mark.parametrize("task", ["arc_easy", "gsm8k"])
 def test_alone_each_model_scores_as_by_itself(models, data, task) -> None:
     pair = paired(models, data, task)
-    documents = task_documents([task], "evaluate", FEW.judged, data=data, limit=None)
+    documents = select_task_documents([task], "evaluate", FEW.judged, data=data, limit=None)
     for model in (SMALL, LARGE):
         done = pair.answers.answer_by_one_model(model, task, "evaluate", FEW.judged)
         own = evaluate_tasks(EmadLM(models[model]), [task], data=data)[task]
@@ -142,7 +143,7 @@ def test_validation_and_judged_documents_of_a_task_differ(models, data) -> None:
 
 def test_repeated_questions_are_one_item(models, data) -> None:
     pair = paired(models, data, "arc_easy")
-    split = half_of("Question: Where is the tea?\nAnswer:")
+    split = split_of_question("Question: Where is the tea?\nAnswer:")
     right = pair.answers.answer_by_one_model(LARGE, "arc_easy", split, 13).right
     assert len(right.independent_values) == len(right) - 1
 
@@ -172,6 +173,6 @@ def test_a_half_without_documents_is_said(models, tmp_path) -> None:
     rows = [{"id": "1", "question": "What?", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"}]
     write(tmp_path / "arc/ARC-Easy/test.jsonl", rows)
     pair = paired(models, tmp_path, "arc_easy")
-    other = {"validate": "evaluate", "evaluate": "validate"}[half_of("Question: What?\nAnswer:")]
+    other = {"validate": "evaluate", "evaluate": "validate"}[split_of_question("Question: What?\nAnswer:")]
     with pytest.raises(Unsupported, match=f"no document of {other} among 1"):
         pair.answers.answer_by_one_model(LARGE, "arc_easy", other, 5)

@@ -27,11 +27,11 @@ from emad_ref.tasks.sandbox import (
     FunctionTask,
     SandboxBackend,
     SandboxUnavailable,
-    backend_refusal,
-    check_in,
-    run_in,
+    backend_unavailable_reason,
+    check_in_backend,
+    run_in_backend,
     run_program,
-    sandbox_obstacle,
+    sandbox_unavailable_reason,
 )
 
 MEMORY_BYTES = 512 << 20
@@ -41,7 +41,7 @@ PAGES = count(1 + os.getpid() % 50_000)  # so many pages on top: a number that o
 @pytest.fixture(params=sandbox.BACKENDS, ids=lambda backend: backend.name)
 def backend(request):
     """Every backend that confines on this machine."""
-    if reason := backend_refusal(request.param):
+    if reason := backend_unavailable_reason(request.param):
         pytest.skip(reason)
     return request.param
 
@@ -56,7 +56,7 @@ def run(backend, monkeypatch, tmp_path):
 
     def run(source, *, seconds=10.0, output_bytes=64 << 10):
         marks.append(MEMORY_BYTES + next(PAGES) * 4096)
-        return run_in(backend, source, seconds, marks[-1], output_bytes)
+        return run_in_backend(backend, source, seconds, marks[-1], output_bytes)
 
     yield run
     assert all(is_gone(mark) for mark in marks)
@@ -126,7 +126,9 @@ import collections, ctypes, decimal, hashlib, importlib.util, json, re, typing, 
 print([name for name in ("numpy", "pytest", "emad_ref", "pip", "setuptools") if importlib.util.find_spec(name)])
 """
     assert run(source).stdout == "[]\n"
-    hidden = f"import os\nprint([name for path in {sandbox.filesystem_view().hidden!r} for name in os.listdir(path)])"
+    hidden = (
+        f"import os\nprint([name for path in {sandbox.make_filesystem_view().hidden!r} for name in os.listdir(path)])"
+    )
     assert run(hidden).stdout == "[]\n"
 
 
@@ -150,7 +152,7 @@ def check(backend, monkeypatch, tmp_path):
 
     def check(program, text="assert f(1) == 2", definitions="", seconds=10.0, output_bytes=64 << 10):
         task = FunctionTask("f", definitions, text)
-        return check_in(backend, task, program, seconds, MEMORY_BYTES, output_bytes)
+        return check_in_backend(backend, task, program, seconds, MEMORY_BYTES, output_bytes)
 
     return check
 
@@ -281,7 +283,7 @@ def test_cpu_time_is_limited_even_if_nobody_watches_the_clock(backend, monkeypat
     monkeypatch.setattr(
         sandbox, "process_limits", lambda *given, original=sandbox.process_limits: original(*given) | {"RLIMIT_CPU": 1}
     )
-    result = run_in(backend, "while True: pass", 20.0, MEMORY_BYTES, 0)
+    result = run_in_backend(backend, "while True: pass", 20.0, MEMORY_BYTES, 0)
     assert (result.outcome, result.exit_code) == ("timeout", 128 + signal.SIGXCPU)
 
 
@@ -521,13 +523,15 @@ def test_where_the_kernel_permits_it_the_namespaces_backend_confines(ours):
     words = ["unshare", *ours, "--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "true"]
     if shutil.which("unshare") is None or subprocess.run(words, capture_output=True).returncode:
         pytest.skip("the system's own unshare is refused too")
-    assert backend_refusal(sandbox.BACKENDS[0]) == ""
+    assert backend_unavailable_reason(sandbox.BACKENDS[0]) == ""
 
 
 def test_a_program_dies_with_the_process_that_started_it(backend, tmp_path):
     mark = MEMORY_BYTES + next(PAGES) * 4096
     chosen = f"sandbox.BACKENDS[{sandbox.BACKENDS.index(backend)}]"
-    source = f"from emad_ref.tasks import sandbox\nsandbox.run_in({chosen}, 'while True: pass', 60.0, {mark}, 0)"
+    source = (
+        f"from emad_ref.tasks import sandbox\nsandbox.run_in_backend({chosen}, 'while True: pass', 60.0, {mark}, 0)"
+    )
     # the killed parent cannot remove its empty folder
     parent = subprocess.Popen([sys.executable, "-c", source], env=os.environ | {"TMPDIR": str(tmp_path)})
     try:
@@ -561,7 +565,7 @@ def test_a_backend_that_does_not_confine_is_found_out_and_never_runs_a_program(m
         return [sys.executable, "-c", UNCONFINED, str(plan.report), *plan.command]
 
     monkeypatch.setattr(sandbox, "BACKENDS", (SandboxBackend("none", command),))
-    assert "a file outside can be read" in sandbox_obstacle()
+    assert "a file outside can be read" in sandbox_unavailable_reason()
     with pytest.raises(SandboxUnavailable, match=r"none is run.*user namespaces.*bubblewrap"):
         run_program(f"open({str(tmp_path / 'witness')!r}, 'w')")
     assert not (tmp_path / "witness").exists()
@@ -569,38 +573,38 @@ def test_a_backend_that_does_not_confine_is_found_out_and_never_runs_a_program(m
 
 def test_a_backend_without_the_filter_is_found_out(backend, monkeypatch):
     monkeypatch.setattr(sandbox, "REFUSED", {})
-    assert "processes can be made" in backend_refusal(SandboxBackend("unfiltered", backend.command))
+    assert "processes can be made" in backend_unavailable_reason(SandboxBackend("unfiltered", backend.command))
 
 
 @pytest.mark.parametrize("words", [["/bin/false"], ["/bin/sh", "-c", "echo no such luck >&2; exit 1"]])
 def test_a_backend_that_breaks_is_no_outcome_of_the_program(words):
     with pytest.raises(SandboxUnavailable, match=r"'broken' could not be set up: (no such luck|it ended with code 1)"):
-        run_in(SandboxBackend("broken", lambda plan: words), "pass", 5.0, MEMORY_BYTES, 100)
+        run_in_backend(SandboxBackend("broken", lambda plan: words), "pass", 5.0, MEMORY_BYTES, 100)
 
 
 def test_a_caller_that_died_before_the_way_in_leaves_no_program_behind():
     """The outermost process asks for its parent's death too late: it must see that somebody else is its parent now."""
     backend = sandbox.BACKENDS[0]
-    if reason := backend_refusal(backend):
+    if reason := backend_unavailable_reason(backend):
         pytest.skip(reason)
 
     def command(plan):
         return sandbox.namespaces_command(replace(plan, caller=plan.caller + 1))
 
     with pytest.raises(SandboxUnavailable, match="it ended with code 0 and said nothing"):
-        run_in(SandboxBackend("orphan", command), "pass", 5.0, MEMORY_BYTES, 100)
+        run_in_backend(SandboxBackend("orphan", command), "pass", 5.0, MEMORY_BYTES, 100)
 
 
 def test_a_failing_step_on_the_way_in_is_no_outcome_of_the_program(monkeypatch):
     backend = sandbox.BACKENDS[0]
-    if reason := backend_refusal(backend):
+    if reason := backend_unavailable_reason(backend):
         pytest.skip(reason)
 
     def command(plan):
         return sandbox.namespaces_command(replace(plan, command=("/nowhere/python",)))
 
     with pytest.raises(SandboxUnavailable, match="No such file"):
-        run_in(SandboxBackend("lost", command), "pass", 5.0, MEMORY_BYTES, 100)
+        run_in_backend(SandboxBackend("lost", command), "pass", 5.0, MEMORY_BYTES, 100)
 
 
 def test_namespaces_that_are_switched_off_are_called_so(monkeypatch):
@@ -609,11 +613,11 @@ def test_namespaces_that_are_switched_off_are_called_so(monkeypatch):
     def off(name, *arguments):
         raise OSError(errno.ENOSPC, f"{name}: {os.strerror(errno.ENOSPC)}")
 
-    monkeypatch.setattr(sandbox, "c_call", off)
+    monkeypatch.setattr(sandbox, "call_libc", off)
     for user in (0, 1000):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
         with pytest.raises(SandboxUnavailable, match=r"^user namespaces are off, .*sysctl user\.max_user_namespaces"):
-            sandbox.leave_namespaces()
+            sandbox.enter_new_namespaces()
 
 
 def test_a_lower_limit_of_our_own_is_refused_instead_of_passing_for_the_programs(monkeypatch):
@@ -621,7 +625,7 @@ def test_a_lower_limit_of_our_own_is_refused_instead_of_passing_for_the_programs
 
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 20, 1 << 20))
     with pytest.raises(SandboxUnavailable, match="RLIMIT_AS of this process is 1048576"):
-        run_in(sandbox.BACKENDS[0], "pass", 5.0, MEMORY_BYTES, 100)
+        run_in_backend(sandbox.BACKENDS[0], "pass", 5.0, MEMORY_BYTES, 100)
 
 
 @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
@@ -637,7 +641,7 @@ def test_limits_no_program_can_meet_are_refused(argument, value):
 
 
 def test_run_program_runs_where_programs_can_be_confined():
-    if reason := sandbox_obstacle():
+    if reason := sandbox_unavailable_reason():
         pytest.skip(reason)
     assert run_program("print(6 * 7)").stdout == "42\n"
 

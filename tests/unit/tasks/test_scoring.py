@@ -13,13 +13,13 @@ from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
 from emad_ref.tasks.scoring import (
     LARGEST_VALUE,
-    correct_items,
+    cluster_items,
     encode_item,
-    item_clusters,
     majority_accuracy,
     passes_asserts,
     program_passes,
-    token_sequences,
+    score_items_from_trace,
+    to_token_sequences,
 )
 from emad_ref.text.documents import Example
 from tests.traces import layerwise
@@ -43,7 +43,7 @@ def item(example, opening=0):
 
 def trace_of(items, likely):
     """A two-layer trace; ``likely[i][j]``: per continuation, whether layer j+1 likes and predicts its tokens."""
-    sequences = token_sequences(items)
+    sequences = to_token_sequences(items)
     parts = [(s.adaptive_from, s.tokens[s.adaptive_from : -1], s.tokens[s.adaptive_from + 1 :]) for s in sequences]
     lengths = [len(target) for _, _, target in parts]
     liked = np.repeat(np.array(likely, dtype=bool), lengths, axis=0)
@@ -63,7 +63,7 @@ def trace_of(items, likely):
 
 def test_items_of_one_prompt_and_answer_are_one_cluster():
     again, other = Example("facts", "ab", "d", "choice", options=("d", "g", "h")), Example("t", "ab", "eh", "exact")
-    numbers = item_clusters([item(CHOICE), item(EXACT), item(again), item(other), item(CHOICE)])
+    numbers = cluster_items([item(CHOICE), item(EXACT), item(again), item(other), item(CHOICE)])
     assert numbers[0] == numbers[2] == numbers[4]
     assert len(set(numbers.tolist())) == 3
     assert numbers.dtype == np.int64
@@ -90,7 +90,7 @@ def test_a_prompt_opens_with_the_models_opening_token_if_it_has_one():
 
 
 def test_the_rule_starts_at_the_last_position_of_the_prompt():
-    sequences = token_sequences([item(CHOICE), item(EXACT)])
+    sequences = to_token_sequences([item(CHOICE), item(EXACT)])
     assert [s.tokens.tolist() for s in sequences] == [
         [0, 1, 2, 3],
         [0, 1, 2, 4],
@@ -126,15 +126,15 @@ def test_an_example_that_cannot_be_scored_is_refused(example, opening, message):
 def test_a_choice_is_right_when_its_option_is_likeliest_at_the_depths_taken(likely, first, second):
     items = [item(CHOICE)]
     trace = trace_of(items, likely)
-    assert correct_items(items, trace, np.full(len(trace), 1)).tolist() == [first]
-    assert correct_items(items, trace, np.full(len(trace), 2)).tolist() == [second]
+    assert score_items_from_trace(items, trace, np.full(len(trace), 1)).tolist() == [first]
+    assert score_items_from_trace(items, trace, np.full(len(trace), 2)).tolist() == [second]
 
 
 def test_likelihood_is_summed_over_all_tokens_of_an_option():
     """Two tokens of 0.1 nats lose to one of 0.1: no normalisation by length."""
     items = [item(CHOICE)]
     trace = trace_of(items, [[0, 0], [1, 1], [1, 1]])
-    assert correct_items(items, trace, np.full(len(trace), 1)).tolist() == [True]
+    assert score_items_from_trace(items, trace, np.full(len(trace), 1)).tolist() == [True]
 
 
 def test_a_mean_choice_is_by_log_likelihood_per_token():
@@ -142,39 +142,39 @@ def test_a_mean_choice_is_by_log_likelihood_per_token():
     items = [item(replace(CHOICE, scoring="mean_choice", answer="eh"))]
     trace = trace_of(items, [[0, 0], [0, 0], [1, 0]])
     trace.nll_nats[:, 0] = [0.25, 0.5, 0.2, 0.2]  # sums 0.25, 0.5, 0.4: by them the first is the likeliest
-    assert correct_items(items, trace, np.full(len(trace), 1)).tolist() == [True]
-    assert correct_items([item(CHOICE)], trace, np.full(len(trace), 1)).tolist() == [False]
+    assert score_items_from_trace(items, trace, np.full(len(trace), 1)).tolist() == [True]
+    assert score_items_from_trace([item(CHOICE)], trace, np.full(len(trace), 1)).tolist() == [False]
 
 
 def test_an_exact_answer_is_right_when_every_token_is_the_argmax_at_its_own_depth():
     items = [item(EXACT)]
     trace = trace_of(items, [[1, 0]])  # layer 1 is right, layer 2 is not
-    assert correct_items(items, trace, np.array([1, 1, 1])).tolist() == [True]
+    assert score_items_from_trace(items, trace, np.array([1, 1, 1])).tolist() == [True]
     for wrong in range(3):
         depth = np.ones(3, dtype=np.int64)
         depth[wrong] = 2
-        assert correct_items(items, trace, depth).tolist() == [False]
+        assert score_items_from_trace(items, trace, depth).tolist() == [False]
 
 
 def test_items_of_both_kinds_are_judged_in_their_order():
     items = [item(EXACT), item(CHOICE), item(EXACT)]
     trace = trace_of(items, [[0, 1], [0, 0], [0, 1], [0, 0], [1, 0]])
-    assert correct_items(items, trace, np.full(len(trace), 2)).tolist() == [True, True, False]
+    assert score_items_from_trace(items, trace, np.full(len(trace), 2)).tolist() == [True, True, False]
 
 
 def test_a_trace_or_depths_of_something_else_are_refused():
     items = [item(EXACT)]
     trace = trace_of(items, [[1, 1]])
     with pytest.raises(BadArgument, match=r"trace\.sequences=1, but expected 4, one per continuation"):
-        correct_items([*items, item(CHOICE)], trace, np.full(len(trace), 1))
+        score_items_from_trace([*items, item(CHOICE)], trace, np.full(len(trace), 1))
     with pytest.raises(BadArgument, match=r"depth=\(2,\), but expected one depth per traced position, \[3\]"):
-        correct_items(items, trace, np.ones(2, dtype=np.int64))
+        score_items_from_trace(items, trace, np.ones(2, dtype=np.int64))
 
 
 def test_programs_are_not_decided_from_a_trace():
     items = [item(Example("code", "a", "b", "runs"))]
     with pytest.raises(BadArgument, match="scoring='runs', but expected choice, mean_choice or exact"):
-        correct_items(items, trace_of(items, [[1, 1]]), np.array([1]))
+        score_items_from_trace(items, trace_of(items, [[1, 1]]), np.array([1]))
 
 
 @pytest.mark.parametrize(

@@ -96,10 +96,10 @@ def test_four_windows_of_a_large_document_read_its_beginning(tmp_path: Path, mon
     (tmp_path / "large.txt").write_text("\n\n".join([text, "between", "between", "last"]))
     loaded = load("emad-nano")
     counting = Counting(loaded.tokenizer)
-    monkeypatch.setattr(tuning, "required_tokenizer", lambda _: counting)
+    monkeypatch.setattr(tuning, "get_required_tokenizer", lambda _: counting)
     found = list(tuning.windows_of(loaded, str(tmp_path / "large.txt"), "calibrate", limit=4))
     beginning = np.array(loaded.tokenizer.encode(text[:20_000], add_special_tokens=False))
-    expected = list(windows([beginning], tuning.window_size(loaded.stepper.max_positions), loaded.opening, 4))
+    expected = list(windows([beginning], tuning.window_size(loaded.stepper.max_positions), loaded.opening_token_id, 4))
     assert len(found) == 4
     for window, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(window.tokens, other.tokens)

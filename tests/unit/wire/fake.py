@@ -15,7 +15,7 @@ from emad_ref.protocol import Capabilities, ModelRef, Request, Step
 from emad_ref.record import Record, Tokens, Work
 from emad_ref.wire.address import Address, parse_address
 from emad_ref.wire.frames import WireFrame, encode_frame, read_frame
-from emad_ref.wire.messages import ServedModel, capabilities_json, record_frame, state_frame, step_frame
+from emad_ref.wire.messages import ServedModel, encode_capabilities, encode_record, encode_state, encode_step
 from emad_ref.wire.transport import Stream, StreamEnded
 
 LAYERS, VOCABULARY, ROWS = 4, 7, 2
@@ -31,12 +31,12 @@ def work() -> Work:
 
 
 def state(length: int = 3, rows: int = ROWS) -> WireFrame:
-    return state_frame(np.full(rows, length), np.full(rows, LAYERS), work())
+    return encode_state(np.full(rows, length), np.full(rows, LAYERS), work())
 
 
 def step(rows: int = ROWS, n: int = 1) -> WireFrame:
     logits = np.arange(rows * n * VOCABULARY, dtype=np.float32).reshape(rows, n, VOCABULARY)
-    return step_frame(Step(logits, np.full((rows, n), LAYERS), np.full((rows, n, 1), np.nan)))
+    return encode_step(Step(logits, np.full((rows, n), LAYERS), np.full((rows, n, 1), np.nan)))
 
 
 def record(rows: int = ROWS) -> Record:
@@ -49,7 +49,7 @@ def record(rows: int = ROWS) -> Record:
 
 def honest() -> dict[str, WireFrame]:
     """The reply to each call of a session of two rows."""
-    capabilities = capabilities_json(Capabilities(max_feed=8, deepens=True))
+    capabilities = encode_capabilities(Capabilities(max_feed=8, deepens=True))
     replies = {
         "hello": WireFrame({"wire": 1, "name": "fake"}),
         "open": WireFrame({"decoder": 5, "capabilities": capabilities}),
@@ -60,7 +60,7 @@ def honest() -> dict[str, WireFrame]:
         "commit": state(2),
         "drop": state(2, rows=1),
         "end": WireFrame(),
-        "generate": record_frame(record()),
+        "generate": encode_record(record()),
         "synchronize": WireFrame(),
         "close": WireFrame(),
         "bye": WireFrame(),

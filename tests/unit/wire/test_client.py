@@ -34,7 +34,7 @@ def opened(seconds=SECONDS, **replies):
     with listening(**replies) as (where, asked):
         remote = DecoderClient(where, seconds)
         try:
-            yield remote, remote.open(REQUEST, MODEL, VOCABULARY), asked
+            yield remote, remote.open_decoder(REQUEST, MODEL, VOCABULARY), asked
         finally:
             remote.close()
 
@@ -111,7 +111,7 @@ def test_generate_synchronize_and_close():
 def test_decoders_of_one_remote_share_a_connection_and_a_session_ends_with_its_decoder():
     with opened() as (remote, decoder, asked):
         session, _ = decoder.start(PROMPTS)
-        remote.open(REQUEST, MODEL, VOCABULARY)
+        remote.open_decoder(REQUEST, MODEL, VOCABULARY)
         decoder.close()
         session.close()
         assert [frame.header["call"] for frame in asked] == ["hello", "open", "start", "open", "close"]
@@ -220,7 +220,7 @@ def test_whatever_comes_in_place_of_a_reply_is_one_clear_error(kind):
         session.close()
         assert len(asked) == sent
         # … and the next decoder has one of its own
-        decoder = remote.open(REQUEST, MODEL, VOCABULARY)
+        decoder = remote.open_decoder(REQUEST, MODEL, VOCABULARY)
         assert decoder.start(PROMPTS)[0].length.tolist() == [3, 3]
         assert [frame.header["call"] for frame in asked[sent:]] == ["hello", "open", "start"]
 
@@ -304,7 +304,7 @@ def script(tmp_path, lines, seconds=SECONDS, hello=HELLO):
 def failing(connection):
     with pytest.raises(DecoderFailed) as failed:
         connection.call("synchronize", WireFrame({"decoder": 1}), lambda reply: None)
-    assert not connection.usable
+    assert not connection.is_usable
     return str(failed.value)
 
 
@@ -428,7 +428,7 @@ def test_an_interrupted_call_breaks_the_connection(tmp_path):
     with script(tmp_path, f"os.kill({os.getpid()}, signal.SIGINT); time.sleep(60)") as connection:
         with pytest.raises(KeyboardInterrupt):
             connection.call("synchronize", WireFrame({"decoder": 1}), lambda reply: None)
-        assert not connection.usable
+        assert not connection.is_usable
     signal.signal(signal.SIGINT, before)
 
 

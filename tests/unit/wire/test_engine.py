@@ -80,7 +80,7 @@ def opened(url: str, temperature: float = 0.0, seed: int = 0, seconds: float = 6
     address = parse_address(url, Path(), "decoder")
     assert isinstance(address, UrlAddress)
     request = Request(ModelRef("served", lambda: None), FULL, seed, VARIATIONS, temperature)
-    return EngineClient(address, seconds).open(request, VOCABULARY, WINDOW)
+    return EngineClient(address, seconds).open_decoder(request, VOCABULARY, WINDOW)
 
 
 def checked(check: str, url: str, seconds: float = 60.0) -> Finding:
@@ -419,11 +419,11 @@ def test_a_server_that_is_stuck_is_named_by_the_next_test_at_once(monkeypatch: p
         with pytest.raises(DecoderFailed, match="within 1 s"):
             decoder.generate(PROMPTS[:2], 2)
         with pytest.raises(DecoderFailed, match=r"stuck since POST .*one token, .*within 0\.3 s"):
-            client.open(request, VOCABULARY, WINDOW)
+            client.open_decoder(request, VOCABULARY, WINDOW)
         assert time.monotonic() - began < 10
         engine.stuck = False
         engine.flying.clear()
-        client.open(request, VOCABULARY, WINDOW)
+        client.open_decoder(request, VOCABULARY, WINDOW)
 
 
 class CutOff(Engine):
@@ -795,7 +795,7 @@ def test_a_server_that_never_loads_is_waited_for_once(monkeypatch: pytest.Monkey
         began = time.monotonic()
         for _ in range(9):
             with pytest.raises(DecoderFailed, match=r"status 503 for 0.5 s: .*Loading model.*; wait until"):
-                client.open(request, VOCABULARY, WINDOW)
+                client.open_decoder(request, VOCABULARY, WINDOW)
         assert time.monotonic() - began < 2
 
 
@@ -906,7 +906,7 @@ def test_a_reply_is_never_asked_for_again(fault: str) -> None:
         else:
             with pytest.raises(DecoderFailed):
                 decoder.generate(PROMPTS[:1], 2)
-    assert (len(engine.bodies), decoder._client.counts.retries) == (1, 0)
+    assert (len(engine.bodies), decoder._client.counts.retry_count) == (1, 0)
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -966,7 +966,7 @@ def test_exits_sessions_and_sources_are_declined() -> None:
         assert isinstance(address, UrlAddress)
         for point in (spread_point(), truncated(LAYERS, LAYERS - 1)):
             with pytest.raises(Unsupported, match="every layer for every token"):
-                EngineClient(address, 9.0).open(Request(ModelRef("m", lambda: None), point), VOCABULARY, WINDOW)
+                EngineClient(address, 9.0).open_decoder(Request(ModelRef("m", lambda: None), point), VOCABULARY, WINDOW)
         decoder = opened(url)
         with pytest.raises(Unsupported, match="no sessions"):
             decoder.start(PROMPTS[:1])

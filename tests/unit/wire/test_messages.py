@@ -22,18 +22,18 @@ from emad_ref.wire.frames import WireFrame
 from emad_ref.wire.messages import (
     COLUMNS,
     ReplyShapes,
-    capabilities_json,
-    capabilities_of,
-    prompts_frame,
-    prompts_of,
-    record_frame,
-    record_of,
-    request_frame,
-    request_of,
-    state_frame,
-    state_of,
-    step_frame,
-    step_of,
+    decode_capabilities,
+    decode_prompts,
+    decode_record,
+    decode_request,
+    decode_state,
+    decode_step,
+    encode_capabilities,
+    encode_prompts,
+    encode_record,
+    encode_request,
+    encode_state,
+    encode_step,
 )
 from tests.unit.wire.fake import LAYERS, MODEL, REQUEST, ROWS, VOCABULARY, record, state, step, work
 
@@ -44,11 +44,11 @@ ROW = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5).map(lambda row: np.
 @settings(max_examples=40, deadline=None)
 @given(st.lists(ROW, max_size=4), st.randoms())
 def test_prompts_come_back_row_by_row(rows, random):
-    plain = prompts_of(prompts_frame([Prompt(row) for row in rows]))
+    plain = decode_prompts(encode_prompts([Prompt(row) for row in rows]))
     assert [prompt.tokens.tolist() for prompt in plain] == [row.tolist() for row in rows]
     assert all(prompt.source is None for prompt in plain)
     sources = random.sample(rows, len(rows))
-    read = prompts_of(prompts_frame([Prompt(row, source) for row, source in zip(rows, sources, strict=True)]))
+    read = decode_prompts(encode_prompts([Prompt(row, source) for row, source in zip(rows, sources, strict=True)]))
     if rows:
         assert [prompt.source.tolist() for prompt in read] == [source.tolist() for source in sources]
 
@@ -64,13 +64,13 @@ def test_prompts_come_back_row_by_row(rows, random):
 )
 def test_prompts_that_are_none_are_not_sent(prompts, said):
     with pytest.raises(BadArgument) as refused:
-        prompts_frame(prompts)
+        encode_prompts(prompts)
     assert said in str(refused.value)
 
 
 def test_requests_come_back_whole():
     request = replace(REQUEST, seed=3, temperature=0.5)
-    read = request_of(request_frame(request, MODEL))
+    read = decode_request(encode_request(request, MODEL))
     assert (read.point, read.seed, read.max_rows, read.temperature) == (request.point, 3, ROWS, 0.5)
     assert read.model.name == "m"
     assert read.model.load() == MODEL
@@ -89,9 +89,9 @@ def test_requests_come_back_whole():
     ],
 )
 def test_a_request_is_read_field_by_field(field, value, said):
-    frame = request_frame(REQUEST, MODEL)
+    frame = encode_request(REQUEST, MODEL)
     with pytest.raises(BadArgument) as refused:
-        request_of(WireFrame(frame.header | {field: value}))
+        decode_request(WireFrame(frame.header | {field: value}))
     assert said in str(refused.value)
 
 
@@ -99,7 +99,7 @@ CAPABILITIES = Capabilities(8, frozenset({"monotone", "chunked"}), counted=False
 
 
 def test_capabilities_come_back_equal():
-    assert capabilities_of({"capabilities": capabilities_json(CAPABILITIES)}) == CAPABILITIES
+    assert decode_capabilities({"capabilities": encode_capabilities(CAPABILITIES)}) == CAPABILITIES
 
 
 @pytest.mark.parametrize(
@@ -115,45 +115,47 @@ def test_capabilities_come_back_equal():
 )
 def test_capabilities_are_read_field_by_field(field, value, said):
     with pytest.raises(BadArgument) as refused:
-        capabilities_of({"capabilities": capabilities_json(CAPABILITIES) | {field: value}})
+        decode_capabilities({"capabilities": encode_capabilities(CAPABILITIES) | {field: value}})
     assert said in str(refused.value)
 
 
 def test_steps_and_states_come_back_equal():
-    read = step_of(step(ROWS, 2), ROWS, 2, 2, SIZES)
+    read = decode_step(step(ROWS, 2), ROWS, 2, 2, SIZES)
     assert read.logits.dtype == np.float64
     assert read.logits.tolist() == np.arange(ROWS * 2 * VOCABULARY).reshape(ROWS, 2, VOCABULARY).tolist()
     assert np.isnan(read.signal).all()
-    found = state_of(state(9), ROWS, SIZES)
+    found = decode_state(state(9), ROWS, SIZES)
     assert (found.length.tolist(), found.cap.tolist(), found.work) == ([9, 9], [LAYERS, LAYERS], work())
 
 
 def test_whole_numbers_of_any_width_travel_as_int64():
-    narrow = step_frame(Step(np.zeros((1, 1, VOCABULARY)), np.ones((1, 1), np.int32), np.ones((1, 1, 1))))
+    narrow = encode_step(Step(np.zeros((1, 1, VOCABULARY)), np.ones((1, 1), np.int32), np.ones((1, 1, 1))))
     assert narrow.arrays["depth"].dtype == np.int64
-    assert state_frame(np.ones(1, np.int32), np.ones(1, np.int8), None).arrays["cap"].dtype == np.int64
+    assert encode_state(np.ones(1, np.int32), np.ones(1, np.int8), None).arrays["cap"].dtype == np.int64
     with pytest.raises(BadArgument, match="depth='float64', but expected integers"):
-        step_frame(Step(np.zeros((1, 1, VOCABULARY)), np.ones((1, 1)), np.ones((1, 1, 1))))
+        encode_step(Step(np.zeros((1, 1, VOCABULARY)), np.ones((1, 1)), np.ones((1, 1, 1))))
 
 
 def test_logits_of_half_precision_travel_as_float32():
-    half = step_frame(Step(np.full((1, 1, VOCABULARY), 0.1, np.float16), np.ones((1, 1), np.int64), np.ones((1, 1, 1))))
+    half = encode_step(
+        Step(np.full((1, 1, VOCABULARY), 0.1, np.float16), np.ones((1, 1), np.int64), np.ones((1, 1, 1)))
+    )
     assert half.arrays["logits"].dtype == np.float32
     assert half.arrays["logits"][0, 0, 0] == np.float16(0.1)
 
 
 def test_work_with_sources_comes_back_equal_and_is_absent_where_nothing_is_counted():
     sourced = replace(work(), encoder_tokens=7, encoder_context=49)
-    assert state_of(state_frame(np.ones(1, np.int64), np.ones(1, np.int64), sourced), 1, SIZES).work == sourced
-    uncounted = state_frame(np.ones(1, np.int64), np.ones(1, np.int64), None)
-    assert state_of(uncounted, 1, replace(SIZES, counted=False)).work is None
+    assert decode_state(encode_state(np.ones(1, np.int64), np.ones(1, np.int64), sourced), 1, SIZES).work == sourced
+    uncounted = encode_state(np.ones(1, np.int64), np.ones(1, np.int64), None)
+    assert decode_state(uncounted, 1, replace(SIZES, counted=False)).work is None
     with pytest.raises(BadArgument, match=r"work\.tokens=None, but expected an array, int64 \[4\]"):
-        state_of(uncounted, 1, SIZES)
+        decode_state(uncounted, 1, SIZES)
 
 
 def test_records_come_back_equal():
     given_record = record()
-    read = record_of(record_frame(given_record), ROWS, SIZES)
+    read = decode_record(encode_record(given_record), ROWS, SIZES)
     for name in COLUMNS:
         assert getattr(read.tokens, name).tolist() == getattr(given_record.tokens, name).tolist(), name
     assert read.tokens.kept.dtype == np.bool_
@@ -161,13 +163,13 @@ def test_records_come_back_equal():
     assert [row.tolist() for row in read.emitted] == [row.tolist() for row in given_record.emitted]
     assert (read.stop, read.work, read.prompt_work) == (given_record.stop, {0: work()}, {0: work()})
     uncounted = replace(given_record, work=None, prompt_work=None)
-    read = record_of(record_frame(uncounted), ROWS, replace(SIZES, counted=False))
+    read = decode_record(encode_record(uncounted), ROWS, replace(SIZES, counted=False))
     assert (read.work, read.prompt_work) == (None, None)
 
 
 def test_a_record_of_two_models_is_no_decoders():
     with pytest.raises(BadArgument, match=r"work=\[0, 1\], but expected work of model 0"):
-        record_frame(replace(record(), work={0: work(), 1: work()}))
+        encode_record(replace(record(), work={0: work(), 1: work()}))
 
 
 def changed(frame, name, value):
@@ -193,30 +195,30 @@ def changed(frame, name, value):
 )
 def test_a_record_is_read_array_by_array(name, value, said):
     with pytest.raises(BadArgument) as refused:
-        record_of(changed(record_frame(record()), name, value), ROWS, SIZES)
+        decode_record(changed(encode_record(record()), name, value), ROWS, SIZES)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("stop", [None, ["length"], ["length", "bored"], ["length", ["length"]]])
 def test_a_record_says_why_each_row_stopped(stop):
-    frame = record_frame(record())
+    frame = encode_record(record())
     with pytest.raises(BadArgument, match="stop="):
-        record_of(WireFrame(frame.header | {"stop": stop}, frame.arrays), ROWS, SIZES)
+        decode_record(WireFrame(frame.header | {"stop": stop}, frame.arrays), ROWS, SIZES)
 
 
 def test_a_decoder_without_translators_need_not_count_them():
-    frame = state_frame(np.ones(1, np.int64), np.ones(1, np.int64), work())
+    frame = encode_state(np.ones(1, np.int64), np.ones(1, np.int64), work())
     without = {name: array for name, array in frame.arrays.items() if name != "work.fill_macs"}
-    read = state_of(WireFrame(frame.header, without), 1, SIZES).work
+    read = decode_state(WireFrame(frame.header, without), 1, SIZES).work
     assert work().fill_macs.any()
     assert read == replace(work(), fill_macs=np.zeros(LAYERS, dtype=np.int64))
-    assert state_of(frame, 1, SIZES).work == work()
+    assert decode_state(frame, 1, SIZES).work == work()
 
 
 def test_work_is_counted_in_whole_numbers():
-    frame = state_frame(np.ones(1, np.int64), np.ones(1, np.int64), Work.none(LAYERS))
+    frame = encode_state(np.ones(1, np.int64), np.ones(1, np.int64), Work.none(LAYERS))
     with pytest.raises(BadArgument, match=r"work\.encoder_tokens=-1"):
-        state_of(WireFrame(frame.header | {"work.encoder_tokens": -1}, frame.arrays), 1, SIZES)
+        decode_state(WireFrame(frame.header | {"work.encoder_tokens": -1}, frame.arrays), 1, SIZES)
 
 
 POINT = OperatingPoint("p", "emad", 12, 12, (4, 8), ((0.5, 0.2),))

@@ -40,7 +40,9 @@ def test_the_status_and_what_was_printed(ends: str, expected: int, tmp_path: Pat
     assert (tmp_path / "said").read_text().startswith("nobody speaks")
 
 
-@pytest.mark.skipif(not supervisor.is_available(), reason="the system does not tell whose children there are")
+@pytest.mark.skipif(
+    not supervisor.is_supervision_available(), reason="the system does not tell whose children there are"
+)
 @pytest.mark.parametrize(
     ("listens", "closed"),
     [(HEARS, True), ("signal.signal(signal.SIGINT, signal.SIG_IGN)", False)],
@@ -74,21 +76,21 @@ def gone(process: int) -> bool:
 
 
 def test_descendants_are_children_and_theirs() -> None:
-    if not supervisor.is_available():
-        assert supervisor.descendants(os.getpid()) == set()
+    if not supervisor.is_supervision_available():
+        assert supervisor.find_descendants(os.getpid()) == set()
         return
-    before = supervisor.descendants(os.getpid())
+    before = supervisor.find_descendants(os.getpid())
     program = "import subprocess; subprocess.run(['sleep', '60'])"
     child = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
     try:
         for _ in range(500):
-            found = supervisor.descendants(os.getpid()) - before
+            found = supervisor.find_descendants(os.getpid()) - before
             if len(found) == 2:
                 break
             time.sleep(0.01)
         assert child.pid in found
         (grandchild,) = found - {child.pid}
-        assert supervisor.descendants(child.pid) == {grandchild}
+        assert supervisor.find_descendants(child.pid) == {grandchild}
     finally:
         os.killpg(child.pid, 9)
         child.wait()
@@ -114,7 +116,9 @@ def test_a_module_runs_in_a_folder_and_returns_its_status(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("on_path")
-@pytest.mark.skipif(not supervisor.is_available(), reason="the system does not tell whose children there are")
+@pytest.mark.skipif(
+    not supervisor.is_supervision_available(), reason="the system does not tell whose children there are"
+)
 def test_a_module_out_of_time_ends_with_all_that_it_started(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(STARTS.format(HEARS))
     with pytest.raises(subprocess.TimeoutExpired):

@@ -26,7 +26,7 @@ from emad_ref.workers.dispatch import (
     WorkersLost,
     dispatch_exclusively,
     dispatch_in_order,
-    keep_memory,
+    keep_freed_memory,
     open_workers,
 )
 
@@ -255,7 +255,7 @@ def test_only_the_threshold_of_dasks_nanny_is_undone(
         monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     else:
         monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", threshold)
-    keep_memory()
+    keep_freed_memory()
     assert len(made) == calls
     assert os.environ.get("MALLOC_TRIM_THRESHOLD_") == (None if calls else threshold)
 

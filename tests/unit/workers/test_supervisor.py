@@ -13,7 +13,7 @@ import pytest
 from emad_ref.workers import supervisor
 from tests.unit.workers.test_child_process import gone
 
-pytestmark = pytest.mark.skipif(not supervisor.is_available(), reason="no supervisor on this system")
+pytestmark = pytest.mark.skipif(not supervisor.is_supervision_available(), reason="no supervisor on this system")
 
 LEAVES = {  # a process that leaves the group and the session of what starts it, by how it is done; prints its id
     "setsid": "if not os.fork(): os.setsid(); stay()",
