@@ -30,7 +30,6 @@ from emad_ref.cli.arguments import (
 from emad_ref.errors import BadArgument
 from emad_ref.files import is_file, remove_file, require_replaceable_file, resolve_path
 from emad_ref.models.bundled import weights_folder
-from emad_ref.models.loading import require_decoder_only
 from emad_ref.text.documents import DEFAULT_CORPUS, DEFAULT_DOCUMENTS
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def calibrate(args: argparse.Namespace) -> None:
     from emad_ref.calibration.profile import require_probes
     from emad_ref.calibration.windows import window_size
     from emad_ref.exit_rules import default_probes
-    from emad_ref.models.loading import load
+    from emad_ref.models.loading import load, require_decoder_only
     from emad_ref.models.model_spec import ModelSpec
     from emad_ref.workers.dispatch import open_workers
 

@@ -29,7 +29,6 @@ from emad_ref.cli.arguments import (
 from emad_ref.errors import BadArgument
 from emad_ref.files import require_replaceable_file, write_atomically
 from emad_ref.measurements.study import BUDGETS, Budget, Study
-from emad_ref.models.loading import require_decoder_only
 from emad_ref.screening.settings import DOCUMENTS
 from emad_ref.text.documents import DEFAULT_CORPUS
 
@@ -183,6 +182,7 @@ def sweep_exit_rules(args: argparse.Namespace) -> None:
     from emad_ref.measurements.model_measurements import ModelMeasurements
     from emad_ref.measurements.model_under_test import open_model
     from emad_ref.measurements.run_resources import RunResources
+    from emad_ref.models.loading import require_decoder_only
     from emad_ref.report.tables import DEFAULT_WIDTH, format_plain_table
     from emad_ref.workers.dispatch import open_workers
 

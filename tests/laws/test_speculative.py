@@ -216,7 +216,7 @@ def under_the_verifiers_law(laws, k, temperature, gate_bits=None):
 @pytest.mark.parametrize(("k", "temperature"), [(1, 1.0), (2, 1.0), (2, 1.5)])
 def test_sampled_output_has_the_verifiers_distribution(laws, k, temperature):
     p_value, done = under_the_verifiers_law(laws, k, temperature)
-    assert 0.3 < done.acceptance < 0.9, "both branches must be taken often"
+    assert 0.3 < done.acceptance_rate < 0.9, "both branches must be taken often"
     assert p_value > 0.01  # the seed is fixed: this fails for a wrong law, not one time in a hundred
 
 
