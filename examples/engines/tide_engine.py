@@ -10,7 +10,7 @@ import TIDE
 import torch
 
 from emad_ref import Completion, StatedRule, TokenDecoder, Unsupported, load
-from emad_ref.text.corpora import iterate_corpus_documents
+from emad_ref.text.corpora import iterate_corpus_documents as documents
 
 CONVERGED = 0.4  # cosine to the last state; at its default of 0.98 the bundled models never exit early
 
@@ -20,9 +20,7 @@ def routers(name, layers):
     path, loaded = tempfile.mkdtemp() + "/router.pt", load(name)
     loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
     config = TIDE.TIDEConfig(checkpoint_interval=max(1, layers // 4), min_layers=0, convergence_threshold=CONVERGED)
-    texts = {
-        "_load_calibration_texts": lambda *_: list(islice(iterate_corpus_documents("world:premise", "calibrate"), 200))
-    }
+    texts = {"_load_calibration_texts": lambda *_: list(islice(documents("world:premise", "calibrate"), 200))}
     with patch.dict(TIDE.calibrate.__globals__, texts):
         TIDE.calibrate(loaded.model, loaded.tokenizer, config=config, save_path=path)
     return path
