@@ -138,7 +138,7 @@ def fill_askew(fill: Any, stepper: Stepper, hidden: Tensor, *given: Any) -> None
 def copy_askew(request: Request) -> Decoder:
     """Honest under schedules that copy no states."""
     is_copying = request.point.schedule == "copying"
-    return (mutate(stepper=override_stepper(fill=fill_askew)) if is_copying else HONEST_FACTORY)(request)
+    return (mutate(stepper=override_stepper(write_kv=fill_askew)) if is_copying else HONEST_FACTORY)(request)
 
 
 # ---------------------------------------------------------------- what runs
@@ -188,16 +188,16 @@ MUTANTS = (
            ROLLBACK, LOGITS),
     Mutant("kv-fills-of-zeros", "K/V", "K/V owed to skipped layers are filled with nothing",
            mutate(stepper=override_stepper(
-               fill=lambda fill, stepper, hidden, *given: fill(torch.zeros_like(hidden), *given))),
+               write_kv=lambda fill, stepper, hidden, *given: fill(torch.zeros_like(hidden), *given))),
            GOLDEN, r"audit golden: row \d", case="copying"),
     Mutant("kv-copies-askew", "K/V", "states copied to skipped layers are a little off",
            copy_askew, FIELDS, r"copied states: logits of fed token \d+ are .* off"),
     Mutant("backfill-missing", "K/V", "a schedule that rises leaves unwritten what it skipped",
            mutate(cache=UNCHECKED, prepare=leave_without_backfill), GOLDEN, r"audit golden: row \d", case="eager"),
     Mutant("prompts-shallow", "prompts", "the upper half of the layers never runs for prompts of 40 tokens and more",
-           mutate(stepper=override_stepper(run=run_prompts_half)), FAR, LOGITS),
+           mutate(stepper=override_stepper(run_layers=run_prompts_half)), FAR, LOGITS),
     Mutant("last-layer-mixed", "weights", "what the last layer gives is mixed up a little",
-           mutate(stepper=override_stepper(run=mix_last_layer)), FORCED, LOGITS),
+           mutate(stepper=override_stepper(run_layers=mix_last_layer)), FORCED, LOGITS),
     *group("pages", POSITIONS, LOGITS,
         ("pages-of-16", "the last position of every block of 16 holds what the one before it holds",
          mutate(cache=write_stale(lambda cache, row, at: (at + 1) % 16 == 0))),
