@@ -166,7 +166,7 @@ def gather_profile_shift(evidence: ModelMeasurements) -> ProfileShiftEvidence:
 
 
 def make_baseline_question(claim: str, family: str) -> Question[ModelMeasurements]:
-    """The row of EMAD as published against ``family``, a key of ``sweep.grids.point_families``."""
+    """The claim that EMAD as published beats ``family``, a key of ``sweep.grids.point_families``."""
 
     def both(evidence: ModelMeasurements) -> tuple[PointFamily, PointFamily]:
         return evidence.baseline_comparison.make_family(EMAD_FAMILY), evidence.baseline_comparison.make_family(family)

@@ -94,7 +94,7 @@ class ClaimContext:
     def judge_side(
         self, legs: Mapping[str, Estimate], bad: Side, threshold: float, beside: Sequence[Leg] = ()
     ) -> Verdict:
-        """``decide`` where all ``legs`` fail on one side of one threshold."""
+        """``decide_tests`` where all ``legs`` fail on one side of one threshold."""
         return judge_side(self.claim, self.model, legs, bad, threshold, other_legs=self.other_legs, beside=beside)
 
     def not_applicable(self, reason: str) -> Verdict:
@@ -321,7 +321,7 @@ def make_model_question(
     attach: Callable[[ModelMeasurements], Attachments] = lambda evidence: Attachments(),
     **options: Any,
 ) -> Question[ModelMeasurements]:
-    """The row of a claim on one model's measurements: ``decide`` what ``gather`` takes where ``premise`` allows it.
+    """The question of a claim on one model: ``decide`` what ``gather`` takes where ``premise`` allows it.
 
     ``premise``: a verdict without them, or None. ``attach``: what stands beside one. ``options``: of ``Question``.
     """

@@ -75,7 +75,7 @@ def make_early_exit_question(
     legs: int = 0,
     measures: bool = False,
 ) -> Question[ModelMeasurements]:
-    """The row of a claim on items: ``decide`` what ``gather`` takes of the early exits, a table beside it."""
+    """The question of a claim on items: ``decide`` what ``gather`` takes of the early exits, a table beside it."""
 
     def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         exits = evidence.early_exits

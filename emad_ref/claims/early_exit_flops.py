@@ -208,7 +208,7 @@ def make_pruning_question(
     arithmetic: bool = True,
     scores: bool = False,
 ) -> Question[ModelMeasurements]:
-    """The row of a claim on ``rules``, without and with pruning.
+    """The question of a claim on ``rules``, without and with pruning.
 
     Args:
         arithmetic: whether a token that never exits belongs to it.

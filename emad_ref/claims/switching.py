@@ -263,7 +263,7 @@ def _varied_score(pair: PairMeasurements, task: str, change: Mapping[str, Any]) 
 
 
 def make_constant_question(claim: str, field: str, symbol: str, values: Sequence[int]) -> Question[PairMeasurements]:
-    """The row of a constant: ``field`` of ``SwitchingRule`` and ``SwitchingConstants``, ``symbol`` in the paper."""
+    """Question about a constant: ``field`` of ``SwitchingRule`` and ``SwitchingConstants``, ``symbol`` in the paper."""
 
     answer = partial(answer_constant, field=field, values=values, symbol=symbol)
     return Question(claim, "pair", answer, budget="standard", decide=decide_constant)

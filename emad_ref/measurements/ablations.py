@@ -251,7 +251,7 @@ def ablate_estimator(evidence: ModelMeasurements, rng: np.random.Generator) -> A
     return Attachments((AttachedTable(f"ablation, entropy estimator on {evidence.corpus}: worst probe", table),))
 
 
-def check_entropy_bounds(fits: Mapping[str, EstimatorFit]) -> None:
+def check_entropy_bounds(fits: Mapping[str, WorstEstimatorAgreement]) -> None:
     """Check that top-K bounds entropy from above, more tightly for larger K, and that exact search misses no row."""
     bounds = [fits[f"topk-{k}"].bias_nats for k in KS if f"topk-{k}" in fits]
     for fewer, more in pairwise(bounds):
@@ -267,7 +267,7 @@ def usable_estimators(stepper: Stepper, estimators: Iterable[EntropyEstimator]) 
 
 
 @dataclass(frozen=True)
-class EstimatorFit:
+class WorstEstimatorAgreement:
     """An estimator against the full softmax, worst over the probes of the run's profile.
 
     ``changed``: τ's margin in nats → share of tokens whose exit decision changes. ``recall``: None if none is known.
@@ -280,7 +280,7 @@ class EstimatorFit:
     changed: dict[float, float]
 
 
-def agreement_columns(fit: EstimatorFit | None, margin: float) -> TableRow:
+def agreement_columns(fit: WorstEstimatorAgreement | None, margin: float) -> TableRow:
     """Leading columns; the full softmax (None) is its own reference."""
     if fit is None:
         return {"ρ": 1.0, "RMSE, nats": 0.0, "recall@K": None, "decisions changed %": 0.0}
@@ -308,7 +308,7 @@ class FittedEstimators:
         take_trace(stepper, self._subject.cut_windows("evaluate", READ), observe=counted)
         return counted.recall_by_probe
 
-    def measure_agreement(self, estimator: EntropyEstimator, margins: Sequence[float]) -> EstimatorFit:
+    def measure_agreement(self, estimator: EntropyEstimator, margins: Sequence[float]) -> WorstEstimatorAgreement:
         """Agreement of ``estimator``, one of ``fitted``, with the full softmax."""
         estimates = self._estimates
         raw = estimates.undo_correction(self.trace, estimator)
@@ -317,7 +317,7 @@ class FittedEstimators:
         rows = compare_estimators(estimates.probes, full, {estimator: raw}, thresholds)
         recalls = [share for (name, _), share in self._recalls.items() if name == estimator.name]
         changes = zip(*(row.changed.values() for row in rows), strict=True)
-        return EstimatorFit(
+        return WorstEstimatorAgreement(
             spearman=min(row.spearman for row in rows),
             bias_nats=tuple(row.bias_nats for row in rows),
             rmse_nats=max(row.rmse_nats for row in rows),
@@ -337,7 +337,7 @@ class FittedEstimators:
 class RecallCounter:
     """Observer that counts, during a trace, how many of the true K largest logits an estimator retrieves.
 
-    ``shares``: (estimator, probe) → recall@K. Estimators without retrieval have none.
+    ``recall_by_probe``: (estimator, probe) → recall@K. Estimators without retrieval have none.
     """
 
     def __init__(self, stepper: Stepper, estimators: Iterable[EntropyEstimator], probes: Sequence[int]):

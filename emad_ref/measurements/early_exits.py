@@ -457,7 +457,7 @@ class EarlyExitMeasurements:
 
     @property
     def solved_settings(self) -> list[tuple[str, int]]:
-        """``settings`` of the solved tasks."""
+        """``task_settings`` of the solved tasks."""
         return [(task, minimum) for task, minimum in self.task_settings if task not in self.unsolved_reasons]
 
     @property

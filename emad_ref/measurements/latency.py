@@ -279,7 +279,7 @@ class LatencyBenchmark:
         return self._timed[point]
 
     def time_extra_batch_sizes(self, point: OperatingPoint) -> dict[int, TimingResult]:
-        """The arms of ``timed`` at batch sizes that decide nothing, from ``SWEEP_PAIRS`` pairs."""
+        """The arms of ``time_point_by_batch_size`` at batch sizes that decide nothing, from ``SWEEP_PAIRS`` pairs."""
         if point not in self._swept:
             sizes = extra_batch_sizes(self.subject.study.budget)
             self._swept[point] = {
@@ -291,7 +291,7 @@ class LatencyBenchmark:
         """Arm ``full`` and each of ``points`` on the same fresh prompts at batch 1; every record is kept.
 
         ``decides``: a verdict rests on the times, which then come from fresh processes if the run has them. Raises as
-        ``timed``.
+        ``time_point_by_batch_size``.
         """
         if FULL in points:
             raise BadArgument("points", sorted(points), f"names other than {FULL!r}", "that arm is full depth")
@@ -307,7 +307,9 @@ class LatencyBenchmark:
         points: Collection[OperatingPoint] = (),
         requests: Mapping[int, RequestBatches] | None = None,
     ) -> dict[int, TimingResult]:
-        """Batch size → ``race`` of all pairs, in this process or divided over fresh ones. Raises as ``timed``.
+        """Batch size → ``race`` of all pairs, in this process or divided over fresh ones.
+
+        Raises as ``time_point_by_batch_size``.
 
         ``requests``: of each batch size, the budget's pairs; by default of all that the budget has.
         """

@@ -93,7 +93,7 @@ class ExitEvaluation:
     @property
     def exit(self) -> Exit:
         """The exit, attached to the judge's model; decoders' copies take it from there."""
-        assert isinstance(self._exit_or_reason, Exit), "the caller checks ``missing``"
+        assert isinstance(self._exit_or_reason, Exit), "the caller checks ``exit_unavailable_reason``"
         return self._exit_or_reason
 
     @property
@@ -132,7 +132,7 @@ class ExitEvaluation:
 
     @property
     def exact_kv_point(self) -> OperatingPoint | None:
-        """``point`` with exact K and V above exits, which audits compare with the model; None without one."""
+        """``recommended_point`` with exact K and V above exits, for audits against the model; None without one."""
         point = self.recommended_point
         if point is None or point.schedule in REPLAYED:
             return point
@@ -281,7 +281,7 @@ class ExitEvaluation:
         return DocumentCosts(self.format_oracle_name(curve), nll, depth)
 
     def format_oracle_name(self, curve: SavingsCurve) -> str:
-        """Readout and name of an oracle of ``curves``."""
+        """Readout and name of an oracle of ``oracle_curves``."""
         return f"{'tuned lens' if curve in self.oracle_curves[:2] else 'own head'}, {curve.name}"
 
     @staticmethod

@@ -150,7 +150,7 @@ class ModelUnderTest:
 
     @cached_property
     def audited_window_size(self) -> int:
-        """Positions of the window that audits of long prompts reach; raises as ``open``."""
+        """Positions of the window that audits of long prompts reach; raises as ``open_decoder``."""
         return self.scale_by_audit_share(self.window_size, AUDITED_AT_LEAST)
 
     @property
@@ -373,12 +373,12 @@ class ModelUnderTest:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Capabilities of the decoder at full depth. Raises as ``open``."""
+        """Capabilities of the decoder at full depth. Raises as ``open_decoder``."""
         return self._at_full_depth[0]
 
     @property
     def has_reference_decoder(self) -> bool:
-        """Whether the decoder at full depth ``is_reference_decoder``. Raises as ``open``."""
+        """Whether the decoder at full depth ``is_reference_decoder``. Raises as ``open_decoder``."""
         return self._at_full_depth[1]
 
     @cached_property
@@ -386,14 +386,14 @@ class ModelUnderTest:
         """Share of an audit's rows, tokens and seeds that this run asks for: 1 of every decoder but our own.
 
         Under ``smoke`` our own is asked for less of a large model, so that the run ends in minutes: the same code is
-        judged in full on smaller models. Raises as ``open``.
+        judged in full on smaller models. Raises as ``open_decoder``.
         """
         if self.study.budget.rank or not self.has_reference_decoder:
             return 1.0
         return work_share(compute_traced_token_flops(self.loaded.geometry))
 
     def scale_by_audit_share(self, amount: int, least: int) -> int:
-        """``audit_share`` of ``amount``, at least ``least``; raises as ``open``."""
+        """``audit_share`` of ``amount``, at least ``least``; raises as ``open_decoder``."""
         return min(amount, max(least, round(self.audit_share * amount)))
 
     @cached_property
@@ -466,7 +466,7 @@ class ModelUnderTest:
     def open_with_drawn_prompts(
         self, point: OperatingPoint, rng: np.random.Generator, lengths: Sequence[int], fed: int, *, forces: bool = True
     ) -> Iterator[tuple[DecoderUnderTest, list[Prompt], Ints]]:
-        """A decoder under test for as many rows as ``lengths``, with ``draw_prompts``. Raises as ``open``."""
+        """A decoder under test for as many rows as ``lengths``, with ``draw_prompts``. Raises as ``open_decoder``."""
         prompts, continuation = self.draw_prompts(rng, lengths, fed)
         with self.open_decoder(point, max_rows=len(prompts)) as decoder:
             yield self.prepare_for_audit(decoder, point, forces=forces), prompts, continuation

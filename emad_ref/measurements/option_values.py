@@ -85,7 +85,7 @@ def split_comma_list(text: str) -> frozenset[str]:
 
 
 def _some_words(text: str, where: str, expected: str, remedy: str) -> frozenset[str]:
-    """``words``, at least one: a blank text, such as an unset variable of a shell, would ask for nothing, silently."""
+    """``split_comma_list``, at least one: a blank text (an unset shell variable) would silently ask for nothing."""
     chosen = split_comma_list(text)
     if not chosen:
         raise BadArgument(where, text, expected, remedy)
@@ -188,7 +188,7 @@ def parse_claim_ids(text: str, base: Path, where: str) -> frozenset[str]:
 
 
 def parse_claim_patterns(text: str, base: Path, where: str) -> frozenset[str]:
-    return _some_words(text, where, "claims by id or pattern", "e.g. EMAD-F1,EMAD-R*")  # as ``names``
+    return _some_words(text, where, "claims by id or pattern", "e.g. EMAD-F1,EMAD-R*")  # as ``parse_claim_ids``
 
 
 def parse_task_names(text: str, base: Path, where: str) -> frozenset[str]:

@@ -20,7 +20,7 @@ from emad_ref.decoding.switching import LARGE, SwitchingRule
 from emad_ref.errors import stop_run_on_error
 from emad_ref.measurements.latency import Decoding
 from emad_ref.measurements.pair_models import DRAFT_TOKENS, PairModels
-from emad_ref.measurements.task_scores import GENERATED_LINE, PublishedTask
+from emad_ref.measurements.task_scores import GENERATED_LINE, ScoredLmEvalTask
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.statistics.units import ByItem
@@ -181,7 +181,7 @@ def make_world_task(name: str, models: PairModels, seed: int, guessed_on: int) -
     return PairTask(name, guess, texts, answered)
 
 
-def make_lm_eval_task(task: PublishedTask, models: PairModels) -> PairTask:
+def make_lm_eval_task(task: ScoredLmEvalTask, models: PairModels) -> PairTask:
     """A task of lm-eval's that the user named, scored by lm-eval."""
     study, generated = models.large.subject.study, task.metric != "acc"
     requests: dict[tuple[Split, int], list[TextRequest]] = {}
@@ -317,7 +317,7 @@ class PairAnswers:
     def answer_by_switching_rules(
         self, rules: Sequence[SwitchingRule], task: str, split: Split, count: int
     ) -> list[ItemAnswers]:
-        """``switched`` for several rules: common prefixes are decoded once, and in full batches."""
+        """``answer_by_switching`` for several rules: common prefixes are decoded once, and in full batches."""
         scored_task = self.get_task(task)
         new = [rule for rule in rules if self._key(rule, task, split, count) not in self._answers]
         if scored_task.generated and len(new) > 1:
@@ -396,7 +396,7 @@ class PairAnswers:
     def answer_by_gated_speculation(
         self, k: int, gate_bits: float | None, task: str, split: Split, count: int
     ) -> ItemAnswers:
-        """Tokens and shares of ``speculated``, read from the texts that rules share; without its work.
+        """Tokens and shares of ``answer_by_speculation``, read from the texts that rules share; without its work.
 
         ``entropy_bits``: of the drafts that were judged.
         """

@@ -122,7 +122,7 @@ class RoutingRules:
 
     @property
     def written_tasks_worth_routing(self) -> list[str]:
-        """The ``tasks`` with written answers instead of options."""
+        """The ``tasks_worth_routing`` with written answers instead of options."""
         return [task for task in self.tasks_worth_routing if self.answers.get_task(task).generated]
 
     @property
@@ -205,7 +205,7 @@ class RoutingRules:
     def route_at_saving(
         self, task: str, saving: float, constants: SwitchingConstants | None = None
     ) -> RoutedTask | None:
-        """The mixture of ``front`` that saves exactly ``saving`` on the judged items.
+        """The mixture of ``find_front_rules`` that saves exactly ``saving`` on the judged items.
 
         None if not even the small model saves that much.
         """
@@ -271,7 +271,7 @@ class RoutingRules:
         return self.answers.answer_by_switching(rule, task, "evaluate", self.size.judged)
 
     def answer_judged_items_alone(self, model: int, task: str) -> ItemAnswers:
-        """The items of ``judged``, answered by one model at full depth."""
+        """The items of ``answer_judged_items``, answered by one model at full depth."""
         return self.answers.answer_by_one_model(model, task, "evaluate", self.size.judged)
 
 

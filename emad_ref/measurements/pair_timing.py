@@ -214,7 +214,7 @@ class PairLatencyBenchmark:
         return self._models.large.traces.profile.point(0.0)
 
     def make_prompts(self, count: int) -> list[Prompt]:
-        """Prompts of judged items of ``task``; they repeat if there are fewer."""
+        """Prompts of judged items of ``timed_task``; they repeat if there are fewer."""
         prompts = self._answers.make_prompts(self.timed_task, "evaluate", max(self._rules.size.judged, count))
         return [prompts[at % len(prompts)] for at in range(count)]
 
@@ -231,7 +231,7 @@ class PairLatencyBenchmark:
 
     @cached_property
     def switching_timings(self) -> TimingResult:
-        """``large``, ``speculative``, ``EAD`` by ``rule``, and those of ``library``.
+        """``large``, ``speculative``, ``EAD`` by ``timed_rule``, and those of ``transformers_arms``.
 
         Raises:
             AuditRefutedError: speculation emitted other tokens than the large model, and no tie excuses it.
@@ -243,11 +243,11 @@ class PairLatencyBenchmark:
         return timed
 
     def time_emad_arms(self, point: OperatingPoint) -> TimingResult:
-        """Times of ``make_adaptive_arms`` and ``library``.
+        """Times of ``make_adaptive_arms`` and ``transformers_arms``.
 
         Raises:
-            AuditRefutedError: as ``rivals``; or EMAD's tokens, depths or work do not match its record.
-            SubprocessFailed: as ``rivals``.
+            AuditRefutedError: as ``switching_timings``; or EMAD's tokens, depths or work do not match its record.
+            SubprocessFailed: as ``switching_timings``.
         """
         timed, large = self._raced(partial(make_adaptive_arms, point=point)), self._models.large.subject
         with large.open_decoder(large.full_depth_point) as verifier, large.open_decoder(point) as emad:

@@ -257,7 +257,7 @@ def sort_by_saving_and_rise(rows: Sequence[dict[str, Any]]) -> list[dict[str, An
 
 
 class BaselineComparison(FamilyComparison):
-    """On all text of both splits; the first family is EMAD as published. ``confident``: confidence rules."""
+    """On all text of both splits; the first family is EMAD as published. ``confidence_rules``: confidence rules."""
 
     def __init__(self, traces: LensTraces):
         subject = traces.subject

@@ -85,7 +85,7 @@ class ModelIsolation:
         return ModelSnapshot(self._own.model)
 
     def compare_with_snapshot(self) -> None:
-        """Compare the judge's model with its snapshot; ``require_whole`` reports a difference."""
+        """Compare the judge's model with its snapshot; ``require_unchanged_model`` reports a difference."""
         self._broken = self._broken or self._snapshot.describe_changes()
 
     def require_unchanged_since(self, before: ProcessSnapshot) -> None:
@@ -103,7 +103,7 @@ class ModelIsolation:
             )
 
     def require_unchanged_model(self) -> None:
-        """Raise ModelMutatedError if an earlier ``look`` found a difference."""
+        """Raise ModelMutatedError if an earlier ``compare_with_snapshot`` found a difference."""
         if self._broken:
             raise ModelMutatedError(
                 f"the judge's own model was changed: {self._broken} of {self._own.name} differs since the first "

@@ -67,7 +67,7 @@ FOREIGN_ROWS = 32  # most rows of a request to a foreign decoder
 
 
 @dataclass(frozen=True)
-class PublishedTask:
+class ScoredLmEvalTask:
     """An lm-eval task as this run scores it: ``documents`` of ``of``, by ``metric``, the first of the first member.
 
     ``members``: lm-eval's names, several for a group. A group is one task: benchmarks count, not their parts.
@@ -86,7 +86,7 @@ class LmEvalScores:
     """lm-eval tasks of one model's study, each scored on first use.
 
     Accuracy, exact match and pass@1 are right or wrong per document. Perplexity is one more corpus. Any other metric,
-    such as ROUGE, is shown and decides nothing. A task that cannot be scored here keeps the reason as ``unmeasured``.
+    such as ROUGE, is shown and decides nothing. ``unavailable_reasons`` has each task that cannot be scored here.
     """
 
     def __init__(self, subject: ModelUnderTest):
@@ -124,7 +124,7 @@ class LmEvalScores:
         return set(members_by_task) & (grouped | own)
 
     @cached_property
-    def _scorable(self) -> tuple[dict[str, PublishedTask], dict[str, str]]:
+    def _scorable(self) -> tuple[dict[str, ScoredLmEvalTask], dict[str, str]]:
         """Tasks that can be scored, and why the others cannot. An error ends the run."""
         if not self._study.tasks:
             return {}, {}
@@ -145,7 +145,7 @@ class LmEvalScores:
                     scored[name] = task
             return scored, unmeasured
 
-    def _read(self, name: str, members: tuple[str, ...]) -> PublishedTask | str:
+    def _read(self, name: str, members: tuple[str, ...]) -> ScoredLmEvalTask | str:
         """Definition and documents of a task, or the reason why it cannot be scored."""
         from emad_ref.tasks.evaluation import make_task_manager
 
@@ -160,7 +160,7 @@ class LmEvalScores:
         guess = max(float(np.mean([_guess_chance(*each) for each in read])), _majority_share(read))
         everything = sum(len(task.eval_docs) for task in tasks.values())
         metric = str(tasks[members[0]].config.metric_list[0]["metric"])
-        return PublishedTask(name, members, len(read), everything, metric, guess)
+        return ScoredLmEvalTask(name, members, len(read), everything, metric, guess)
 
     def _obstacle(self, task: Any) -> str:
         loaded, positions = self._subject.loaded, self._subject.stepper.max_positions
@@ -190,7 +190,7 @@ class LmEvalScores:
         return self._subject.budget.items if self._subject.budget.rank == 0 else None
 
     @property
-    def scorable_tasks(self) -> dict[str, PublishedTask]:
+    def scorable_tasks(self) -> dict[str, ScoredLmEvalTask]:
         return self._scorable[0]
 
     @property
@@ -247,7 +247,7 @@ class LmEvalScores:
             self._results[key] = self._evaluate(self.scorable_tasks[name], point)
         return self._results[key]
 
-    def _evaluate(self, task: PublishedTask, point: OperatingPoint) -> TaskResult:
+    def _evaluate(self, task: ScoredLmEvalTask, point: OperatingPoint) -> TaskResult:
         from emad_ref.tasks.evaluation import evaluate_tasks
 
         with self._model(point) as lm:
@@ -358,7 +358,7 @@ def _answer(task: Any, document: Any) -> str:
     return str(values[0])
 
 
-def _merge_results(task: PublishedTask, results: list[TaskResult]) -> TaskResult:
+def _merge_results(task: ScoredLmEvalTask, results: list[TaskResult]) -> TaskResult:
     """Members of a group as one task; each document has equal weight, as in lm-eval's ``weight_by_size``."""
     from emad_ref.tasks.evaluation import TaskResult
 

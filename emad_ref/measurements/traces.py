@@ -224,7 +224,7 @@ class EntropyEstimates:
     def take_trace_with_documents(
         self, split: Split, count: int, estimators: Sequence[EntropyEstimator]
     ) -> tuple[Trace, DocumentMembership]:
-        """``read`` of beginnings, and the document of each token; a document may give several windows."""
+        """``take_estimator_trace`` of beginnings, and the document of each token; windows may share a document."""
         sequences = self._beginnings(split, count)
         trace = self._take(sequences, split, estimators)
         return trace, documents_of_tokens(trace, sequences)

@@ -38,8 +38,8 @@ os._exit(7)
 ASKING = """
 def ask(evidence):
     subject = evidence.subject
-    with subject.open(subject.full) as decoder:
-        decoder.start(subject.prompts(1, 4))
+    with subject.open_decoder(subject.full_depth_point) as decoder:
+        decoder.start(subject.make_equal_prompts(1, 4))
 
 def test_that_asks_nothing():
     pass
@@ -48,7 +48,7 @@ def test_that_asks(emad_evidence):
     ask(emad_evidence)
 
 def test_of_the_model_alone(emad_evidence):
-    assert emad_evidence.subject.full.layers == 4
+    assert emad_evidence.subject.full_depth_point.layers == 4
 
 def test_that_asks_again(emad_evidence):
     ask(emad_evidence)

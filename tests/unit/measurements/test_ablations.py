@@ -27,9 +27,9 @@ from emad_ref.measurements.ablations import (
     TRIED_MARGINS,
     AblationRows,
     DecodedOpenings,
-    EstimatorFit,
     FittedEstimators,
     RecallCounter,
+    WorstEstimatorAgreement,
     check_entropy_bounds,
     fallback_note,
     make_margin_grid,
@@ -493,8 +493,8 @@ def test_estimators_larger_than_the_unembedding_are_left_out(run: ModelMeasureme
     assert usable_estimators(run.subject.stepper, [*large, *fit]) == fit
 
 
-def fitted(*bias_nats: float, recall: float = 1.0) -> EstimatorFit:
-    return EstimatorFit(0.9, bias_nats, 0.1, recall, {0.0: 0.0})
+def fitted(*bias_nats: float, recall: float = 1.0) -> WorstEstimatorAgreement:
+    return WorstEstimatorAgreement(0.9, bias_nats, 0.1, recall, {0.0: 0.0})
 
 
 def test_estimators_that_break_their_own_laws_are_no_row() -> None:
