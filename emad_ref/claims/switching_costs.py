@@ -10,6 +10,7 @@ import numpy as np
 from emad_ref.benchmark.flops import cost_at_token_share, pair_relative_cost
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.pair_answers import make_pair_answer
+from emad_ref.decoding.prefix_tree import SwitchedText
 from emad_ref.decoding.switching import LARGE, MODELS, SMALL, SwitchingRule
 from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.study import PairNames
@@ -146,8 +147,8 @@ def _charges_of_rule(pair: PairMeasurements, task: str, rule: SwitchingRule) -> 
         pair.routing_rules.answer_judged_items_alone(LARGE, task),
     )
     processed, caught_up = (
-        (sum(getattr(walk, what)(SMALL) for walk in done.walks), sum(getattr(walk, what)(LARGE) for walk in done.walks))
-        for what in ("read", "caught_up")
+        (sum(count(walk, SMALL) for walk in done.walks), sum(count(walk, LARGE) for walk in done.walks))
+        for count in (SwitchedText.count_tokens_read, SwitchedText.count_catch_up_tokens)
     )
     return RuleCharges(
         pair.routing_rules.format_rule_name(rule),
