@@ -66,8 +66,10 @@ class TraceReplayer:
 
     def __init__(self, trace: Trace):
         self.trace = trace
-        self.shape = (int(trace.lengths.max()), trace.sequences)
-        self.place = trace.places.decided_index * trace.sequences + trace.sequence  # of each token in a flattened grid
+        self.shape = (int(trace.sequence_lengths.max()), trace.n_sequences)
+        self.place = (
+            trace.token_positions.decided_index * trace.n_sequences + trace.sequence_index
+        )  # of each token in a flattened grid
         self.before = np.arange(len(trace)) * trace.layers - 1  # each token's first layer in a flattened column, less 1
         self._read: dict[object, dict[int, NDArray[np.float32]]] = {}
         self._binned: dict[object, NDArray[np.intp]] = {}
@@ -81,7 +83,7 @@ class TraceReplayer:
         if point.layers != self.trace.layers:
             raise BadArgument("point.layers", point.layers, f"{self.trace.layers}, the layers of the trace")
         self.trace.require_lens(point)
-        self.trace.require_read(point)
+        self.trace.require_layers_read(point)
         settle = get_schedule(point).require_depth_resolver()
         depth = np.full(self.shape, point.ceiling, dtype=np.int16)
         bins, signals = (self._bins(point), self._signals(point)) if point.probes else (None, {})
@@ -122,7 +124,7 @@ class TraceReplayer:
         key = (point.signal, point.estimator, point.confidence, point.probes if several else ())
         grids = self._read.setdefault(key, {})
         if lacking := [probe for probe in point.probes if probe not in grids]:
-            column = self.trace.signal(point)
+            column = self.trace.rule_signal(point)
             grids |= {probe: self._grid(column[:, probe - 1]) for probe in lacking}
         return grids
 
@@ -139,7 +141,7 @@ class TraceReplayer:
     def replay(self, point: OperatingPoint) -> ReplayResult:
         depth = self.compute_depths(point)
         stopped = self.before + depth
-        nll, top1 = self.trace.emitted(point)
+        nll, top1 = self.trace.emitted_columns(point)
         nats = nll.reshape(-1).take(stopped).astype(np.float64)
         macs_per_row = self.trace.macs_per_row.get(point.estimator, 0)
         return ReplayResult(point, depth, nats, top1.reshape(-1).take(stopped), macs_per_row)
@@ -164,7 +166,10 @@ def replay_all(trace: Trace, points: Iterable[OperatingPoint]) -> Iterator[Repla
 
 def sum_by_sequence(trace: Trace, values: NDArray[Any]) -> Floats:
     """[sequences] sums of ``values`` [tokens] within each sequence; 0 for one without a token."""
-    sums, filled = np.zeros(trace.sequences), trace.lengths > 0  # reduceat gives an empty segment its next value
+    sums, filled = (
+        np.zeros(trace.n_sequences),
+        trace.sequence_lengths > 0,
+    )  # reduceat gives an empty segment its next value
     sums[filled] = np.add.reduceat(np.asarray(values, dtype=np.float64), trace.starts[:-1][filled])
     return sums
 
@@ -194,7 +199,9 @@ def replay_decode_work(trace: Trace, replayed: ReplayResult) -> Work:
         BadArgument: as ``compute_decode_work``.
     """
     probed = _probe_costs(trace, replayed.point, replayed.macs_per_row)
-    return derive_work(replayed.point, trace.places, replayed.depth, replayed.depth_histogram, probed, trace.ahead)
+    return derive_work(
+        replayed.point, trace.token_positions, replayed.depth, replayed.depth_histogram, probed, trace.lens_macs_ahead
+    )
 
 
 def compute_decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: int = 0) -> Work:
@@ -206,7 +213,9 @@ def compute_decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_p
         BadArgument: a confidence rule that the trace does not record.
     """
     probed = _probe_costs(trace, point, macs_per_row)
-    return derive_work(point, trace.places, depth, count_tokens_by_depth(depth, point), probed, trace.ahead)
+    return derive_work(
+        point, trace.token_positions, depth, count_tokens_by_depth(depth, point), probed, trace.lens_macs_ahead
+    )
 
 
 def compute_decode_flops(trace: Trace, replayed: ReplayResult, geometry: Geometry) -> Floats:
@@ -219,15 +228,17 @@ def compute_decode_flops(trace: Trace, replayed: ReplayResult, geometry: Geometr
     """
     point = replayed.point
     probed = _probe_costs(trace, point, replayed.macs_per_row)
-    return sum_by_sequence(trace, derive_flops(point, trace.places, replayed.depth, probed, trace.ahead, geometry))
+    return sum_by_sequence(
+        trace, derive_flops(point, trace.token_positions, replayed.depth, probed, trace.lens_macs_ahead, geometry)
+    )
 
 
 def _probe_costs(trace: Trace, point: OperatingPoint, macs_per_row: int) -> ProbeCosts:
     """A rule's as its watch ran them; else one reading by the estimator."""
     if point.confidence is not None:
-        rule = trace.rule(point)
+        rule = trace.rule_columns(point)
         return ProbeCosts(rule.heads, rule.shows, rule.macs)
-    return compute_probe_costs(point, len(trace), trace.ahead, macs_per_row)
+    return compute_probe_costs(point, len(trace), trace.lens_macs_ahead, macs_per_row)
 
 
 def compute_prompt_work(prompts: Ints, point: OperatingPoint) -> Work:

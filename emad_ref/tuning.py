@@ -17,7 +17,7 @@ from pathlib import Path
 from emad_ref.calibration.calibration_run import CalibrationPlan, calibrate
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import take_trace
-from emad_ref.calibration.windows import TokenSequence, window_size, windows
+from emad_ref.calibration.windows import TokenSequence, cut_windows, window_size
 from emad_ref.decoding.self_corpus import sample_documents
 from emad_ref.errors import EmadError, require_instance, require_whole
 from emad_ref.exit_rules import default_probes
@@ -181,7 +181,7 @@ def windows_of(
         if told is not None:
             told(texts)
         documents = (tokenize_document(tokenizer, text) for text in texts)
-    found = windows(documents, window, model.opening_token_id, limit, per_document)
+    found = cut_windows(documents, window, model.opening_token_id, limit, per_document)
     return _warn_of_mismatch(model, corpus, found) if corpus != "self" and split == "calibrate" else found
 
 

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from emad_ref.audit.log_probs import session_log_probs
+from emad_ref.audit.log_probs import greedy_session_log_probs
 from emad_ref.errors import EmadError
 from emad_ref.protocol import (
     Capabilities,
@@ -211,7 +211,7 @@ class GuardedDecoder:
         ask = getattr(self._decoder, "log_probs", None)
         with count_feature(self._count, LOG_PROBS):
             if ask is None:
-                return session_log_probs(self, prompts, max_new, top)
+                return greedy_session_log_probs(self, prompts, max_new, top)
             with self._limit("log_probs"):
                 return list(ask(prompts, max_new, top))
 

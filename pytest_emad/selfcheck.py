@@ -23,7 +23,7 @@ import pytest
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import write_atomically
-from emad_ref.mutants.catalogue import CATALOGUE, one_of_each_kind, select_mutants
+from emad_ref.mutants.catalogue import CATALOGUE, select_mutants, select_one_of_each_kind
 from emad_ref.mutants.mutant import Mutant
 from emad_ref.report.deselection import SUITES
 from emad_ref.report.mutation_results import (
@@ -108,7 +108,7 @@ def run_selfcheck(config: pytest.Config) -> int:
 
 def _selected_mutants(names: str) -> list[Mutant]:
     if names == "kinds":
-        return one_of_each_kind()
+        return select_one_of_each_kind()
     return list(CATALOGUE.values()) if names in ("meant", "all") else select_mutants(names.split(","))
 
 
@@ -123,7 +123,9 @@ def _check_mutant(config: pytest.Config, planted: Mutant, folder: Path, everythi
     else:
         found, by, message = UNFINISHED, "", f"stopped after {LIMIT_S:g} s; is the machine busy, or the model large?"
     seconds, plain = round(time.monotonic() - began, 1), " ".join(message.removeprefix("Failed: ").split())
-    return MutationResult(planted.name, planted.kind, planted.does, planted.meant, found, by, plain, seconds)
+    return MutationResult(
+        planted.name, planted.kind, planted.does, planted.expected_detector, found, by, plain, seconds
+    )
 
 
 def _arguments(config: pytest.Config, planted: Mutant, folder: Path, everything: bool) -> list[str]:

@@ -20,11 +20,11 @@ from emad_ref.audit.reference_logits import Lens
 from emad_ref.audit.token_comparison import (
     GoldenTokens,
     TokenRows,
+    check_same_tokens,
     compare_golden,
     golden_key,
     golden_thresholds,
     largest_threshold_change,
-    same_tokens,
 )
 from emad_ref.claims.base import About, Suite, find_questions
 from emad_ref.point import OperatingPoint
@@ -74,7 +74,7 @@ class Auditor:
     ) -> None:
         """Fail unless each row's tokens (and depths) are equal to the end, or to a tie (``audit.token_comparison``)."""
         given = (self._tolerance, prompts, found, wanted, point, found_depths, wanted_depths)
-        finding = same_tokens(self._lens, *given, declared=declared)
+        finding = check_same_tokens(self._lens, *given, declared=declared)
         self._record.record_audit(finding)
         if not finding.passed:
             pytest.fail(finding.detail, pytrace=False)

@@ -18,7 +18,7 @@ plot_profile, plot_depth_by_position, plot_explorer, plot_cost_against_quality  
 _repr_html_  # what a notebook shows of an object
 fit_translators, attach_translators, decoded_columns  # among them, too: docs/lens.md
 read_features  # docs/screen.md
-translator_tensors, translators_from_tensors  # for files that hold translators beside other things
+translators_to_tensors, translators_from_tensors  # for files that hold translators beside other things
 shallow_point  # asked by name in suites/fidelity
 length_and_cap_are_those_of_the_history, what_was_returned_stays, teardown  # Hypothesis's state machine
 schema  # written into every profile

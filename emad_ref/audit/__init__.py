@@ -1,27 +1,33 @@
 """Black-box checks of any Decoder, through ``emad_ref.protocol`` alone. Each returns a ``Finding``.
 
-session_checks    forced depths, rollback, sessions side by side, ``last`` of ``feed``
-decoding_checks   decisions on given tokens, ``generate``, rows of a batch, agreement with replay
-requests          many rows, stop sets, common prefixes, requests between the steps of sessions
-positions         every position of the window is written and read
-fields            every field of an operating point is honoured, or the point is declined
-comparisons       signals and thresholds are compared to the last digit
-sampling          tokens are drawn at the temperature and by the seed, from the distribution at their depths
-work              counted work matches the decisions, other points, and observed matrix products
-memory            closed sessions free their memory
-answers           answers that a verdict used, and timed requests, are right
-token_comparison  tokens and depths equal another decoder's, or recorded ones, up to ties
+session_checks         forced depths, rollback, sessions side by side, ``last`` of ``feed``
+decoding_checks        decisions on given tokens, ``generate``, rows of a batch, agreement with replay
+requests               many rows, stop sets, common prefixes, requests between the steps of sessions
+positions              every position of the window is written and read
+point_fields           every field of an operating point is honoured, or the point is declined
+threshold_comparisons  signals and thresholds are compared to the last digit
+sampling               tokens are drawn at the temperature and by the seed, from the distribution at their depths
+work                   counted work matches the decisions, other points, and observed matrix products
+memory                 closed sessions free their memory
+spot_checks            answers that a verdict used, and timed requests, are right
+token_comparison       tokens and depths equal another decoder's, or recorded ones, up to ties
 
-``lens`` is the reference, ``trajectory`` judges one row, ``tolerances`` bounds differences. NumPy and SciPy only,
-except for ``oracle``, which turns a model into a lens.
+``reference_logits`` has the lens, ``trajectory`` judges one row, ``tolerances`` bounds differences. NumPy and SciPy
+only, except for ``model_lens``, which turns a model into a lens.
 """
 
 from __future__ import annotations
 
-from emad_ref.audit.decoding_checks import ReplayedDocument, bridge, decisions, generation, rows
+from emad_ref.audit.decoding_checks import (
+    ReplayedDocument,
+    check_decisions,
+    check_generation,
+    check_replay_agreement,
+    check_row_independence,
+)
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.reference_logits import Lens, LogitLens
-from emad_ref.audit.session_checks import forced, rollback, sessions
+from emad_ref.audit.session_checks import check_forced_depths, check_rollback, check_session_isolation
 from emad_ref.audit.tolerances import tolerance
 
 __all__ = [
@@ -29,12 +35,12 @@ __all__ = [
     "Lens",
     "LogitLens",
     "ReplayedDocument",
-    "bridge",
-    "decisions",
-    "forced",
-    "generation",
-    "rollback",
-    "rows",
-    "sessions",
+    "check_decisions",
+    "check_forced_depths",
+    "check_generation",
+    "check_replay_agreement",
+    "check_rollback",
+    "check_row_independence",
+    "check_session_isolation",
     "tolerance",
 ]

@@ -14,22 +14,22 @@ from emad_ref.audit.reference_logits import (
     LensReference,
     PrefixLens,
     ProbeReadouts,
-    emission_noise,
-    is_read_from_logits,
+    emission_noise_factor,
+    is_decided_by_full_heads,
     is_tied,
-    tied_gap,
+    max_tied_gap,
 )
 from emad_ref.audit.trajectory import (
     WIDEST_FEED,
+    CheckedSession,
     DecoderUnderTest,
     Judge,
     Trajectory,
-    Transcript,
     count_differing_tokens,
     count_discriminating,
     feed_slices,
 )
-from emad_ref.audit.work import judge_ledger
+from emad_ref.audit.work import judge_counted_work
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
@@ -43,7 +43,7 @@ NO_STOP: frozenset[int] = frozenset()
 # ---------------------------------------------------------------- decisions on given tokens
 
 
-def decisions(under_test: DecoderUnderTest, prompts: Sequence[Prompt], continuations: Ints) -> Finding:
+def check_decisions(under_test: DecoderUnderTest, prompts: Sequence[Prompt], continuations: Ints) -> Finding:
     """Check signals, depths, logits and work on ``prompts`` followed by ``continuations`` int64 [rows, n].
 
     Each row must read the lens' signal at its probes and no other, take the depth that the rule gives, show the logits
@@ -52,13 +52,13 @@ def decisions(under_test: DecoderUnderTest, prompts: Sequence[Prompt], continuat
     which a probe lay below the cap; a point without probes needs none.
     """
     decoder, point = under_test.decoder, under_test.point
-    judge = Judge.of("decisions", under_test, MIN_DISCRIMINATING if point.adaptive else 0, judges_work=True)
+    judge = Judge.for_check("decisions", under_test, MIN_DISCRIMINATING if point.adaptive else 0, judges_work=True)
     judge = replace(judge, lens=PrefixLens(under_test.lens, kept=len(prompts)))  # every history comes twice
     with judge.tally:
         together = [list(range(len(prompts)))] if len(prompts) > 1 else []
         for chosen in (*([row] for row in range(len(prompts))), *together):
             judge_session(judge, decoder, [prompts[row] for row in chosen], continuations[chosen])
-    return judge.tally.finding()
+    return judge.tally.to_finding()
 
 
 def judge_session(judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], continuations: Ints) -> None:
@@ -67,21 +67,21 @@ def judge_session(judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], con
     A row alone is fed token by token; several rows also in the widest allowed feeds.
     """
     widest = 1 if len(prompts) == 1 else decoder.capabilities.max_feed
-    with Transcript(judge, decoder, prompts) as transcript:
+    with CheckedSession(judge, decoder, prompts) as transcript:
         for columns in feed_slices(continuations.shape[1], widest):
             transcript.feed(continuations[:, columns])
-        trajectories = transcript.trajectories()
-        ahead = judge.reading_ahead(trajectories)
-        readouts = [ahead.trajectory(trajectory).readouts for trajectory in trajectories]
+        trajectories = transcript.build_trajectories()
+        ahead = judge.with_lens_prefetch(trajectories)
+        readouts = [ahead.judge_trajectory(trajectory).readouts for trajectory in trajectories]
         judge.tally.discriminating += sum(count_discriminating(each, judge.point) for each in trajectories)
         if judge.counted:
-            judge_ledger(judge, transcript.session.work, trajectories, readouts, widest=min(widest, WIDEST_FEED))
+            judge_counted_work(judge, transcript.session.work, trajectories, readouts, widest=min(widest, WIDEST_FEED))
 
 
 # ---------------------------------------------------------------- generate
 
 
-def generation(
+def check_generation(
     under_test: DecoderUnderTest,
     prompts: Sequence[Prompt],
     max_new: int,
@@ -95,7 +95,7 @@ def generation(
     tokens that are not full depth's argmax: if depth makes no difference the check has no power.
     """
     decoder, point = under_test.decoder, under_test.point
-    judge = Judge.of("generation", under_test, needed if point.adaptive else 0, judges_work=True)
+    judge = Judge.for_check("generation", under_test, needed if point.adaptive else 0, judges_work=True)
     judge = replace(judge, lens=PrefixLens(under_test.lens, kept=len(prompts)))  # most histories come again
     with judge.tally:
         together = decoder.generate(prompts, max_new, NO_STOP)
@@ -103,7 +103,7 @@ def generation(
         judge_record(judge, together, prompts, max_new)
         judge_record(judge, decoder.generate(prompts[:1], max_new, NO_STOP), prompts[:1], max_new)
         judge_record(judge, decoder.generate(prompts, max_new, halfway), prompts, max_new, halfway)
-    return judge.tally.finding()
+    return judge.tally.to_finding()
 
 
 def judge_record(
@@ -124,23 +124,23 @@ def judge_record(
         BadArgument: only some rows of a point whose readouts the lens has to count.
     """
     point = judge.point
-    trajectories = read_record(judge.tally, record, prompts, max_new, stop, point)
-    count_answer(judge.tally, record, prompts)
+    trajectories = extract_trajectories(judge.tally, record, prompts, max_new, stop, point)
+    count_answer_rows(judge.tally, record, prompts)
     looked_at = range(len(prompts)) if rows is None else rows
-    if len(looked_at) < len(prompts) and not is_read_from_logits(point):
+    if len(looked_at) < len(prompts) and not is_decided_by_full_heads(point):
         raise BadArgument("rows", sorted(looked_at), "None", f"what {point.name!r} reads is counted by the lens alone")
-    readouts = [ProbeReadouts.whole(point, len(trajectory.depth)) for trajectory in trajectories]
-    judge = judge.reading_ahead(trajectories[row] for row in looked_at)
+    readouts = [ProbeReadouts.with_full_heads(point, len(trajectory.depth)) for trajectory in trajectories]
+    judge = judge.with_lens_prefetch(trajectories[row] for row in looked_at)
     for row in looked_at:
-        reference = judge.trajectory(trajectories[row])
-        judge.tokens(trajectories[row], record.emitted[row], reference)
+        reference = judge.judge_trajectory(trajectories[row])
+        judge.judge_tokens(trajectories[row], record.emitted[row], reference)
         judge.tally.discriminating += count_differing_tokens(reference, trajectories[row])
         readouts[row] = reference.readouts
     if judge.counted:
-        judge_work(judge, record, trajectories, readouts)
+        judge_record_work(judge, record, trajectories, readouts)
 
 
-def read_record(
+def extract_trajectories(
     tally: Tally,
     record: Record,
     prompts: Sequence[Prompt],
@@ -166,7 +166,7 @@ def read_record(
     return rows
 
 
-def count_answer(tally: Tally, record: Record, prompts: Sequence[Prompt], *, drawn: bool = False) -> None:
+def count_answer_rows(tally: Tally, record: Record, prompts: Sequence[Prompt], *, drawn: bool = False) -> None:
     """Count the rows of one answer of ``generate`` among what is live."""
     stopped = sum(reason == "stop token" for reason in record.stop)
     tally.count_rows([len(prompt.tokens) for prompt in prompts], list(map(len, record.emitted)), stopped, drawn=drawn)
@@ -201,7 +201,9 @@ def _row_trajectory(
     return trajectory
 
 
-def judge_work(judge: Judge, record: Record, trajectories: list[Trajectory], readouts: Sequence[ProbeReadouts]) -> None:
+def judge_record_work(
+    judge: Judge, record: Record, trajectories: list[Trajectory], readouts: Sequence[ProbeReadouts]
+) -> None:
     """Check that the record's work matches its decisions, and its prompt part the prompts."""
     tally, point = judge.tally, judge.point
     tally.require(
@@ -209,7 +211,7 @@ def judge_work(judge: Judge, record: Record, trajectories: list[Trajectory], rea
         f"work of models {sorted(record.work or {})}, but a decoder that counts reports model 0",
     )
     assert record.work is not None
-    judge_ledger(judge, record.work[0], trajectories, readouts)
+    judge_counted_work(judge, record.work[0], trajectories, readouts)
     tally.require(
         record.prompt_work is not None and set(record.prompt_work) == {0},
         f"prompt_work of models {sorted(record.prompt_work or {})}, but a decoder that counts reports model 0",
@@ -226,7 +228,9 @@ def judge_work(judge: Judge, record: Record, trajectories: list[Trajectory], rea
 # ---------------------------------------------------------------- rows of a batch
 
 
-def rows(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, *, needed: int = 1) -> Finding:
+def check_row_independence(
+    under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, *, needed: int = 1
+) -> Finding:
     """Check that ``generate`` on all ``prompts`` gives the tokens and depths of ``generate`` on each.
 
     Rows are compared up to their first difference, which must be a tie: two logits, or a signal and its threshold at
@@ -235,19 +239,21 @@ def rows(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, 
     adaptive).
     """
     decoder, point = under_test.decoder, under_test.point
-    judge = Judge.of("rows", under_test, needed)
+    judge = Judge.for_check("rows", under_test, needed)
     with judge.tally:
         record = decoder.generate(prompts, max_new, NO_STOP)
-        together = read_record(judge.tally, record, prompts, max_new, NO_STOP, point)
+        together = extract_trajectories(judge.tally, record, prompts, max_new, NO_STOP, point)
         alone: list[tuple[Trajectory, Ints]] = []
         for prompt in prompts:
             one = decoder.generate([prompt], max_new, NO_STOP)
-            alone += zip(read_record(judge.tally, one, [prompt], max_new, NO_STOP, point), one.emitted, strict=True)
+            alone += zip(
+                extract_trajectories(judge.tally, one, [prompt], max_new, NO_STOP, point), one.emitted, strict=True
+            )
         for batched, single in zip(zip(together, record.emitted, strict=True), alone, strict=True):
             _compare_runs(judge, batched, single)
         outcomes = [trajectory.depth if point.adaptive else emitted for trajectory, emitted in alone]
         judge.tally.discriminating += sum(not np.array_equal(a, b) for a, b in combinations(outcomes, 2))
-    return judge.tally.finding()
+    return judge.tally.to_finding()
 
 
 def _compare_runs(judge: Judge, together: tuple[Trajectory, Ints], alone: tuple[Trajectory, Ints]) -> None:
@@ -256,18 +262,18 @@ def _compare_runs(judge: Judge, together: tuple[Trajectory, Ints], alone: tuple[
     shared = min(len(tokens), len(own))
     differ = (batched.depth[:shared] != single.depth[:shared]) | (tokens[:shared] != own[:shared])
     if not differ.any():
-        # same tokens, same endings: read_record has checked both lengths against max_new and the stop tokens
+        # same tokens, same endings: extract_trajectories has checked both lengths against max_new and the stop tokens
         judge.tally.n += shared
         return
     at = int(np.argmax(differ))
-    reference = judge.consult(batched)
+    reference = judge.compute_reference(batched)
     judge.tally.require(
         _is_tied_at(judge, reference, batched, at) or _is_tied_at(judge, reference, single, at),
-        f"{batched.place(at)}: token {tokens[at]} among its neighbours, but alone depth "
+        f"{batched.describe_position(at)}: token {tokens[at]} among its neighbours, but alone depth "
         f"{single.depth[at]} and token {own[at]}, with no tie at or before it",
     )
     for trajectory, emitted in (together, alone):
-        judge.tokens(trajectory, emitted, judge.trajectory(trajectory))
+        judge.judge_tokens(trajectory, emitted, judge.judge_trajectory(trajectory))
 
 
 def _is_tied_at(judge: Judge, reference: LensReference, run: Trajectory, at: int) -> bool:
@@ -275,11 +281,11 @@ def _is_tied_at(judge: Judge, reference: LensReference, run: Trajectory, at: int
 
     Both runs share their history up to there, but each has its own depth at ``at``.
     """
-    point, wider = judge.point, judge.widened(run, reference, at)
+    point, wider = judge.point, judge.widen_reference(run, reference, at)
     tolerance, of_signal = wider.tolerance[: at + 1], wider.signal_tolerance[: at + 1]
     near = is_tied(point, reference.signal[: at + 1], tuple(one[: at + 1] for one in reference.rows), of_signal)
-    best = np.sort(reference.emitted.after(int(run.depth[at]))[at])[-2:]
-    return bool(near.any() or best[1] - best[0] < tied_gap(point, tolerance)[at])
+    best = np.sort(reference.emitted.after_layer(int(run.depth[at]))[at])[-2:]
+    return bool(near.any() or best[1] - best[0] < max_tied_gap(point, tolerance)[at])
 
 
 # ---------------------------------------------------------------- replay
@@ -316,7 +322,7 @@ class ReplayedDocument:
                 raise BadArgument(name, array.shape, f"{decided_positions} entries, one per decided position")
 
 
-def bridge(
+def check_replay_agreement(
     decoder: Decoder,
     point: OperatingPoint,
     replayed: Sequence[ReplayedDocument],
@@ -333,23 +339,25 @@ def bridge(
     compared. Discriminating are positions at which a probe lay below the cap. ``excuses_ties``: however many.
     """
     tally = Tally("bridge", needed if point.adaptive else 0, excuses_ties)
-    allowed = tally.allow(max(tolerance, TRACE_ROUNDING), decoder.capabilities.logit_noise)
+    allowed = tally.widen_tolerance(max(tolerance, TRACE_ROUNDING), decoder.capabilities.logit_noise)
     judge = Judge(tally, None, point, allowed)  # replay replaces the lens
     with tally:
         for number, document in enumerate(replayed):
             opening = document.adaptive_from + 1
-            with Transcript(judge, decoder, [Prompt(document.tokens[:opening])], [f"document {number}"]) as transcript:
+            with CheckedSession(
+                judge, decoder, [Prompt(document.tokens[:opening])], [f"document {number}"]
+            ) as transcript:
                 for token in document.tokens[opening:-1]:
                     transcript.feed(np.array([[token]]))
-                (trajectory,) = transcript.trajectories()
+                (trajectory,) = transcript.build_trajectories()
             tally.n += len(trajectory.depth)
             tally.discriminating += count_discriminating(trajectory, point)
             of_signal = np.full(len(trajectory.depth), allowed)
             if document.slopes is not None and decoder.capabilities.logit_noise:
                 of_signal *= document.slopes()
-            judge.depths(trajectory, document.signal, document.rows, of_signal)
+            judge.judge_depths(trajectory, document.signal, document.rows, of_signal)
             _judge_replay(judge, trajectory, document, of_signal)
-    return tally.finding()
+    return tally.to_finding()
 
 
 def _judge_replay(judge: Judge, trajectory: Trajectory, document: ReplayedDocument, of_signal: Floats) -> None:
@@ -360,15 +368,15 @@ def _judge_replay(judge: Judge, trajectory: Trajectory, document: ReplayedDocume
     if (untied & ~same).any():
         at = int(np.argmax(untied & ~same))
         complaint = f"replay gives depth {document.depth[at]}, with no tie at or before it"
-        tally.require(False, f"{trajectory.place(at)}: {complaint}")
+        tally.require(False, f"{trajectory.describe_position(at)}: {complaint}")
     assert trajectory.logits is not None, "a transcript shows its logits"
     target = document.tokens[document.adaptive_from + 1 :]
     nll = -log_softmax(trajectory.logits, axis=-1)[np.arange(len(target)), target]
     with np.errstate(invalid="ignore"):  # a next token that both have pruned has infinite loss in both
         off = np.where(same & (nll != document.nll_nats), np.abs(nll - document.nll_nats), 0.0)
-    allowed = 2 * judge.tolerance * emission_noise(point)
+    allowed = 2 * judge.tolerance * emission_noise_factor(point)
     at = int(np.argmax(~(off <= allowed)))
     tally.require(
         bool((off <= allowed).all()),
-        f"{trajectory.place(at)}: NLL off by {off[at]:.2g} nats from replay's, more than {allowed:g}",
+        f"{trajectory.describe_position(at)}: NLL off by {off[at]:.2g} nats from replay's, more than {allowed:g}",
     )

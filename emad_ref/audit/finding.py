@@ -33,7 +33,7 @@ class Finding:
     """``passed`` None = inconclusive; ``n`` positions compared; ``ties`` differences excused among them.
 
     ``live``: what the decoder answered for this check (``Tally.live``), ``prompt_lengths`` as a sorted list.
-    ``sample``: the shortest history on which a failed check fails (``Trajectory.sample``), where it has one.
+    ``sample``: the shortest history on which a failed check fails (``Trajectory.reproduction_json``), where it has one.
     """
 
     check: str
@@ -50,7 +50,7 @@ class Finding:
             raise AuditRefutedError(self.detail, self)
 
 
-def tie_allowance(tolerance: float, declared: float) -> tuple[float, float]:
+def tie_share_and_tolerance(tolerance: float, declared: float) -> tuple[float, float]:
     """(largest share of tokens that may be ties, tolerance) of two runs compared to their first difference.
 
     Noise that is ``declared`` beyond ``tolerance`` replaces it, and every row may then part at a tie.
@@ -78,7 +78,7 @@ def require_shape(what: str, array: NDArray[Any], shape: tuple[int, ...]) -> Non
 
 
 @contextmanager
-def prefix_complaints(prefix: str) -> Iterator[None]:
+def complaint_prefix(prefix: str) -> Iterator[None]:
     """Put ``prefix`` before a complaint that is raised inside the block."""
     try:
         yield
@@ -124,13 +124,13 @@ class Tally:
         self.live["window_ends"] += sum(end >= self.window - WINDOW_END for end in ends) if self.window else 0
         self.live["rows_together"] = max(self.live["rows_together"], len(lengths))
 
-    def allow(self, tolerance: float, declared: float) -> float:
+    def widen_tolerance(self, tolerance: float, declared: float) -> float:
         """``tolerance``, raised to the noise that the decoder has ``declared``."""
         self.noisy = declared > tolerance
         return max(tolerance, declared)
 
     @property
-    def most_ties(self) -> float:
+    def max_ties(self) -> float:
         """Largest number of ties from noise: four standard deviations above half of the possible ones."""
         room = self.near / 2 + 2 * math.sqrt(self.near) if self.noisy else 0.0
         return math.inf if self.excuses_ties else TIE_LIMIT * self.n + room
@@ -151,7 +151,7 @@ class Tally:
             return True
         return False  # a crash of the decoder or of the lens propagates
 
-    def finding(self) -> Finding:
+    def to_finding(self) -> Finding:
         live: dict[str, int | list[int]] = {name: count for name, count in self.live.items() if count}
         if self.prompt_lengths:
             live["prompt_lengths"] = sorted(self.prompt_lengths)
@@ -165,7 +165,7 @@ class Tally:
             counts += "; " + "; ".join(self.notes)
         if self.complaint is not None:
             return Finding(self.check, False, f"{self.complaint} ({counts})", self.n, self.ties, sample=self.sample)
-        if self.ties > self.most_ties:
+        if self.ties > self.max_ties:
             where = f" and half of the {self.near} where one was possible" if self.noisy else ""
             detail = f"more than {TIE_LIMIT:.0%} of positions{where} are ties ({counts})"
             return Finding(self.check, False, detail, self.n, self.ties)

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import log_softmax
 
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.tolerances import first_excess
+from emad_ref.audit.tolerances import find_first_excess
 from emad_ref.audit.trajectory import DecoderUnderTest, Judge
 from emad_ref.protocol import Decoder, Prompt, TokenLogProbs
 from emad_ref.record import Floats, Ints
@@ -21,10 +21,12 @@ from emad_ref.record import Floats, Ints
 def read_log_probs(decoder: Decoder, prompts: Sequence[Prompt], max_new: int, top: int) -> Sequence[TokenLogProbs]:
     """``decoder.log_probs``; of a decoder without it, what its sessions show. Raises Unsupported."""
     ask = getattr(decoder, "log_probs", None)
-    return session_log_probs(decoder, prompts, max_new, top) if ask is None else ask(prompts, max_new, top)
+    return greedy_session_log_probs(decoder, prompts, max_new, top) if ask is None else ask(prompts, max_new, top)
 
 
-def session_log_probs(decoder: Decoder, prompts: Sequence[Prompt], max_new: int, top: int) -> list[TokenLogProbs]:
+def greedy_session_log_probs(
+    decoder: Decoder, prompts: Sequence[Prompt], max_new: int, top: int
+) -> list[TokenLogProbs]:
     """Log-probabilities of a greedy continuation in one session over ``prompts``."""
     session, step = decoder.start(prompts)
     columns = []
@@ -40,13 +42,13 @@ def session_log_probs(decoder: Decoder, prompts: Sequence[Prompt], max_new: int,
     return [TokenLogProbs.of_logits(row.argmax(axis=-1), row, top) for row in np.stack(columns, axis=1)]
 
 
-def log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, top: int) -> Finding:
+def check_log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, top: int) -> Finding:
     """Check ``max_new`` greedy tokens of each prompt: the ``top`` likeliest ids, and their log-probabilities.
 
     Prompt tokens are checked where the decoder reports them. Discriminating are positions whose likeliest and least
     likely reported tokens lie farther apart than is allowed: there other ids or another history would show.
     """
-    judge = Judge.of("log-probabilities", under_test)
+    judge = Judge.for_check("log-probabilities", under_test)
     tally, allowed = judge.tally, 2 * judge.tolerance
     with tally:
         rows = read_log_probs(under_test.decoder, prompts, max_new, top)
@@ -54,9 +56,9 @@ def log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: 
         divergence, agreeing = [], 0
         for row, (prompt, shown) in enumerate(zip(prompts, rows, strict=True)):
             history = np.concatenate([prompt.tokens, shown.tokens[:-1]]).astype(np.int64)
-            expected = log_softmax(under_test.lens(history).last, axis=-1)
+            expected = log_softmax(under_test.lens(history).last_layer, axis=-1)
             new = expected[len(prompt.tokens) - 1 :]
-            fault = reply_fault(shown, max_new, top, allowed)
+            fault = describe_log_prob_fault(shown, max_new, top, allowed)
             tally.require(not fault, f"row {row}: {fault}")
             known = np.take_along_axis(new, shown.ids, axis=-1)
             started = len(prompt.tokens) - 1
@@ -89,7 +91,7 @@ def log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: 
         tally.notes.append(f"KL {every.mean():.1e} nats, {every.max():.1e} at most; top-1 {agreeing} of {len(every)}")
         lengths = [len(prompt.tokens) for prompt in prompts]
         tally.count_rows(lengths, [max_new] * len(prompts), 0)
-    return tally.finding()
+    return tally.to_finding()
 
 
 def truncated_divergence(expected: Floats, reported: Floats) -> Floats:
@@ -103,7 +105,7 @@ def truncated_divergence(expected: Floats, reported: Floats) -> Floats:
     return total
 
 
-def reply_fault(shown: TokenLogProbs, max_new: int, top: int, allowed: float) -> str:
+def describe_log_prob_fault(shown: TokenLogProbs, max_new: int, top: int, allowed: float) -> str:
     """What keeps ``shown`` from being ``max_new`` greedy tokens among ``top`` different ids each; "" if nothing does.
 
     A greedy token lies at most ``allowed`` nats behind the likeliest one that the decoder itself reports.
@@ -128,7 +130,7 @@ def _require_close(judge: Judge, where: str, shown: Floats, expected: Floats, to
     """``shown`` [m, k] after the positions ``first`` … of ``tokens``: a logit and the normaliser may both be off."""
     assert judge.lens is not None, "only replay is judged without a lens"
     off = np.abs(shown - expected).max(axis=-1)
-    excess = first_excess(judge.lens, tokens, first, off / 2, [judge.point.layers], judge.tolerance)
+    excess = find_first_excess(judge.lens, tokens, first, off / 2, [judge.point.layers], judge.tolerance)
     at, allowed = excess or (0, judge.tolerance)
     judge.tally.require(
         excess is None, f"{where} {at}: a log-probability is off by {off[at]:.2g} nats, more than {2 * allowed:g}"

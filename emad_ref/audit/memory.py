@@ -30,7 +30,7 @@ MB = 2**20
 MemoryReading = tuple[int, int]  # bytes in use in all, and in tensors that Python reaches
 
 
-def memory(
+def check_session_memory(
     decoder: Decoder,
     prompts: Sequence[Prompt],
     rounds: int,
@@ -60,7 +60,7 @@ def memory(
         when = f"in one session, while {fed} tokens a row were fed and rolled back"
         _require_bounded(tally, grown, kv_bytes, layers, when)
         tally.n += fed * len(prompts)
-    return tally.finding()
+    return tally.to_finding()
 
 
 def _exercise_session(decoder: Decoder, prompts: Sequence[Prompt], *, drops: bool) -> None:

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from emad_ref.audit.decoding_checks import ReplayedDocument
-from emad_ref.audit.reference_logits import LayerLogits, ProbeReadouts, RuleReadings, candidate_bins, signal_slopes
+from emad_ref.audit.reference_logits import LayerLogits, ProbeReadouts, RuleReadings, candidate_bins, signal_sensitivity
 from emad_ref.audit.tolerances import ROUNDING_FACTORS
-from emad_ref.calibration.trace import layer_states, lens_states, open_cache, take_trace
+from emad_ref.calibration.trace import compute_layer_states, compute_sequence_states, open_cache, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
@@ -45,14 +45,14 @@ class ModelLens:
     source: Ints | None = None
 
     def __call__(self, tokens: Ints, first: int = 0) -> LayerLogits:
-        return self.together([(tokens, first)])[0]
+        return self.read_sequences([(tokens, first)])[0]
 
-    def together(self, sequences: Sequence[tuple[Ints, int]], shared: Collection[int] = ()) -> list[LayerLogits]:
+    def read_sequences(self, sequences: Sequence[tuple[Ints, int]], shared: Collection[int] = ()) -> list[LayerLogits]:
         """The logits of several sequences, each from its ``first`` position on, by one pass.
 
         Heads after ``shared`` layers are read of all at once, others of each sequence alone, when they are asked for.
         """
-        layers = layer_states(self.stepper, [tokens for tokens, _ in sequences], self.source)
+        layers = compute_layer_states(self.stepper, [tokens for tokens, _ in sequences], self.source)
         parts = [slice(first, len(tokens)) for tokens, first in sequences]
         ends = np.cumsum([part.stop - part.start for part in parts])
         known: dict[int, list[Floats]] = {}
@@ -73,7 +73,7 @@ class ModelLens:
         ]
 
     @torch.inference_mode()
-    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
+    def read_rule(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
         """As ``audit.reference_logits.Lens``, for every rule whose parameters fit this model.
 
         Raises:
@@ -81,7 +81,7 @@ class ModelLens:
         """
         # A pruned readout of nearly the whole vocabulary, row by row, would take minutes at 50,000 tokens.
         watch, n = make_probe(self.stepper, point, SharedHeads(self.stepper)), len(tokens) - first
-        states = lens_states(self.stepper, tokens, first, self.source)
+        states = compute_sequence_states(self.stepper, tokens, first, self.source)
         signal, shown = np.full((n, len(point.probes)), np.nan), dict[int, Tensor]()
         heads, shows = np.zeros((len(READOUTS), point.layers), dtype=bool), np.zeros(point.layers, dtype=bool)
         macs: Ints = np.zeros((n, point.layers), dtype=np.int64)
@@ -125,7 +125,7 @@ class ModelLens:
         return RuleReadings(signal, LayerLogits(n, point.layers, emitted), readouts)
 
     @torch.inference_mode()
-    def rounding(self, tokens: Ints, layers: Sequence[int]) -> float:
+    def max_rounding_error(self, tokens: Ints, layers: Sequence[int]) -> float:
         """Largest honest difference by rounding of a logit of the last of ``tokens`` after ``layers``.
 
         A multiple of the largest difference between one plain pass and copies of it whose states are moved at random
@@ -163,7 +163,7 @@ def _finite(logits: Floats, layer: int) -> Floats:
 def replay_document(
     stepper: Stepper, sequence: TokenSequence, point: OperatingPoint, tolerance: float
 ) -> ReplayedDocument:
-    """Replay of ``sequence`` under ``point``, for ``bridge``; ``tolerance`` of a decoder, for bins near an edge.
+    """Replay of ``sequence`` under ``point``; ``tolerance`` of a decoder, for bins near an edge.
 
     Raises:
         BadArgument: a point that replay does not cover.
@@ -178,10 +178,10 @@ def replay_document(
         first = columns[0]
         top1 = [trace.top1[:, first].astype(np.int64)]
         rows = candidate_bins(point.bins, trace.position, trace.top1_probability[:, first], top1, tolerance)
-    signal = trace.signal(point)[:, columns].astype(np.float64)
+    signal = trace.rule_signal(point)[:, columns].astype(np.float64)
 
     def slopes() -> Floats:
-        read = ModelLens(stepper, sequence.source).lead(sequence.tokens[:-1], sequence.adaptive_from, point)
-        return signal_slopes(point, read.emitted)
+        read = ModelLens(stepper, sequence.source).read_rule(sequence.tokens[:-1], sequence.adaptive_from, point)
+        return signal_sensitivity(point, read.emitted)
 
     return ReplayedDocument(sequence.tokens, done.depth, done.nll_nats, signal, sequence.adaptive_from, rows, slopes)

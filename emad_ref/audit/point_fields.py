@@ -22,20 +22,20 @@ from typing import Any
 import numpy as np
 
 from emad_ref.audit.decoding_checks import judge_record, judge_session
-from emad_ref.audit.finding import AuditRefutedError, Finding, Tally, prefix_complaints
+from emad_ref.audit.finding import AuditRefutedError, Finding, Tally, complaint_prefix
 from emad_ref.audit.reference_logits import (
     Lens,
     LensReference,
     PrefixLens,
-    consult,
-    emission_noise,
-    headroom,
+    compute_reference,
+    emission_noise_factor,
     is_tied,
     rule_depths,
-    signal_noise,
+    signal_noise_factor,
+    threshold_headroom,
 )
 from emad_ref.audit.threshold_comparisons import UNREACHED_THRESHOLD, DecoderOpening
-from emad_ref.audit.token_comparison import is_decoded_tie, same_tokens
+from emad_ref.audit.token_comparison import check_same_tokens, is_decoded_tie
 from emad_ref.audit.trajectory import Judge
 from emad_ref.errors import EmadError
 from emad_ref.point import BinSpec, ConfidenceParameters, EntropyEstimator, OperatingPoint
@@ -97,25 +97,25 @@ class PointVariant:
     jumps: bool = False
 
 
-def spread_probes(layers: int, first: int = 1) -> tuple[int, ...]:
+def evenly_spaced_probes(layers: int, first: int = 1) -> tuple[int, ...]:
     """At most ``MOST_PROBES`` layers below ``layers``, evenly from ``first`` on."""
     return tuple(range(first, layers, max(1, math.ceil(layers / MOST_PROBES))))
 
 
-def plain_point(sizes: ModelDimensions, probes: tuple[int, ...] | None = None, **change: Any) -> OperatingPoint:
+def point_without_exits(sizes: ModelDimensions, probes: tuple[int, ...] | None = None, **change: Any) -> OperatingPoint:
     """A point without exits, whose thresholds are set later."""
-    probes = spread_probes(sizes.layers) if probes is None else probes
+    probes = evenly_spaced_probes(sizes.layers) if probes is None else probes
     bins, signal = change.get("bins", BinSpec()), change.get("signal", "entropy_nats")
     change.setdefault("ceiling", sizes.layers)
     thresholds = ((SIGNALS[signal].unreachable_threshold,) * len(probes),) * bins.bin_count
     return OperatingPoint("fields", "quantile", sizes.layers, probes=probes, thresholds=thresholds, **change)
 
 
-def plain(**change: Any) -> PointFactory:
-    return lambda sizes, rng: plain_point(sizes, **change)
+def plain_point_factory(**change: Any) -> PointFactory:
+    return lambda sizes, rng: point_without_exits(sizes, **change)
 
 
-def confidence_point(signal: str, minimum: int = 2, **parameters: Any) -> PointFactory:
+def confidence_point_factory(signal: str, minimum: int = 2, **parameters: Any) -> PointFactory:
     """Factory of points with a signal and its parameters, from layer ``minimum`` on.
 
     A signal that contrasts readouts, or prunes them, begins higher in a deep model: at most ``MOST_CONTRASTED`` layers
@@ -128,18 +128,18 @@ def confidence_point(signal: str, minimum: int = 2, **parameters: Any) -> PointF
         first = max(minimum, sizes.layers - MOST_CONTRASTED) if deep else minimum
         values = {name: value(sizes) if callable(value) else value for name, value in parameters.items()}
         probes = required_layers(signal, first, sizes.layers)
-        return plain_point(sizes, probes, signal=signal, confidence=ConfidenceParameters(first, **values))
+        return point_without_exits(sizes, probes, signal=signal, confidence=ConfidenceParameters(first, **values))
 
     return make
 
 
-def estimator_point(signal: str = "entropy_nats", **change: Any) -> PointFactory:
+def estimator_point_factory(signal: str = "entropy_nats", **change: Any) -> PointFactory:
     """Factory of points with an estimator. ``change`` holds its fields, or functions of (probes, sizes, rng)."""
 
     def make(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
-        probes = spread_probes(sizes.layers)
+        probes = evenly_spaced_probes(sizes.layers)
         values = {name: value(probes, sizes, rng) if callable(value) else value for name, value in change.items()}
-        return replace(plain_point(sizes, probes, estimator=EntropyEstimator(**values)), signal=signal)
+        return replace(point_without_exits(sizes, probes, estimator=EntropyEstimator(**values)), signal=signal)
 
     return make
 
@@ -155,7 +155,7 @@ def draw_corrections(
     return tuple((float(rng.uniform(1.1, 1.3)), float(rng.uniform(0.1, 0.3))) for _ in probes)
 
 
-def draw_weights(
+def draw_probe_weights(
     probes: tuple[int, ...], sizes: ModelDimensions, rng: np.random.Generator
 ) -> tuple[tuple[float, ...], ...]:
     """Weights per probe and entry of the head's input, so small that the sum amplifies no state's error."""
@@ -163,29 +163,29 @@ def draw_weights(
     return tuple(tuple(row) for row in weights.astype(np.float32).tolist())
 
 
-def frequency_point(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
+def frequency_bins_point(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
     """A point with three frequency buckets, two of them filled by the last tokens.
 
     Otherwise a table might have fewer buckets than rows.
     """
     table = bytes(rng.integers(0, 3, sizes.vocabulary - 2, dtype=np.uint8)) + b"\x01\x02"
-    return plain_point(sizes, bins=BinSpec(("frequency",), frequency=table))
+    return point_without_exits(sizes, bins=BinSpec(("frequency",), frequency=table))
 
 
 def confidence_bins_point(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
     """A point with edges between an even guess and certainty, so that any model's confidence is binned."""
     low, high = sorted(math.exp(rng.uniform(-0.8 * math.log(sizes.vocabulary), 0)) for _ in range(2))
-    return plain_point(sizes, bins=BinSpec(("confidence",), confidence_edges=(low, high)))
+    return point_without_exits(sizes, bins=BinSpec(("confidence",), confidence_edges=(low, high)))
 
 
 # ---------------------------------------------------------------- points at which a field is ignored
 
 
-def change(**fields: Any) -> PointChange:
+def make_field_change(**fields: Any) -> PointChange:
     return lambda point: replace(point, **fields)
 
 
-def change_part(part: str, **fields: Any) -> PointChange:
+def make_part_change(part: str, **fields: Any) -> PointChange:
     """Change of fields of the point's estimator, confidence or bins; functions get the part."""
 
     def changed(point: OperatingPoint) -> OperatingPoint:
@@ -206,7 +206,7 @@ def shift_probes(point: OperatingPoint) -> OperatingPoint:
     return replace(point, probes=tuple(probe + by for probe in point.probes))
 
 
-def never_fire(point: OperatingPoint) -> OperatingPoint:
+def disable_exits(point: OperatingPoint) -> OperatingPoint:
     return replace(
         point, thresholds=((SIGNALS[point.signal].unreachable_threshold,) * len(point.probes),) * point.bins.bin_count
     )
@@ -227,90 +227,104 @@ def use_entropy(point: OperatingPoint) -> OperatingPoint:
     return replace(point, signal="entropy_nats", confidence=None, decay=None, thresholds=(row,))
 
 
-FULL_READOUT = change(estimator=EntropyEstimator())
-MONOTONE = change(schedule="monotone")
+FULL_READOUT = make_field_change(estimator=EntropyEstimator())
+MONOTONE = make_field_change(schedule="monotone")
 
 VARIANTS: dict[str, PointVariant] = {
     "probes and thresholds": PointVariant(
-        ("probes", "thresholds"), lambda sizes, rng: plain_point(sizes, spread_probes(sizes.layers, first=2)),
-        (shift_probes, never_fire), 4),
+        ("probes", "thresholds"), lambda sizes,
+         rng: point_without_exits(sizes, evenly_spaced_probes(sizes.layers, first=2)),
+        (shift_probes, disable_exits), 4),
     "a ceiling below the last layer": PointVariant(
-        ("ceiling",), lambda sizes, rng: plain_point(sizes, spread_probes(sizes.layers - 1), ceiling=sizes.layers - 1),
+        ("ceiling",), lambda sizes,
+         rng: point_without_exits(sizes, evenly_spaced_probes(sizes.layers - 1), ceiling=sizes.layers - 1),
         (lambda point: replace(point, ceiling=point.layers),), 3),
-    "free depth, eager": PointVariant(("schedule",), plain(schedule="free_eager"), (MONOTONE,)),
-    "free depth, deferred": PointVariant(("schedule",), plain(schedule="free_deferred"), (MONOTONE,), by_lens=False),
-    "copied states": PointVariant(("schedule",), plain(schedule="copying"), (MONOTONE,), by_lens=False),
+    "free depth, eager": PointVariant(("schedule",), plain_point_factory(schedule="free_eager"), (MONOTONE,)),
+    "free depth, deferred": PointVariant(("schedule",), plain_point_factory(schedule="free_deferred"), (MONOTONE,),
+        by_lens=False),
+    "copied states": PointVariant(("schedule",), plain_point_factory(schedule="copying"), (MONOTONE,), by_lens=False),
     "depth by position": PointVariant(
         ("schedule", "period", "floor"),
-        lambda sizes, rng: plain_point(sizes, (), schedule="positional", period=int(rng.integers(5, 8)), floor=1),
-        (change(schedule="monotone", period=None, floor=None), change(period=12),
+        lambda sizes, rng: point_without_exits(sizes, (), schedule="positional", period=int(rng.integers(5, 8)),
+        floor=1),
+        (make_field_change(schedule="monotone", period=None, floor=None), make_field_change(period=12),
          lambda point: replace(point, floor=point.ceiling // 2)), 4, by_lens=False),
     "depth by chunks": PointVariant(
-        ("schedule", "period"), plain(schedule="chunked", period=3),
-        (change(schedule="monotone", period=None), change(period=7)), by_lens=False),
+        ("schedule", "period"), plain_point_factory(schedule="chunked", period=3),
+        (make_field_change(schedule="monotone", period=None), make_field_change(period=7)), by_lens=False),
     "translators that do not exist": PointVariant(
-        ("schedule", "translators"), plain(schedule="translated", translators=MISSING_DIGEST), unservable=True),
-    "a tuned lens that does not exist": PointVariant(("lens",), plain(lens=MISSING_DIGEST), unservable=True),
+        ("schedule", "translators"), plain_point_factory(schedule="translated", translators=MISSING_DIGEST),
+         unservable=True),
+    "a tuned lens that does not exist": PointVariant(("lens",), plain_point_factory(lens=MISSING_DIGEST),
+        unservable=True),
     "top-k estimates": PointVariant(
-        ("estimator.kind", "estimator.k"), estimator_point(kind="topk", k=draw_k),
-        (FULL_READOUT, change_part("estimator", k=lambda estimator: 2 * estimator.k))),
+        ("estimator.kind", "estimator.k"), estimator_point_factory(kind="topk", k=draw_k),
+        (FULL_READOUT, make_part_change("estimator", k=lambda estimator: 2 * estimator.k))),
     "corrected estimates": PointVariant(
-        ("estimator.correction",), estimator_point(kind="topk", k=draw_k, correction=draw_corrections),
-        (change_part("estimator", correction=()),)),
+        ("estimator.correction",), estimator_point_factory(kind="topk", k=draw_k, correction=draw_corrections),
+        (make_part_change("estimator", correction=()),)),
     "retrieved estimates": PointVariant(
-        ("estimator.search", "estimator.rank"), estimator_point(kind="topk", k=draw_k, search="lowrank", rank=2),
-        (change_part("estimator", search="exact", rank=0), change_part("estimator", rank=1)), jumps=True),
+        ("estimator.search", "estimator.rank"),
+         estimator_point_factory(kind="topk", k=draw_k, search="lowrank", rank=2),
+        (make_part_change("estimator", search="exact", rank=0), make_part_change("estimator", rank=1)), jumps=True),
     "a low-rank readout": PointVariant(
-        ("estimator.kind", "estimator.rank"), estimator_point(kind="lowrank", k=draw_k, rank=3),
-        (FULL_READOUT, change_part("estimator", rank=1))),
+        ("estimator.kind", "estimator.rank"), estimator_point_factory(kind="lowrank", k=draw_k, rank=3),
+        (FULL_READOUT, make_part_change("estimator", rank=1))),
     "linear probes": PointVariant(
-        ("estimator.kind", "estimator.weights"), estimator_point(kind="linear", weights=draw_weights),
+        ("estimator.kind", "estimator.weights"), estimator_point_factory(kind="linear", weights=draw_probe_weights),
         (FULL_READOUT,
-         change_part("estimator", weights=lambda estimator: tuple(row[::-1] for row in estimator.weights)))),
+         make_part_change("estimator", weights=lambda estimator: tuple(row[::-1] for row in estimator.weights)))),
     "a learnt gate": PointVariant(
-        ("signal",), estimator_point("divergence", kind="linear", weights=draw_weights),
-        (change(signal="entropy_nats", estimator=EntropyEstimator()),)),
-    **{name: PointVariant(("signal",), plain(signal=name), (use_entropy,), jumps=not SIGNALS[name].is_single_layer)
+        ("signal",), estimator_point_factory("divergence", kind="linear", weights=draw_probe_weights),
+        (make_field_change(signal="entropy_nats", estimator=EntropyEstimator()),)),
+    **{name: PointVariant(("signal",), plain_point_factory(signal=name), (use_entropy,),
+        jumps=not SIGNALS[name].is_single_layer)
        for name in PLAIN_SIGNALS},
-    **{name: PointVariant(("signal", "confidence"), confidence_point(name), (use_entropy,), 4,
-                          jumps=signal.is_contrastive)
+    **{name: PointVariant(("signal", "confidence"), confidence_point_factory(name), (use_entropy,), 4,
+        jumps=signal.is_contrastive)
        for name, signal in SIGNALS.items() if signal.needs_parameters},
     "minimum layer": PointVariant(
-        ("confidence.minimum",), confidence_point("saturation", 3), (decide_at_first_layer,), 5),
+        ("confidence.minimum",), confidence_point_factory("saturation", 3), (decide_at_first_layer,), 5),
     "a constant α": PointVariant(
-        ("confidence.alpha",), confidence_point("jsd_contrast", alpha=0.4), (change_part("confidence", alpha=0.1),), 4,
+        ("confidence.alpha",), confidence_point_factory("jsd_contrast", alpha=0.4),
+         (make_part_change("confidence", alpha=0.1),), 4,
         jumps=True),
     "a decaying α": PointVariant(
-        ("confidence.alpha_decay",), confidence_point("jsd_contrast", alpha=0.4, alpha_decay=0.5),
-        (change_part("confidence", alpha_decay=None),), 4, jumps=True),
+        ("confidence.alpha_decay",), confidence_point_factory("jsd_contrast", alpha=0.4, alpha_decay=0.5),
+        (make_part_change("confidence", alpha_decay=None),), 4, jumps=True),
     "what is emitted": PointVariant(
-        ("confidence.emit",), confidence_point("jsd_contrast", emit="expert"),
-        (change_part("confidence", emit="contrastive"),), 4, jumps=True),
+        ("confidence.emit",), confidence_point_factory("jsd_contrast", emit="expert"),
+        (make_part_change("confidence", emit="contrastive"),), 4, jumps=True),
     "rescaled scores": PointVariant(
-        ("confidence.rescale",), confidence_point("jsd_contrast", rescale=True),
-        (change_part("confidence", rescale=False),), 4, jumps=True),
+        ("confidence.rescale",), confidence_point_factory("jsd_contrast", rescale=True),
+        (make_part_change("confidence", rescale=False),), 4, jumps=True),
     "a pruned vocabulary": PointVariant(
         ("confidence.kept",),
-        confidence_point("softmax_response", kept=lambda sizes: (3,) * (min(sizes.layers - 2, MOST_CONTRASTED) - 1)),
-        (change(confidence=None),), 4, jumps=True),
+        confidence_point_factory("softmax_response",
+        kept=lambda sizes: (3,) * (min(sizes.layers - 2, MOST_CONTRASTED) - 1)),
+        (make_field_change(confidence=None),), 4, jumps=True),
     "a vocabulary that shrinks": PointVariant(  # to four tokens if a readout is confident
         ("confidence.shrink",),
-        confidence_point("softmax_response", shrink=lambda sizes: max(0.0, 1 - 4 / sizes.vocabulary)),
-        (change(confidence=None),), 4, jumps=True),
+        confidence_point_factory("softmax_response", shrink=lambda sizes: max(0.0, 1 - 4 / sizes.vocabulary)),
+        (make_field_change(confidence=None),), 4, jumps=True),
     "bins of position": PointVariant(
-        ("bins.features", "bins.position_edges"), plain(bins=BinSpec(("position",), position_edges=(9, 14))),
-        (drop_bins, change_part("bins", position_edges=(32, 128)))),
+        ("bins.features", "bins.position_edges"),
+         plain_point_factory(bins=BinSpec(("position",), position_edges=(9, 14))),
+        (drop_bins, make_part_change("bins", position_edges=(32, 128)))),
     "bins of confidence": PointVariant(
         ("bins.features", "bins.confidence_edges"), confidence_bins_point,
-        (drop_bins, change_part("bins", confidence_edges=(0.4, 0.7)))),
+        (drop_bins, make_part_change("bins", confidence_edges=(0.4, 0.7)))),
     "bins of frequency": PointVariant(
-        ("bins.features", "bins.frequency"), frequency_point,
-        (drop_bins, change_part("bins", frequency=lambda bins: bytes((bucket + 1) % 3 for bucket in bins.frequency)))),
+        ("bins.features", "bins.frequency"), frequency_bins_point,
+        (drop_bins, make_part_change("bins",
+         frequency=lambda bins: bytes((bucket + 1) % 3 for bucket in bins.frequency)))),
     "exits between probes": PointVariant(
-        ("interpolate",), lambda sizes, rng: plain_point(sizes, (1, 2, *range(4, sizes.layers, 3)), interpolate=True),
-        (change(interpolate=False),), 6),
+        ("interpolate",), lambda sizes,
+         rng: point_without_exits(sizes, (1, 2, *range(4, sizes.layers, 3)), interpolate=True),
+        (make_field_change(interpolate=False),), 6),
     "thresholds that fall": PointVariant(
-        ("decay",), plain(signal="top2_gap", decay=(8.0, 8.0)), (change(decay=None), change(decay=(8.0, 800.0)))),
+        ("decay",), plain_point_factory(signal="top2_gap", decay=(8.0, 8.0)),
+         (make_field_change(decay=None), make_field_change(decay=(8.0, 800.0)))),
 }  # fmt: skip
 
 
@@ -343,7 +357,9 @@ class FieldsCheck:
         """The lens for the text that all variants share: its heads are read once."""
         return PrefixLens(self.lens)
 
-    def finding(self, prompt: Prompt, continuation: Ints, variants: dict[str, PointVariant] = VARIANTS) -> Finding:
+    def check_variants(
+        self, prompt: Prompt, continuation: Ints, variants: dict[str, PointVariant] = VARIANTS
+    ) -> Finding:
         """Check every variant on ``prompt`` followed by ``continuation`` int64 [n], and on tokens generated.
 
         Discriminating are the variants with power, half of which are needed.
@@ -356,7 +372,7 @@ class FieldsCheck:
                     continue
                 texts = [(prompt, continuation), *([_reverse_text(prompt, continuation)] if variant.jumps else [])]
                 try:
-                    with prefix_complaints(f"{name}: "):
+                    with complaint_prefix(f"{name}: "):
                         power.append((self._check_variant(tally, variant, texts), name))
                 except Unsupported as refusal:
                     declined.append(f"{name} ({refusal})")
@@ -367,7 +383,7 @@ class FieldsCheck:
             powerless = [name for differing, name in power if differing == 0]
             tally.notes += [f"{name}: ignoring it would not show on these tokens" for name in powerless]
             tally.needed, tally.discriminating = len(power) // 2, len(power) - len(powerless)
-        return tally.finding()
+        return tally.to_finding()
 
     def _check_variant(self, tally: Tally, variant: PointVariant, texts: Sequence[tuple[Prompt, Ints]]) -> int:
         """Judge ``variant`` on the first of ``texts`` that it passes; returns the positions with power there.
@@ -403,7 +419,7 @@ class FieldsCheck:
         new = min(self.new, len(continuation))
         with self.opened(point) as decoder:
             declared = decoder.capabilities.logit_noise
-            allowed = tally.allow(self.tolerance, declared)
+            allowed = tally.widen_tolerance(self.tolerance, declared)
             if not variant.by_lens:
                 own = self.own(point)
                 actual, expected = (each.generate([prompt], new, frozenset()) for each in (decoder, own))
@@ -411,7 +427,7 @@ class FieldsCheck:
                 there, here = (
                     [each.tokens.depth[each.tokens.kept_of(0)][-new:].tolist()] for each in (actual, expected)
                 )
-                same = same_tokens(
+                same = check_same_tokens(
                     self.lens, self.tolerance, [prompt], theirs, mine, point, there, here, declared=declared,
                     most_ties=1.0, tied_when_decoded=partial(is_decoded_tie, own, point),
                 )  # fmt: skip  # one row: that it ends in a tie is no share of anything
@@ -450,11 +466,12 @@ class FieldsCheck:
             return point, ENOUGH, 0
         # copied states change the signals; those of exact ones are near enough to choose thresholds
         exact = point if variant.by_lens else replace(point, schedule="monotone", period=None, floor=None)
-        mine = consult(self._text_lens, tokens, exact, first, self.tolerance)
+        mine = compute_reference(self._text_lens, tokens, exact, first, self.tolerance)
         if variant.by_lens:
             # readouts and emissions do not depend on thresholds: one pass each serves all tried thresholds
             theirs = [
-                consult(self._text_lens, tokens, ignoring(point), first, self.tolerance) for ignoring in variant.ignored
+                compute_reference(self._text_lens, tokens, ignoring(point), first, self.tolerance)
+                for ignoring in variant.ignored
             ]
             most, least = None, len(EXIT_SHARES)
         else:
@@ -484,7 +501,7 @@ class FieldsCheck:
         sense, never = SIGNALS[point.signal].sense, SIGNALS[point.signal].unreachable_threshold
         if point.interpolate:  # no line leads to an infinite threshold
             never = UNREACHED_THRESHOLD[sense]
-        allowed = CLEAR * self.tolerance * signal_noise(point)
+        allowed = CLEAR * self.tolerance * signal_noise_factor(point)
         between = []
         for at, probe in enumerate(point.probes):
             values = np.sort(signal[~np.isnan(signal[:, at]), at])
@@ -519,11 +536,11 @@ class FieldsCheck:
         differ = depth != _point_depths(ignoring, theirs)
         if mine.signal.shape == theirs.signal.shape:
             read = np.asarray(point.probes, dtype=np.int64) <= depth[:, None]
-            off = np.abs(mine.signal - theirs.signal) > CLEAR * self.tolerance * signal_noise(point)
+            off = np.abs(mine.signal - theirs.signal) > CLEAR * self.tolerance * signal_noise_factor(point)
             differ |= (off & read).any(axis=1)
         shown, hidden = mine.emitted.at_depth(depth), theirs.emitted.at_depth(depth)
         with np.errstate(invalid="ignore"):  # −inf of a pruned token on both sides is no difference
-            apart = np.abs(shown - hidden) > CLEAR * self.tolerance * emission_noise(point)
+            apart = np.abs(shown - hidden) > CLEAR * self.tolerance * emission_noise_factor(point)
         differ |= apart.any(axis=-1)
         return np.flatnonzero(differ)
 
@@ -544,7 +561,7 @@ def _set_thresholds(point: OperatingPoint, levels: Floats) -> OperatingPoint:
 
 def _point_depths(point: OperatingPoint, reference: LensReference) -> Ints:
     """[m] that the rule of ``point`` gives."""
-    room, _ = headroom(point, reference.signal, reference.rows[0])
+    room, _ = threshold_headroom(point, reference.signal, reference.rows[0])
     depth = rule_depths(point, room, np.full(len(room), point.ceiling, dtype=np.int64))
     return np.minimum.accumulate(depth) if point.schedule == "monotone" else depth
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from emad_ref.audit.finding import WINDOW_END, Finding, Tally
-from emad_ref.audit.tolerances import first_excess
+from emad_ref.audit.tolerances import find_first_excess
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Decoder, Prompt, Step
@@ -17,7 +17,7 @@ MAX_SHORT_LENGTH = 40  # tokens per row of a cheap audit of many rows
 EDGE_MARGIN = 4  # positions at most before the end of a buffer of 2ⁿ
 
 
-def short_lengths(rng: np.random.Generator, rows: int, longest: int = MAX_SHORT_LENGTH) -> list[int]:
+def draw_short_lengths(rng: np.random.Generator, rows: int, longest: int = MAX_SHORT_LENGTH) -> list[int]:
     """``rows`` lengths from 1 to ``longest``, evenly on a logarithmic scale; one of several rows has a single token."""
     lengths = np.exp(rng.uniform(0, np.log(longest + 1), rows)).astype(int).tolist()
     if rows > 1:
@@ -25,7 +25,7 @@ def short_lengths(rng: np.random.Generator, rows: int, longest: int = MAX_SHORT_
     return [min(max(1, int(n)), longest) for n in lengths]
 
 
-def long_lengths(rng: np.random.Generator, room: int) -> list[int]:
+def draw_long_lengths(rng: np.random.Generator, room: int) -> list[int]:
     """Three lengths in drawn order: up to a quarter, up to three quarters, and the last positions of ``room``.
 
     ``room``: positions left for prompts. Under a window of 512 that is below 128, beyond it, and near the end.
@@ -40,11 +40,11 @@ def long_lengths(rng: np.random.Generator, room: int) -> list[int]:
     return [int(n) for n in rng.permutation(lengths)]
 
 
-def buffer_edge_lengths(rng: np.random.Generator, room: int) -> list[int]:
+def draw_buffer_edge_lengths(rng: np.random.Generator, room: int) -> list[int]:
     """Lengths one to ``EDGE_MARGIN`` positions below 64, 128 and 256, within ``room``: buffers grow there.
 
     Raises:
-        BadArgument: as ``long_lengths``.
+        BadArgument: as ``draw_long_lengths``.
     """
     _require_near_and_far(room)
     ends = [size for size in (64, 128, 256) if size <= room] or [room]
@@ -63,7 +63,7 @@ AFTER = 2  # tokens fed after a prompt that ends at an edge
 WIDEST_FEED = 64  # tokens of a feed at most
 
 
-def block_end_lengths(rng: np.random.Generator, room: int) -> list[int]:
+def draw_block_end_lengths(rng: np.random.Generator, room: int) -> list[int]:
     """Lengths of prompts up to ``room``: at, and one beyond, the first and a random multiple of every size."""
     edges = {
         size * int(times) for size in BLOCK_SIZES if size <= room for times in (1, rng.integers(1, room // size + 1))
@@ -75,12 +75,12 @@ def block_end_lengths(rng: np.random.Generator, room: int) -> list[int]:
 PositionLogits = tuple[int, int, Floats]
 
 
-def positions(
+def check_positions(
     under_test: DecoderUnderTest,
     own: Callable[[Ints], Floats],
     texts: Ints,
     rng: np.random.Generator,
-    edges: Callable[[np.random.Generator, int], list[int]] = block_end_lengths,
+    edges: Callable[[np.random.Generator, int], list[int]] = draw_block_end_lengths,
 ) -> Finding:
     """Check a decoder at full depth on ``texts`` int64 [rows, window], each read once by the model's own forward.
 
@@ -91,7 +91,7 @@ def positions(
     [window, V] after each token of a text.
     """
     tally, rows, decoder = Tally("positions", needed=1), len(texts), under_test.decoder
-    tolerance = tally.allow(under_test.tolerance, decoder.capabilities.logit_noise)
+    tolerance = tally.widen_tolerance(under_test.tolerance, decoder.capabilities.logit_noise)
     with tally:
         readings = [*_step_through(decoder, texts, rng, 1)]
         if decoder.capabilities.max_feed > 1:
@@ -103,7 +103,7 @@ def positions(
             right = own(text)
             for reading in (each for each in readings if each[0] == row):
                 _compare_logits(tally, under_test, text, reading, right, tolerance)
-    return tally.finding()
+    return tally.to_finding()
 
 
 def _step_through(decoder: Decoder, texts: Ints, rng: np.random.Generator, widest: int) -> Iterator[PositionLogits]:
@@ -157,7 +157,7 @@ def _compare_logits(
         f"row {row}, position {first}: logits of shape {logits.shape}, but {expected.shape} were asked for",
     )
     off = np.abs(logits - expected).max(axis=-1)
-    excess = first_excess(under_test.lens, text, first, off, [depth], tolerance)
+    excess = find_first_excess(under_test.lens, text, first, off, [depth], tolerance)
     at, allowed = excess or (0, tolerance)
     tally.require(
         excess is None,

@@ -43,7 +43,7 @@ class ProbeReadouts:
     ahead: Ints | None = None
     macs_within: Callable[[float], tuple[Ints, Ints]] | None = None
 
-    def bounds(self, error: float) -> tuple[ProbeReadouts, ProbeReadouts]:
+    def work_bounds(self, error: float) -> tuple[ProbeReadouts, ProbeReadouts]:
         """These readouts at their least and at their most work, if a confidence is off by ``error``."""
         if self.macs_within is None:
             return self, self
@@ -51,7 +51,7 @@ class ProbeReadouts:
         return replace(self, macs=least), replace(self, macs=most)
 
     @staticmethod
-    def whole(point: OperatingPoint, positions: int) -> ProbeReadouts:
+    def with_full_heads(point: OperatingPoint, positions: int) -> ProbeReadouts:
         """A full head at every probe, which doubles as the exit's."""
         at = np.asarray(point.probes, dtype=np.int64) - 1
         heads, shows = np.zeros((len(READOUTS), point.layers), dtype=bool), np.zeros(point.layers, dtype=bool)
@@ -71,7 +71,7 @@ class LayerLogits:
         self._read: dict[int, Floats] = {}
 
     @staticmethod
-    def of(logits: Floats) -> LayerLogits:
+    def from_array(logits: Floats) -> LayerLogits:
         """Of an array [n, L, V].
 
         Raises:
@@ -90,14 +90,14 @@ class LayerLogits:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return len(self), self.layers, self.after(self.layers).shape[-1]
+        return len(self), self.layers, self.after_layer(self.layers).shape[-1]
 
     @property
-    def last(self) -> Floats:
+    def last_layer(self) -> Floats:
         """float64 [n, V] at full depth."""
-        return self.after(self.layers)
+        return self.after_layer(self.layers)
 
-    def after(self, layer: int) -> Floats:
+    def after_layer(self, layer: int) -> Floats:
         """float64 [n, V] after ``layer``."""
         if layer not in self._read:
             self._read[layer] = self._read_layer(layer)
@@ -107,22 +107,22 @@ class LayerLogits:
         """float64 [n, V] of each position after its own layer in ``depth`` int64 [n]."""
         layers = np.unique(depth).tolist()
         if len(layers) == 1:
-            return self.after(layers[0])
-        picked = np.empty((len(self), self.after(layers[0]).shape[-1]))
+            return self.after_layer(layers[0])
+        picked = np.empty((len(self), self.after_layer(layers[0]).shape[-1]))
         for layer in layers:
             rows = depth == layer
-            picked[rows] = self.after(layer)[rows]
+            picked[rows] = self.after_layer(layer)[rows]
         return picked
 
-    def between(self, first: int, end: int) -> LayerLogits:
+    def slice_positions(self, first: int, end: int) -> LayerLogits:
         """Of the positions ``first`` … ``end`` − 1; layers that either reads are read once."""
-        return LayerLogits(end - first, self.layers, lambda layer: self.after(layer)[first:end])
+        return LayerLogits(end - first, self.layers, lambda layer: self.after_layer(layer)[first:end])
 
     def __getitem__(self, key: Any) -> Any:
         return np.asarray(self)[key]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
-        stacked = np.stack([self.after(layer) for layer in range(1, self.layers + 1)], axis=1)
+        stacked = np.stack([self.after_layer(layer) for layer in range(1, self.layers + 1)], axis=1)
         return stacked if dtype is None else stacked.astype(dtype)
 
 
@@ -148,14 +148,14 @@ class Lens(Protocol):
         The pass is over all of ``tokens``: only what is read of it starts at ``first``.
         """
 
-    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
+    def read_rule(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
         """Readings of the rule of ``point`` at positions ``first`` … n − 1.
 
         Raises:
             BadArgument: a lens with logits alone, and a rule that needs more.
         """
 
-    def rounding(self, tokens: Ints, layers: Sequence[int]) -> float:
+    def max_rounding_error(self, tokens: Ints, layers: Sequence[int]) -> float:
         """Largest honest difference by rounding of a logit of the last of ``tokens`` after ``layers``; 0: unknown."""
 
 
@@ -166,23 +166,23 @@ class LogitLens:
     logits: Callable[[Ints], Floats]
 
     def __call__(self, tokens: Ints, first: int = 0) -> LayerLogits:
-        return LayerLogits.of(self.logits(tokens)[first:])
+        return LayerLogits.from_array(self.logits(tokens)[first:])
 
-    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
+    def read_rule(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
         rule = f"{point.signal}/{point.estimator.name}" + ("/pruned" if point.confidence is not None else "")
         rule += "/tuned lens" if point.lens is not None else ""
         expected = "a signal of one layer's full readout"
         raise BadArgument("point", rule, expected, "give a lens that can lead the rule, as audit.model_lens.ModelLens")
 
-    def rounding(self, tokens: Ints, layers: Sequence[int]) -> float:
+    def max_rounding_error(self, tokens: Ints, layers: Sequence[int]) -> float:
         return 0.0
 
 
 class PrefixLens:
     """A lens that keeps its last ``kept`` sequences, and answers for their prefixes from them: entries are causal.
 
-    Sequences that are announced (``plan``) are read several at once, where the lens can: a pass over few positions
-    takes about as long as one over many.
+    Sequences that are announced (``announce_sequences``) are read several at once, where the lens can: a pass over few
+    positions takes about as long as one over many.
     """
 
     def __init__(self, lens: Lens, kept: int = 1):
@@ -192,7 +192,7 @@ class PrefixLens:
         self._shared: Collection[int] = ()  # layers that all planned sequences are read after
         self._ahead: list[tuple[Ints, int, LayerLogits]] = []  # read, and not asked for yet
 
-    def plan(self, sequences: Iterable[tuple[Ints, int]], shared: Collection[int] = ()) -> None:
+    def announce_sequences(self, sequences: Iterable[tuple[Ints, int]], shared: Collection[int] = ()) -> None:
         """Announce sequences, each with its ``first``, in the order in which they will be asked for.
 
         ``shared``: layers after which the logits of all of them will be read.
@@ -202,7 +202,7 @@ class PrefixLens:
     def __call__(self, tokens: Ints, first: int = 0) -> LayerLogits:
         for known, begun, logits in self._kept:
             if begun <= first and np.array_equal(known[: len(tokens)], tokens):
-                return logits.between(first - begun, len(tokens) - begun)
+                return logits.slice_positions(first - begun, len(tokens) - begun)
         at = next((at for at, one in enumerate(self._ahead) if _is_same((tokens, first), one[:2])), None)
         read = self._read(tokens, first) if at is None else self._ahead.pop(at)
         self._kept.append(read)
@@ -210,7 +210,7 @@ class PrefixLens:
 
     def _read(self, tokens: Ints, first: int) -> tuple[Ints, int, LayerLogits]:
         """The sequence, with as many planned ones after it as one pass takes."""
-        group, together = [(np.array(tokens), first)], getattr(self._lens, "together", None)
+        group, together = [(np.array(tokens), first)], getattr(self._lens, "read_sequences", None)
         at = next((at for at, one in enumerate(self._planned) if _is_same(group[0], one)), None)
         if together is None or at is None:
             return *group[0], self._lens(tokens, first)
@@ -225,11 +225,11 @@ class PrefixLens:
         read, *self._ahead = [(*one, each) for one, each in zip(group, logits, strict=True)]
         return read
 
-    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
-        return self._lens.lead(tokens, first, point)
+    def read_rule(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
+        return self._lens.read_rule(tokens, first, point)
 
-    def rounding(self, tokens: Ints, layers: Sequence[int]) -> float:
-        return self._lens.rounding(tokens, layers)
+    def max_rounding_error(self, tokens: Ints, layers: Sequence[int]) -> float:
+        return self._lens.max_rounding_error(tokens, layers)
 
 
 def _is_same(one: tuple[Ints, int], other: tuple[Ints, int]) -> bool:
@@ -243,7 +243,7 @@ class LensReference:
     ``logits`` [n, L, V] of full heads, through the point's tuned lens if it has one; ``signal``, ``emitted``,
     ``readouts`` as in ``RuleReadings``. ``rows``: the threshold row of each position, int64 [n], followed by every
     other assignment that the tolerance allows. ``tolerance`` float64 [n]: largest honest difference of a logit, and
-    ``signal_tolerance`` of a signal but for ``signal_noise``: larger where the signal moves faster than logits.
+    ``signal_tolerance`` of a signal but for ``signal_noise_factor``: larger where the signal moves faster than logits.
     """
 
     logits: LayerLogits
@@ -254,15 +254,17 @@ class LensReference:
     tolerance: Floats
     signal_tolerance: Floats
 
-    def widened(self, point: OperatingPoint, first: int, at: int, tolerance: float) -> LensReference:
+    def with_tolerance_at(self, point: OperatingPoint, first: int, at: int, tolerance: float) -> LensReference:
         """This reference with ``tolerance`` at position ``first`` + ``at``; ``first``: that of the reference."""
         each, of_signal = self.tolerance.copy(), self.signal_tolerance.copy()
-        each[at], of_signal[at] = tolerance, tolerance * signal_slopes(point, self.emitted, slice(at, at + 1))[0]
+        each[at], of_signal[at] = tolerance, tolerance * signal_sensitivity(point, self.emitted, slice(at, at + 1))[0]
         rows = self.rows if tolerance == self.tolerance[at] else _rows_of(point, first, self.logits, each)
         return replace(self, tolerance=each, signal_tolerance=of_signal, rows=rows)
 
 
-def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tolerance: float = 0.0) -> LensReference:
+def compute_reference(
+    lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tolerance: float = 0.0
+) -> LensReference:
     """The lens' reference for positions ``first`` … n − 1 of ``tokens`` [n]; ``tolerance`` in logits, for ``rows``.
 
     Raises:
@@ -274,14 +276,14 @@ def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tol
         expected = f"logits of shape ({len(tokens) - first}, {point.layers}, V)"
         raise BadArgument("lens", (len(logits), logits.layers, "V"), expected, "one entry per token and layer")
     from_lens = SIGNALS[point.signal].from_lens
-    if from_lens is None or not is_read_from_logits(point):
-        led = lens.lead(tokens, first, point)
+    if from_lens is None or not is_decided_by_full_heads(point):
+        led = lens.read_rule(tokens, first, point)
         if point.lens is not None:  # its heads are the lens', also at a forced depth; the last layer has none
             logits = led.emitted
     else:
-        signal = [from_lens(logits.after(probe)) for probe in point.probes]
+        signal = [from_lens(logits.after_layer(probe)) for probe in point.probes]
         columns = np.stack(signal, axis=1) if signal else np.zeros((len(logits), 0))
-        led = RuleReadings(columns, logits, ProbeReadouts.whole(point, len(logits)))
+        led = RuleReadings(columns, logits, ProbeReadouts.with_full_heads(point, len(logits)))
     each = np.full(len(logits), tolerance)
     rows = _rows_of(point, first, logits, each)
     return LensReference(logits, led.signal, led.emitted, led.readouts, rows, each, each)
@@ -291,16 +293,18 @@ def _rows_of(point: OperatingPoint, first: int, logits: LayerLogits, tolerance: 
     """``LensReference.rows`` of positions from ``first`` on."""
     if not (point.probes and point.bins.features):
         return (np.zeros(len(logits), dtype=np.int64),)
-    return threshold_rows(point, first + np.arange(len(logits)), logits.after(point.probes[0]), tolerance)
+    return candidate_threshold_rows(
+        point, first + np.arange(len(logits)), logits.after_layer(point.probes[0]), tolerance
+    )
 
 
-def is_read_from_logits(point: OperatingPoint) -> bool:
+def is_decided_by_full_heads(point: OperatingPoint) -> bool:
     """Whether full heads determine every comparison of the point: its probes run nothing else."""
     plain = point.estimator == EntropyEstimator() and point.lens is None
     return SIGNALS[point.signal].from_lens is not None and point.confidence is None and plain
 
 
-def threshold_rows(
+def candidate_threshold_rows(
     point: OperatingPoint, position: Ints, logits: Floats, tolerance: float | Floats
 ) -> tuple[Ints, ...]:
     """``LensReference.rows``, from positions [n] (from 0) and the first probe's logits [n, V]."""
@@ -325,29 +329,29 @@ def candidate_bins(
     )
 
 
-def signal_noise(point: OperatingPoint) -> float:
+def signal_noise_factor(point: OperatingPoint) -> float:
     """Largest error of a signal at a probe, in multiples of a logit's tolerance."""
     slopes = [abs(slope) for slope, _ in point.estimator.correction]
     return SIGNALS[point.signal].noise * max(1.0, *slopes) if slopes else SIGNALS[point.signal].noise
 
 
-def signal_slopes(point: OperatingPoint, emitted: LayerLogits, positions: slice = slice(None)) -> Floats:
+def signal_sensitivity(point: OperatingPoint, emitted: LayerLogits, positions: slice = slice(None)) -> Floats:
     """How fast the signals of ``positions`` move by logits, at the probe where they do most; float64, at least 1."""
     slope, fastest = SIGNALS[point.signal].slope, np.ones(len(emitted))[positions]
     if slope is not None:
         for probe in point.probes:
-            fastest = np.maximum(fastest, slope(emitted.after(probe)[positions]))
+            fastest = np.maximum(fastest, slope(emitted.after_layer(probe)[positions]))
     return fastest
 
 
-def emission_noise(point: OperatingPoint) -> float:
+def emission_noise_factor(point: OperatingPoint) -> float:
     """Largest error of an emitted logit, in multiples of a logit's tolerance: a contrast adds up several."""
     return 1.0 if SIGNALS[point.signal].is_single_layer else SIGNALS[point.signal].noise
 
 
-def tied_gap(point: OperatingPoint, tolerance: Tolerance) -> Tolerance:
+def max_tied_gap(point: OperatingPoint, tolerance: Tolerance) -> Tolerance:
     """The gap between two emitted logits below which either may lead: each may be off by the tolerance."""
-    return 2 * tolerance * emission_noise(point)
+    return 2 * tolerance * emission_noise_factor(point)
 
 
 def token_thresholds(point: OperatingPoint, rows: Ints) -> Floats:
@@ -359,10 +363,10 @@ def token_thresholds(point: OperatingPoint, rows: Ints) -> Floats:
     return thresholds
 
 
-def headroom(point: OperatingPoint, signal: Floats, rows: Ints) -> tuple[Floats, Floats]:
+def threshold_headroom(point: OperatingPoint, signal: Floats, rows: Ints) -> tuple[Floats, Floats]:
     """(headroom [m, L], −inf where nothing is decided; noise [L]) of ``signal`` [m, probes] in bins ``rows`` [m]."""
     sense = -1.0 if SIGNALS[point.signal].sense == "falls" else 1.0
-    room, noise = np.full((len(signal), point.layers), -np.inf), np.full(point.layers, signal_noise(point))
+    room, noise = np.full((len(signal), point.layers), -np.inf), np.full(point.layers, signal_noise_factor(point))
     thresholds = token_thresholds(point, rows)
     with np.errstate(invalid="ignore"):  # inf − inf: an unreachable threshold decides nothing
         for number, probe in enumerate(point.probes):
@@ -383,7 +387,7 @@ def rule_depths(point: OperatingPoint, room: Floats, cap: Ints) -> Ints:
     return np.minimum(cap, first_firing_probe(room[:, : point.ceiling - 1] >= 0, layers, point.ceiling))
 
 
-def may_fire(point: OperatingPoint, signal: Floats, rows: tuple[Ints, ...]) -> Bools:
+def can_fire(point: OperatingPoint, signal: Floats, rows: tuple[Ints, ...]) -> Bools:
     """[m, probes] whether any value could fire there, under every one of ``rows``; not where no signal is defined."""
     never = SIGNALS[point.signal].unreachable_threshold
     may: Bools = np.logical_and.reduce([token_thresholds(point, one) != never for one in rows]) & ~np.isnan(signal)
@@ -394,6 +398,6 @@ def is_tied(point: OperatingPoint, signal: Floats, rows: tuple[Ints, ...], toler
     """[m] whether some comparison, or the choice of the bin, lies within ``tolerance`` (of a logit; one, or [m])."""
     near: Bools = np.zeros(len(signal), dtype=bool)
     for one in rows:
-        room, noise = headroom(point, signal, one)
+        room, noise = threshold_headroom(point, signal, one)
         near |= (np.abs(room) <= np.asarray(tolerance)[..., None] * noise).any(axis=1) | (one != rows[0])
     return near

@@ -17,13 +17,13 @@ from itertools import pairwise, takewhile
 
 import numpy as np
 
-from emad_ref.audit.decoding_checks import NO_STOP, count_answer, judge_work, read_record
-from emad_ref.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally, prefix_complaints
+from emad_ref.audit.decoding_checks import NO_STOP, count_answer_rows, extract_trajectories, judge_record_work
+from emad_ref.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally, complaint_prefix
 from emad_ref.audit.reference_logits import ProbeReadouts
-from emad_ref.audit.sampling import SampledRequest, judge_samples_at_once, require_same_draws
+from emad_ref.audit.sampling import SampledRequest, judge_simultaneous_samples, require_same_draws
 from emad_ref.audit.spot_checks import AnsweredRequest
-from emad_ref.audit.token_comparison import first_difference, same_tokens
-from emad_ref.audit.trajectory import DecoderUnderTest, Judge, Trajectory, Transcript
+from emad_ref.audit.token_comparison import check_same_tokens, first_difference
+from emad_ref.audit.trajectory import CheckedSession, DecoderUnderTest, Judge, Trajectory
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Decoder, GenerateArguments, Prompt, TokenArrivals, Unsupported
 from emad_ref.record import Ints, Record
@@ -47,7 +47,7 @@ SHOWN = 20  # characters of a text that a complaint shows
 MIN_ENDING_IDS = 3  # different ids of the largest stop set that must end a row
 
 
-def generate_answer(
+def answer_request(
     decoder: Decoder, prompts: Sequence[Prompt], max_new: int, stop: Iterable[int] = ()
 ) -> AnsweredRequest:
     """``generate`` with its request."""
@@ -66,9 +66,9 @@ def judge_answers(judge: Judge, answers: Sequence[AnsweredRequest], session_rows
     read = []
     for index, answer in enumerate(answers):
         request = answer.record, answer.prompts, answer.max_new, answer.stop
-        trajectories = read_record(judge.tally, *request, judge.point)
+        trajectories = extract_trajectories(judge.tally, *request, judge.point)
         read.append(trajectories)
-        count_answer(judge.tally, answer.record, answer.prompts)
+        count_answer_rows(judge.tally, answer.record, answer.prompts)
         rows += [(row, emitted, index) for row, emitted in zip(trajectories, answer.record.emitted, strict=True)]
     readouts: list[dict[str, ProbeReadouts]] = [{} for _ in answers]
     rows += [(trajectory, None, -1) for trajectory in session_rows]
@@ -78,15 +78,17 @@ def judge_answers(judge: Judge, answers: Sequence[AnsweredRequest], session_rows
         longest.setdefault(_prompt_of(trajectory), trajectory)
     place = {prompt: at for at, prompt in enumerate(longest)}
     rows.sort(key=lambda row: place[_prompt_of(row[0])])
-    judge = judge.reading_ahead(longest.values())
+    judge = judge.with_lens_prefetch(longest.values())
     for trajectory, emitted, index in rows:
-        reference = judge.trajectory(trajectory)
+        reference = judge.judge_trajectory(trajectory)
         if emitted is not None:
-            judge.tokens(trajectory, emitted, reference)
+            judge.judge_tokens(trajectory, emitted, reference)
             readouts[index][trajectory.name] = reference.readouts
     if judge.counted:
         for answer, trajectories, of_rows in zip(answers, read, readouts, strict=True):
-            judge_work(judge, answer.record, trajectories, [of_rows[trajectory.name] for trajectory in trajectories])
+            judge_record_work(
+                judge, answer.record, trajectories, [of_rows[trajectory.name] for trajectory in trajectories]
+            )
 
 
 def _prompt_of(trajectory: Trajectory) -> bytes:
@@ -96,7 +98,7 @@ def _prompt_of(trajectory: Trajectory) -> bytes:
 # ---------------------------------------------------------------- many rows
 
 
-def batches(
+def check_batches(
     under_test: DecoderUnderTest,
     prompts: Sequence[Prompt],
     counts: Sequence[int],
@@ -116,32 +118,34 @@ def batches(
     decoder, point = under_test.decoder, under_test.point
     if not counts or not 1 <= min(counts) <= max(counts) <= len(prompts):
         raise BadArgument("counts", list(counts), f"numbers of rows from 1 to {len(prompts)}")
-    judge = Judge.of("batches", under_test, judges_work=True)
+    judge = Judge.for_check("batches", under_test, judges_work=True)
     with judge.tally:
         for count in counts:
-            answer = generate_answer(decoder, prompts[:count], max_new)
+            answer = answer_request(decoder, prompts[:count], max_new)
             record, fed = answer.record, min(FED_TOKENS, max_new - 1) if sessions else 0
-            read_record(judge.tally, record, answer.prompts, max_new, answer.stop, point)
+            extract_trajectories(judge.tally, record, answer.prompts, max_new, answer.stop, point)
             session_rows: list[Trajectory] = []
             if fed:
                 names = [f"row {row} in a session" for row in range(count)]
-                with Transcript(judge, decoder, answer.prompts, names) as transcript:
+                with CheckedSession(judge, decoder, answer.prompts, names) as transcript:
                     for column in range(fed):
                         transcript.feed(np.array([[emitted[column]] for emitted in record.emitted]))
-                    session_rows = transcript.trajectories()
+                    session_rows = transcript.build_trajectories()
             judge_answers(judge, [answer], session_rows)
             outcomes = [
                 (*emitted.tolist(), *record.tokens.of(row, phase=1).depth.tolist())
                 for row, emitted in enumerate(record.emitted)
             ]
             judge.tally.discriminating += sum(one != other for one, other in pairwise(outcomes))
-    return judge.tally.finding()
+    return judge.tally.to_finding()
 
 
 # ---------------------------------------------------------------- where rows end
 
 
-def endings(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, rng: np.random.Generator) -> Finding:
+def check_row_endings(
+    under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, rng: np.random.Generator
+) -> Finding:
     """Check the ends of the rows of ``generate``, under stop sets drawn from what ``prompts`` emit without one.
 
     The largest set ends different rows by different ids, some by the first new token, and holds tokens of prompts,
@@ -154,26 +158,26 @@ def endings(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: in
     decoder, point = under_test.decoder, under_test.point
     if max_new < 3:
         raise BadArgument("max_new", max_new, "at least 3 new tokens")
-    judge = Judge.of("endings", under_test, MIN_ENDING_IDS, judges_work=True)
+    judge = Judge.for_check("endings", under_test, MIN_ENDING_IDS, judges_work=True)
     with judge.tally:
-        plain = generate_answer(decoder, prompts, max_new)
-        read_record(judge.tally, plain.record, prompts, max_new, frozenset(), point)
+        plain = answer_request(decoder, prompts, max_new)
+        extract_trajectories(judge.tally, plain.record, prompts, max_new, frozenset(), point)
         emitted = plain.record.emitted
         several = draw_stop_tokens(emitted, prompts, rng)
         first = {int(tokens[0]) for tokens in emitted}
         answers = [
             plain,
-            generate_answer(decoder, prompts, max_new, several),
-            generate_answer(decoder, prompts, max_new, [emitted[int(rng.integers(len(emitted)))][0]]),
-            generate_answer(decoder, prompts, max_new, first),  # all rows at once
-            generate_answer(decoder, prompts, 1),
-            generate_answer(decoder, prompts, 1, several),
-            generate_answer(decoder, prompts[:2], max_new),
+            answer_request(decoder, prompts, max_new, several),
+            answer_request(decoder, prompts, max_new, [emitted[int(rng.integers(len(emitted)))][0]]),
+            answer_request(decoder, prompts, max_new, first),  # all rows at once
+            answer_request(decoder, prompts, 1),
+            answer_request(decoder, prompts, 1, several),
+            answer_request(decoder, prompts[:2], max_new),
         ]
         judge_answers(judge, answers)
         ended = [tokens for tokens in answers[1].record.emitted if int(tokens[-1]) in several]
         judge.tally.discriminating += len({int(tokens[-1]) for tokens in ended})
-    return judge.tally.finding()
+    return judge.tally.to_finding()
 
 
 def draw_stop_tokens(emitted: Sequence[Ints], prompts: Sequence[Prompt], rng: np.random.Generator) -> frozenset[int]:
@@ -201,7 +205,7 @@ def draw_stop_tokens(emitted: Sequence[Ints], prompts: Sequence[Prompt], rng: np
 # ---------------------------------------------------------------- prompts that share a beginning
 
 
-def prefixes(
+def check_shared_prefixes(
     under_test: DecoderUnderTest,
     text: Ints,
     others: Ints,
@@ -215,9 +219,9 @@ def prefixes(
 ) -> Finding:
     """Check prompts that vary ``text`` int64 [n], n ≥ 8, by tokens of ``others`` int64 [n].
 
-    They are the first ``variations`` of ``prompt_variations``, or those of ``half_variations`` (``halves``). Each is
-    requested alone, in random order, right after a token of ``text``, from one array that is overwritten between
-    requests, then all together, then by simultaneous sessions, unless ``sessions`` is False. Discriminating are
+    They are the first ``variations`` of ``prompt_variations``, or those of ``swapped_half_variations`` (``halves``).
+    Each is requested alone, in random order, right after a token of ``text``, from one array that is overwritten
+    between requests, then all together, then by simultaneous sessions, unless ``sessions`` is False. Discriminating are
     variations whose signals or tokens differ from those of ``text``: for the others a cached answer for ``text`` would
     be right.
 
@@ -227,23 +231,23 @@ def prefixes(
     decoder = under_test.decoder
     if min(len(text), len(others)) < MIN_PROMPT:
         raise BadArgument("text", (len(text), len(others)), f"at least {MIN_PROMPT} tokens of each")
-    judge = Judge.of("prefixes", under_test, needed, judges_work=True)
-    varied = half_variations(text, others) if halves else prompt_variations(text, others)[:variations]
+    judge = Judge.for_check("prefixes", under_test, needed, judges_work=True)
+    varied = swapped_half_variations(text, others) if halves else prompt_variations(text, others)[:variations]
     with judge.tally:
         answers, buffers = [], {len(each): np.empty(len(each), dtype=np.int64) for each in varied}
         order = [ask for index in rng.permutation(len(varied)).tolist() for ask in ((0, 1), (index, max_new))]
         for index, new in order:
             tokens = varied[index]
             buffers[len(tokens)][:] = tokens
-            answer = generate_answer(decoder, [Prompt(buffers[len(tokens)])], new)
+            answer = answer_request(decoder, [Prompt(buffers[len(tokens)])], new)
             answers.append(replace(answer, prompts=[Prompt(tokens)]))
         prompts = [Prompt(tokens) for tokens in varied]
-        answers.append(generate_answer(decoder, prompts, max_new))
+        answers.append(answer_request(decoder, prompts, max_new))
         emitted = answers[-1].record.emitted
         session_rows = _in_open_sessions(judge, decoder, prompts, emitted) if sessions else []
         judge_answers(judge, answers, session_rows)
         judge.tally.discriminating += _count_distinct_rows(answers[-1].record, judge.tolerance)
-    return judge.tally.finding()
+    return judge.tally.to_finding()
 
 
 def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
@@ -290,7 +294,7 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
     return [*varied, text[:middle].copy(), parted[: n - 1].copy(), *longer]
 
 
-def half_variations(text: Ints, others: Ints) -> list[Ints]:
+def swapped_half_variations(text: Ints, others: Ints) -> list[Ints]:
     """``text``, ``others``, both with their beginnings exchanged, and each of these shortened by an eighth.
 
     The beginning ends where blocks of any usual prefix cache do, half-way or before. Later blocks differ after equal
@@ -314,12 +318,14 @@ def _in_open_sessions(
     judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], emitted: Sequence[Ints]
 ) -> list[Trajectory]:
     """A session for each prompt, all open at once and closed in opening order, fed the tokens of ``generate``."""
-    transcripts = [Transcript(judge, decoder, [prompt], [f"session {index}"]) for index, prompt in enumerate(prompts)]
+    transcripts = [
+        CheckedSession(judge, decoder, [prompt], [f"session {index}"]) for index, prompt in enumerate(prompts)
+    ]
     try:
         for transcript, tokens in zip(transcripts, emitted, strict=True):
             for token in tokens[: min(FED_TOKENS, len(tokens) - 1)]:
                 transcript.feed(np.array([[token]]))
-        return [trajectory for transcript in transcripts for trajectory in transcript.trajectories()]
+        return [trajectory for transcript in transcripts for trajectory in transcript.build_trajectories()]
     finally:
         for transcript in transcripts:
             transcript.session.close()
@@ -336,7 +342,7 @@ def _count_distinct_rows(record: Record, tolerance: float) -> int:
 # ---------------------------------------------------------------- the same rows again
 
 
-def repetitions(
+def check_repeated_requests(
     under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, rng: np.random.Generator
 ) -> Finding:
     """Check ``generate`` on ``prompts`` of different lengths: together, again, reordered, alone, in smaller batches.
@@ -344,22 +350,22 @@ def repetitions(
     The smaller batches drop the first row of the one before, so the longest row and the padding change. Discriminating
     are rows whose tokens differ from those of the row before.
     """
-    judge = Judge.of("repetitions", under_test, judges_work=True)
+    judge = Judge.for_check("repetitions", under_test, judges_work=True)
     shuffled = [prompts[row] for row in rng.permutation(len(prompts))]
     requests = [prompts, prompts, shuffled, *([prompt] for prompt in prompts)]
     requests += [shuffled[first:] for first in range(1, len(prompts) - 1)]
     with judge.tally:
-        answers = [generate_answer(under_test.decoder, request, max_new) for request in requests]
+        answers = [answer_request(under_test.decoder, request, max_new) for request in requests]
         judge_answers(judge, answers)
         emitted = [tokens.tolist() for tokens in answers[0].record.emitted]
         judge.tally.discriminating += sum(one != other for one, other in pairwise(emitted))
-    return judge.tally.finding()
+    return judge.tally.to_finding()
 
 
 # ---------------------------------------------------------------- requests at once, and streamed ones
 
 
-def simultaneous(
+def check_simultaneous_requests(
     under_test: DecoderUnderTest,
     prompts: Sequence[Prompt],
     max_new: int,
@@ -382,10 +388,10 @@ def simultaneous(
     ask = getattr(decoder, "generate_at_once", None)
     if ask is None:
         raise Unsupported("the decoder takes one request at a time")
-    judge = Judge.of("requests at once", under_test)
+    judge = Judge.for_check("requests at once", under_test)
     with judge.tally:
         requests = _various_requests(decoder, prompts, max_new)
-        alone = [generate_answer(decoder, *request) for request in requests]
+        alone = [answer_request(decoder, *request) for request in requests]
         judge_answers(judge, alone)
         for threads in at_once:
             chosen = [at for _ in range(SENT) for at in _sending_order(len(requests), rng)]
@@ -398,10 +404,10 @@ def simultaneous(
                 _judge_beside_others(judge, alone[at], record, f"{threads} requests at once, request {at}")
         emitted = [answer.record.emitted[0].tolist() for answer in alone]
         judge.tally.discriminating += sum(one != other for one, other in pairwise(emitted))
-    return judge.tally.finding()
+    return judge.tally.to_finding()
 
 
-def sampled_at_once(
+def check_simultaneous_samples(
     open_sampled: Callable[[int, float], AbstractContextManager[Decoder]],
     seeds: Sequence[int],
     greedy: DecoderUnderTest,
@@ -422,7 +428,7 @@ def sampled_at_once(
     Raises:
         Unsupported: the decoder takes one request at a time, or none at a temperature.
     """
-    judge = Judge.of("sampled at once", greedy, needed)
+    judge = Judge.for_check("sampled at once", greedy, needed)
     turned = [[*prompts[first:], *prompts[:first]] for first in range(len(prompts))]
     order = [*range(len(turned))] * SENT
     requests: list[GenerateArguments] = [(turned[at], max_new, NO_STOP) for at in order]
@@ -433,7 +439,7 @@ def sampled_at_once(
         return [SampledRequest(at, seed, turned[at], record) for at, record in zip(numbers, records, strict=True)]
 
     with judge.tally:
-        certain = [generate_answer(greedy.decoder, rows, max_new) for rows in turned]
+        certain = [answer_request(greedy.decoder, rows, max_new) for rows in turned]
         judge_answers(judge, certain)
         for seed in seeds:
             first = seed == seeds[0]
@@ -462,8 +468,8 @@ def sampled_at_once(
                     for each, found in zip(opened, (records, *cooler_records), strict=True):
                         beside[each] += sampled(seed, found, order)
         for each in alone:
-            judge_samples_at_once(judge, alone[each], beside[each], max_new, each, rng)
-    return judge.tally.finding()
+            judge_simultaneous_samples(judge, alone[each], beside[each], max_new, each, rng)
+    return judge.tally.to_finding()
 
 
 @contextmanager
@@ -534,18 +540,18 @@ def _refuted_by_errors(name: str) -> Iterator[None]:
 def _judge_beside_others(judge: Judge, alone: AnsweredRequest, record: Record, name: str) -> None:
     """Hold an answer that was given beside others against the one given alone; a difference must be a tie."""
     beside = replace(alone, record=record)
-    with prefix_complaints(f"{name}: "):
-        read_record(judge.tally, record, beside.prompts, beside.max_new, beside.stop, judge.point)
+    with complaint_prefix(f"{name}: "):
+        extract_trajectories(judge.tally, record, beside.prompts, beside.max_new, beside.stop, judge.point)
     same = [one.tolist() for one in record.emitted] == [one.tolist() for one in alone.record.emitted]
     if same:
-        count_answer(judge.tally, record, beside.prompts)
+        count_answer_rows(judge.tally, record, beside.prompts)
     else:
-        with prefix_complaints(f"{name}: other tokens than alone; "):
+        with complaint_prefix(f"{name}: other tokens than alone; "):
             judge_answers(judge, [beside])  # passes where both are the argmax up to the tolerance
     judge.tally.live["requests_at_once"] += 1
 
 
-def streams(
+def check_streams(
     under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, at_once: Sequence[int] = (1, *AT_ONCE)
 ) -> tuple[Finding, dict[int, list[TokenArrivals]]]:
     """Check that streamed tokens and text are those of whole answers, with each of ``at_once`` requests side by side.
@@ -563,12 +569,12 @@ def streams(
     ask = getattr(decoder, "token_arrivals", None)
     if ask is None:
         raise Unsupported("the decoder streams nothing")
-    judge, arrivals = Judge.of("streams", under_test), dict[int, list[TokenArrivals]]()
+    judge, arrivals = Judge.for_check("streams", under_test), dict[int, list[TokenArrivals]]()
     with judge.tally:
-        alone = [generate_answer(decoder, [prompt], max_new) for prompt in prompts]
+        alone = [answer_request(decoder, [prompt], max_new) for prompt in prompts]
         emitted = [answer.record.emitted[0] for answer in alone]
         middle = int(emitted[0][len(emitted[0]) // 2])
-        alone.append(generate_answer(decoder, prompts[:1], max_new, [middle]))
+        alone.append(answer_request(decoder, prompts[:1], max_new, [middle]))
         judge_answers(judge, alone)
         whole = [each for row in rows for each in ask([prompts[row]], max_new, NO_STOP, False)]
         arrivals[0] = whole
@@ -591,10 +597,10 @@ def streams(
         expected = alone[-1].record.emitted[0]
         _judge_arrivals(judge, prompts[0], ended, expected, "row 0, streamed to a stop token", ends=True)
         judge.tally.discriminating += sum(one.tolist() != other.tolist() for one, other in pairwise(emitted))
-    return judge.tally.finding(), arrivals
+    return judge.tally.to_finding(), arrivals
 
 
-def sampled_streams(
+def check_sampled_streams(
     open_sampled: Callable[[int], AbstractContextManager[Decoder]],
     seeds: Sequence[int],
     greedy: DecoderUnderTest,
@@ -604,13 +610,14 @@ def sampled_streams(
 ) -> Finding:
     """Check that a sampled stream draws what the whole answer draws under the same seed.
 
-    ``open_sampled``: as in ``sampled_at_once``. Each prompt is its request's first row, so that both draw by one seed.
+    ``open_sampled``: as in ``check_simultaneous_samples``. Each prompt is its request's first row, so that both draw by
+    one seed.
     Discriminating are answers that differ from those of the seed before.
 
     Raises:
         Unsupported: the decoder streams nothing, or nothing at a temperature.
     """
-    judge = Judge.of("sampled streams", greedy)
+    judge = Judge.for_check("sampled streams", greedy)
     parted, drawn, rows = list[str](), list[list[int]](), len(seeds) * len(prompts)
     with judge.tally:
         for seed in seeds:
@@ -629,7 +636,7 @@ def sampled_streams(
         judge.tally.discriminating += sum(one != other for one, other in zip(drawn, of_next_seed, strict=False))
         judge.tally.n += rows * max_new
         require_same_draws(judge, parted, rows, max_new, temperature, "streamed at a temperature", "in whole answers")
-    return judge.tally.finding()
+    return judge.tally.to_finding()
 
 
 def _judge_after_abort(
@@ -681,7 +688,7 @@ def _judge_arrivals(
             same_text = found.text.rstrip(REPLACEMENT) == text.rstrip(REPLACEMENT)
             where += f", and the text is {'the same: ids alone are lost' if same_text else 'another, too'}"
         judge.tally.require(len(tokens) == len(wanted) or ends, where)
-        same = same_tokens(judge.lens, judge.tolerance, [prompt], [tokens], [wanted], most_ties=1.0)
+        same = check_same_tokens(judge.lens, judge.tolerance, [prompt], [tokens], [wanted], most_ties=1.0)
         judge.tally.require(same.passed is True, f"{name}: {same.detail}")
         judge.tally.ties += 1
     elif text is not None and found.text is not None:
@@ -737,14 +744,14 @@ def abort_request(decoder: Decoder, prompts: Sequence[Prompt], max_new: int) -> 
     return False
 
 
-def interleaved(
+def check_interleaved_requests(
     decoders: Sequence[DecoderUnderTest], prompts: Sequence[Prompt], continuations: Ints, max_new: int
 ) -> Finding:
     """Check two sessions of each of ``decoders``, each at its own point, with requests between their steps.
 
     All are fed in turns, ``prompts`` followed by ``continuations`` int64 [rows, n], n ≥ 6. Meanwhile each decoder
     answers requests of ``generate``, one of which is aborted. Then the first sessions are closed, and new ones are
-    opened beside the others. Discriminating are positions as ``Judge.count_reading_context`` counts them.
+    opened beside the others. Discriminating are positions as ``Judge.count_context_dependent`` counts them.
 
     Raises:
         BadArgument: too few rows or tokens.
@@ -752,34 +759,35 @@ def interleaved(
     if len(prompts) < 4 or continuations.shape[1] < 6:
         raise BadArgument("continuations", continuations.shape, "at least 4 rows of at least 6 tokens")
     tally = Tally("interleaved")
-    judges = [replace(Judge.of("interleaved", each), tally=tally) for each in decoders]
+    judges = [replace(Judge.for_check("interleaved", each), tally=tally) for each in decoders]
     tally.noisy = any(judge.tolerance > each.tolerance for judge, each in zip(judges, decoders, strict=True))
     half = len(prompts) // 2
     groups = (slice(0, half), slice(half, None))
     session_rows: list[list[Trajectory]] = [[] for _ in decoders]
     answers: list[list[AnsweredRequest]] = [[] for _ in decoders]
 
-    def opened(rows: slice, name: str) -> list[Transcript]:
+    def opened(rows: slice, name: str) -> list[CheckedSession]:
         """A session of every decoder on ``rows`` of ``prompts``."""
         names = [f"{name} session, row {row}" for row in range(len(prompts[rows]))]
         return [
-            Transcript(judge, each.decoder, prompts[rows], names) for judge, each in zip(judges, decoders, strict=True)
+            CheckedSession(judge, each.decoder, prompts[rows], names)
+            for judge, each in zip(judges, decoders, strict=True)
         ]
 
-    def step(transcripts: Sequence[Transcript], rows: slice, column: int) -> None:
+    def step(transcripts: Sequence[CheckedSession], rows: slice, column: int) -> None:
         for transcript in transcripts:
             transcript.feed(continuations[rows, column : column + 1])
 
     def requests(rows: slice) -> None:
         for each, answered in zip(decoders, answers, strict=True):
-            answered.append(generate_answer(each.decoder, prompts[rows], max_new))
+            answered.append(answer_request(each.decoder, prompts[rows], max_new))
 
-    def close(transcripts: Sequence[Transcript]) -> None:
+    def close(transcripts: Sequence[CheckedSession]) -> None:
         for index, transcript in enumerate(transcripts):
-            session_rows[index] += transcript.trajectories()
+            session_rows[index] += transcript.build_trajectories()
             transcript.session.close()
 
-    def stage(transcripts: Sequence[Transcript], after: str) -> None:
+    def stage(transcripts: Sequence[CheckedSession], after: str) -> None:
         for transcript in transcripts:
             transcript.stage = after
 
@@ -810,6 +818,6 @@ def interleaved(
         for judge, answered, trajectories in zip(judges, answers, session_rows, strict=True):
             judge_answers(judge, answered)
             for trajectory in trajectories:
-                tally.discriminating += judge.count_reading_context(trajectory, judge.trajectory(trajectory))
+                tally.discriminating += judge.count_context_dependent(trajectory, judge.judge_trajectory(trajectory))
         tally.notes.append(f"{given_up} of {len(decoders)} requests left half-way")
-    return tally.finding()
+    return tally.to_finding()

@@ -47,9 +47,9 @@ import numpy as np
 from scipy import stats
 from scipy.special import log_softmax, logsumexp
 
-from emad_ref.audit.decoding_checks import NO_STOP, count_answer, read_record
+from emad_ref.audit.decoding_checks import NO_STOP, count_answer_rows, extract_trajectories
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
-from emad_ref.audit.reference_logits import Lens, PrefixLens, emission_noise
+from emad_ref.audit.reference_logits import Lens, PrefixLens, emission_noise_factor
 from emad_ref.audit.token_comparison import first_difference
 from emad_ref.audit.trajectory import Judge, Trajectory, emitted_logits
 from emad_ref.point import OperatingPoint
@@ -85,25 +85,25 @@ class SampledRow:
     prompt: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     _known: dict[float, Floats] = field(default_factory=dict, compare=False, repr=False)
 
-    def log_p(self, temperature: float) -> Floats:
+    def log_probabilities(self, temperature: float) -> Floats:
         """[m, V] log softmax(logits / temperature), computed once."""
         if temperature not in self._known:
             self._known[temperature] = log_softmax(self.logits / temperature, axis=-1)
         return self._known[temperature]
 
-    def p(self, temperature: float) -> tuple[Floats, Floats]:
+    def probabilities(self, temperature: float) -> tuple[Floats, Floats]:
         """Probabilities [m, V], and those of its own tokens [m]."""
-        p = np.exp(self.log_p(temperature))
+        p = np.exp(self.log_probabilities(temperature))
         return p, p[np.arange(len(p)), self.emitted]
 
-    def likelihood(self, temperature: float) -> float:
+    def log_likelihood(self, temperature: float) -> float:
         """log-probability of all its tokens, in nats."""
         scaled = self.logits / temperature
         own = scaled[np.arange(len(self.emitted)), self.emitted]
         return float((own - logsumexp(scaled, axis=-1)).sum())
 
 
-def sampling(
+def check_sampling(
     records: Sequence[SampledRecord],
     lens: Lens,
     point: OperatingPoint,
@@ -127,10 +127,10 @@ def sampling(
     """
     tally = Tally("sampling", needed)
     remembering = PrefixLens(lens, kept=len(prompts))  # records of one seed follow one another, ``ended`` the last
-    judge = Judge(tally, remembering, point, tally.allow(tolerance, capabilities.logit_noise))
+    judge = Judge(tally, remembering, point, tally.widen_tolerance(tolerance, capabilities.logit_noise))
     with tally:
         rows = [row for one in records for row in _rows(judge, one, prompts, max_new)]
-        noise = judge.tolerance * emission_noise(point)
+        noise = judge.tolerance * emission_noise_factor(point)
         _require_drawn(tally, rows, temperature, noise)
         _require_seeded(tally, rows, prompts, temperature, noise)
         tally.discriminating = _count_open(rows, temperature)
@@ -140,7 +140,7 @@ def sampling(
         if ended is not None:
             disturbed = _rows(judge, ended, prompts, max_new, stop)
             _require_undisturbed(tally, rows, disturbed, stop, noise / temperature)
-    return tally.finding()
+    return tally.to_finding()
 
 
 def _rows(
@@ -148,9 +148,9 @@ def _rows(
 ) -> list[SampledRow]:
     """The rows of one record, with depths checked against the rule."""
     seed, record = sampled
-    trajectories = read_record(judge.tally, record, prompts, max_new, stop, judge.point)
-    count_answer(judge.tally, record, prompts, drawn=True)
-    judge = judge.reading_ahead(trajectories)
+    trajectories = extract_trajectories(judge.tally, record, prompts, max_new, stop, judge.point)
+    count_answer_rows(judge.tally, record, prompts, drawn=True)
+    judge = judge.with_lens_prefetch(trajectories)
     return [
         _judged_row(judge, seed, row, trajectory, emitted, prompts[row])
         for row, (trajectory, emitted) in enumerate(zip(trajectories, record.emitted, strict=True))
@@ -158,13 +158,13 @@ def _rows(
 
 
 def _judged_row(judge: Judge, seed: int, row: int, trajectory: Trajectory, emitted: Ints, prompt: Prompt) -> SampledRow:
-    logits = emitted_logits(judge.trajectory(trajectory), trajectory)
+    logits = emitted_logits(judge.judge_trajectory(trajectory), trajectory)
     return SampledRow(seed, row, emitted, logits, prompt.tokens)
 
 
 def _count_open(rows: Sequence[SampledRow], temperature: float) -> int:
     """Tokens whose likeliest alternative has a probability of at most ``OPEN``."""
-    return sum(int((np.exp(row.log_p(temperature).max(axis=-1)) <= OPEN).sum()) for row in rows)
+    return sum(int((np.exp(row.log_probabilities(temperature).max(axis=-1)) <= OPEN).sum()) for row in rows)
 
 
 def _raised(log_p: Floats, noise: float, temperature: float) -> Floats:
@@ -176,7 +176,7 @@ def _raised(log_p: Floats, noise: float, temperature: float) -> Floats:
 
 def _require_drawn(tally: Tally, rows: Sequence[SampledRow], temperature: float, noise: float) -> None:
     """Require that not every token is the likeliest one, unless by chance."""
-    best = np.concatenate([row.log_p(temperature).max(axis=-1) for row in rows])
+    best = np.concatenate([row.log_probabilities(temperature).max(axis=-1) for row in rows])
     likeliest = float(_raised(best, noise, temperature).sum())
     greedy = all(np.array_equal(row.logits.argmax(axis=-1), row.emitted) for row in rows)
     tokens = sum(len(row.emitted) for row in rows)
@@ -204,7 +204,7 @@ def _require_seeded(
             continue
         if not np.array_equal(one.emitted, other.emitted):
             continue
-        own = one.log_p(temperature)[np.arange(len(one.emitted)), one.emitted]
+        own = one.log_probabilities(temperature)[np.arange(len(one.emitted)), one.emitted]
         chance = float(_raised(own, noise, temperature).sum())
         repeated = (
             f"rows {one.row} and {other.row} of one batch drew the same {len(one.emitted)} tokens after the same prompt"
@@ -227,12 +227,12 @@ def _require_distributed(
 ) -> None:
     """χ² tests of the places of all tokens, of the first of each row, and of neighbours, and a test against other
     temperatures."""
-    placed = [places(row, temperature, rng) for row in rows]
+    placed = [pit_values_by_rank(row, temperature, rng) for row in rows]
     _require_even(tally, np.concatenate(placed), rows, temperature, noise, "tokens")
     firsts = [SampledRow(row.seed, row.row, row.emitted[:1], row.logits[:1]) for row in rows]
     _require_even(tally, np.array([row[0] for row in placed]), firsts, temperature, noise, "first tokens of rows")
     _require_independent(tally, placed, temperature, noise, "rank")
-    _require_independent(tally, [places_by_id(row, temperature, rng) for row in rows], temperature, noise, "id")
+    _require_independent(tally, [pit_values_by_id(row, temperature, rng) for row in rows], temperature, noise, "id")
     _require_temperature(tally, rows, temperature, noise)
 
 
@@ -252,7 +252,7 @@ def _require_even(
     p, counts = _even_p_value(placed, noise, temperature)
     if p >= LEVEL:
         return
-    fits = TEMPERATURES[int(np.argmax([sum(row.likelihood(t) for row in rows) for t in TEMPERATURES]))]
+    fits = TEMPERATURES[int(np.argmax([sum(row.log_likelihood(t) for row in rows) for t in TEMPERATURES]))]
     tally.require(
         False,
         f"{len(placed)} {what} are not drawn from softmax(logits / {temperature:.2f}): p = {p:.1g} by χ² of the places "
@@ -277,8 +277,8 @@ def _require_temperature(tally: Tally, rows: Sequence[SampledRow], temperature: 
     """Require that temperatures near the one asked for do not explain the tokens far better."""
     gain, spread = np.zeros(len(FACTORS)), np.expm1(2 * noise / temperature)
     for row in rows:
-        at, p = np.arange(len(row.emitted)), row.p(temperature)[0]
-        own = row.log_p(temperature)[at, row.emitted]
+        at, p = np.arange(len(row.emitted)), row.probabilities(temperature)[0]
+        own = row.log_probabilities(temperature)[at, row.emitted]
         for index, factor in enumerate(FACTORS):
             other = log_softmax(row.logits / (factor * temperature), axis=-1)
             moved = np.abs(np.exp(other) - p).sum(axis=-1)
@@ -295,8 +295,8 @@ def _require_temperature(tally: Tally, rows: Sequence[SampledRow], temperature: 
 def _require_rare_tokens(
     tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
 ) -> None:
-    """Require every event of ``rare_events`` to be as frequent as its probability."""
-    of_rows = [rare_events(row, temperature, rng) for row in rows]
+    """Require every event of ``mark_rare_events`` to be as frequent as its probability."""
+    of_rows = [mark_rare_events(row, temperature, rng) for row in rows]
     factor = float(np.exp(2 * noise / temperature))
     level = LEVEL / (2 * len(of_rows[0]))
     for what in of_rows[0]:
@@ -322,7 +322,7 @@ def _require_each_id(tally: Tally, rows: Sequence[SampledRow], temperature: floa
     vocabulary = rows[0].logits.shape[1]
     drawn, expected, gains = np.zeros(vocabulary), np.zeros(vocabulary), np.zeros((len(EACH_ID), vocabulary))
     for row in rows:
-        p = row.p(temperature)[0]
+        p = row.probabilities(temperature)[0]
         drawn += np.bincount(row.emitted, minlength=vocabulary)
         expected += p.sum(axis=0)
         for gain, wager in zip(gains, EACH_ID, strict=True):
@@ -339,12 +339,12 @@ def _require_each_id(tally: Tally, rows: Sequence[SampledRow], temperature: floa
     )
 
 
-def rare_events(row: SampledRow, temperature: float, rng: np.random.Generator) -> dict[str, tuple[Floats, Floats]]:
+def mark_rare_events(row: SampledRow, temperature: float, rng: np.random.Generator) -> dict[str, tuple[Floats, Floats]]:
     """Event → whether each token [m] is one, and its probability [m]; ``rng`` decides at the edge of mass.
 
     Tokens of equal probability are all beyond a rank, or none.
     """
-    p, own = row.p(temperature)
+    p, own = row.probabilities(temperature)
     rising = np.sort(p, axis=-1)
     mass = np.concatenate([np.zeros((len(p), 1)), np.cumsum(rising, axis=-1)], axis=-1)
     vocabulary = p.shape[1]
@@ -360,7 +360,7 @@ def rare_events(row: SampledRow, temperature: float, rng: np.random.Generator) -
         below(f"tokens beyond the {rank} likeliest", rising[:, vocabulary - rank])
     for share in SHARES:
         below(f"tokens of less than {share:g} of the likeliest token's probability", share * rising[:, -1])
-    placed = places(row, temperature, rng)
+    placed = pit_values_by_rank(row, temperature, rng)
     for share in MASSES:
         events[f"the least likely {100 * share:g} %"] = (placed > 1 - share).astype(float), np.full(len(p), share)
     history = np.concatenate([row.prompt, row.emitted])
@@ -422,7 +422,7 @@ class SampledRequest:
     record: Record
 
 
-def judge_samples_at_once(
+def judge_simultaneous_samples(
     judge: Judge,
     alone: Sequence[SampledRequest],
     beside: Sequence[SampledRequest],
@@ -433,15 +433,15 @@ def judge_samples_at_once(
     """Require that requests ``beside`` others draw what each draws ``alone``, and from the distribution.
 
     Row r of two requests draws by the same numbers under one seed. So of each seed only row i of request i is placed in
-    the distribution: those rows are independent. Discriminating as in ``sampling``.
+    the distribution: those rows are independent. Discriminating as in ``check_sampling``.
     """
-    tally, noise = judge.tally, judge.tolerance * emission_noise(judge.point)
+    tally, noise = judge.tally, judge.tolerance * emission_noise_factor(judge.point)
     own = {(one.seed, one.at): one.record.emitted for one in alone}
     diagonal: dict[tuple[int, int], SampledRow] = {}
     parted, compared = list[str](), 0
     for one in beside:
-        trajectories = read_record(tally, one.record, one.prompts, max_new, NO_STOP, judge.point)
-        count_answer(tally, one.record, one.prompts, drawn=True)
+        trajectories = extract_trajectories(tally, one.record, one.prompts, max_new, NO_STOP, judge.point)
+        count_answer_rows(tally, one.record, one.prompts, drawn=True)
         tally.live["samples_at_once"] += sum(map(len, one.record.emitted))
         for row, (tokens, wanted) in enumerate(zip(one.record.emitted, own.get((one.seed, one.at), ()), strict=False)):
             compared += 1
@@ -464,7 +464,7 @@ def require_same_draws(
     judge: Judge, parted: Sequence[str], rows: int, max_new: int, temperature: float, what: str, other: str
 ) -> None:
     """Require that rounding explains the ``parted`` ones of ``rows`` drawn twice under one seed."""
-    chance = _rounding_chance(judge.tolerance * emission_noise(judge.point) / temperature, max_new)
+    chance = _rounding_chance(judge.tolerance * emission_noise_factor(judge.point) / temperature, max_new)
     p = _parting_chance(len(parted), [chance] * max(1, rows))
     judge.tally.require(
         p >= LEVEL,
@@ -473,7 +473,7 @@ def require_same_draws(
     )
 
 
-def early_stop_tokens(emitted: Sequence[Ints]) -> frozenset[int]:
+def choose_early_stop_tokens(emitted: Sequence[Ints]) -> frozenset[int]:
     """A token that the first row draws in its first third, and one of the third row, both drawn by the fewest rows."""
     token_sets = [set(tokens.tolist()) for tokens in emitted]
 
@@ -484,18 +484,18 @@ def early_stop_tokens(emitted: Sequence[Ints]) -> frozenset[int]:
     return frozenset(rarest(tokens) for tokens in emitted[:3:2])
 
 
-def places(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
+def pit_values_by_rank(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
     """[m] u of each token: its place among all tokens, the likeliest first; uniform if it is drawn as stated."""
-    p, own = row.p(temperature)
+    p, own = row.probabilities(temperature)
     above = np.where(p > own[:, None], p, 0.0).sum(axis=-1)
     ties = np.where(p == own[:, None], p, 0.0).sum(axis=-1)  # equal probabilities share one interval
     placed: Floats = above + rng.uniform(size=len(p)) * ties
     return placed
 
 
-def places_by_id(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
-    """[m] as ``places``, but in the order of ids, in which many engines invert the distribution."""
-    p, own = row.p(temperature)
+def pit_values_by_id(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
+    """[m] as ``pit_values_by_rank``, but in the order of ids, in which many engines invert the distribution."""
+    p, own = row.probabilities(temperature)
     upto = p.cumsum(axis=-1)[np.arange(len(p)), row.emitted]
     placed: Floats = (upto - rng.uniform(size=len(p)) * own).clip(0.0, 1.0)
     return placed

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding
-from emad_ref.audit.trajectory import DecoderUnderTest, Judge, Transcript, count_differing_logits, feed_slices
+from emad_ref.audit.trajectory import CheckedSession, DecoderUnderTest, Judge, count_differing_logits, feed_slices
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
@@ -22,7 +22,7 @@ WIDEST_PARTLY_SHOWN = 3  # tokens of a feed tested under every ``last``, at most
 # ---------------------------------------------------------------- forced depths
 
 
-def falling_depths(rng: np.random.Generator, cap: Ints, n: int, schedule: str) -> Ints:
+def draw_admissible_depths(rng: np.random.Generator, cap: Ints, n: int, schedule: str) -> Ints:
     """[rows, n] admissible depths drawn uniformly below ``cap`` [rows].
 
     Under the monotone schedule each row's depth falls, after 2 … n/2 + 1 tokens at its cap, so that the entries of a
@@ -36,7 +36,7 @@ def falling_depths(rng: np.random.Generator, cap: Ints, n: int, schedule: str) -
     return np.where(np.arange(n) < stays[:, None], cap[:, None], depths)
 
 
-def forced(
+def check_forced_depths(
     under_test: DecoderUnderTest,
     prompts: Sequence[Prompt],
     continuations: Ints,
@@ -53,18 +53,18 @@ def forced(
     forced depth (``DecoderUnderTest.forces``) is fed the same tokens at full depth.
     """
     decoder, point = under_test.decoder, under_test.point
-    judge = Judge.of("forced", under_test, _needed(needed, under_test))
-    with judge.tally, Transcript(judge, decoder, prompts) as transcript:
-        depth = falling_depths(rng, transcript.session.cap, continuations.shape[1], point.schedule)
+    judge = Judge.for_check("forced", under_test, _needed(needed, under_test))
+    with judge.tally, CheckedSession(judge, decoder, prompts) as transcript:
+        depth = draw_admissible_depths(rng, transcript.session.cap, continuations.shape[1], point.schedule)
         for turn, columns in enumerate(feed_slices(continuations.shape[1], decoder.capabilities.max_feed)):
             if turn == 3 and len(transcript.rows) > 1:
                 transcript.drop(0)
             fed, obeyed = continuations[transcript.rows, columns], depth[transcript.rows, columns]
             for bad in _inadmissible(transcript.session.cap, point):
-                transcript.refuse(fed[:, :1], bad)
+                transcript.require_refusal(fed[:, :1], bad)
             transcript.feed(fed, obeyed)
-        judge.trajectories(transcript.trajectories())
-    return judge.tally.finding()
+        judge.judge_trajectories(transcript.build_trajectories())
+    return judge.tally.to_finding()
 
 
 def _needed(needed: int, under_test: DecoderUnderTest) -> int:
@@ -85,7 +85,7 @@ def _inadmissible(cap: Ints, point: OperatingPoint) -> list[Ints]:
 # ---------------------------------------------------------------- rollback
 
 
-def rollback(
+def check_rollback(
     under_test: DecoderUnderTest, prompts: Sequence[Prompt], continuations: Ints, *, needed: int = MIN_DISCRIMINATING
 ) -> Finding:
     """Check that a rollback restores tokens, K/V and cap, and that the work stays counted.
@@ -97,13 +97,13 @@ def rollback(
     and discriminating are forgotten positions that are fed another token instead.
     """
     decoder, point = under_test.decoder, under_test.point
-    judge = Judge.of("rollback", under_test, _needed(needed, under_test))
+    judge = Judge.for_check("rollback", under_test, _needed(needed, under_test))
     tally, half = judge.tally, continuations.shape[1] // 2
-    with tally, Transcript(judge, decoder, prompts) as transcript:
+    with tally, CheckedSession(judge, decoder, prompts) as transcript:
         for at, depth in enumerate(np.linspace(transcript.session.cap, 1, half).round().astype(np.int64)):
             transcript.feed(continuations[:, at : at + 1], depth[:, None])
-        for trajectory in transcript.trajectories():
-            judge.trajectory(trajectory)
+        for trajectory in transcript.build_trajectories():
+            judge.judge_trajectory(trajectory)
         spent, before = _executed_tokens(transcript.session.work), transcript.session.cap.copy()
         lengths = np.array([min(KEPT_TOKENS + row, half - 1) for row in range(len(prompts))])
         transcript.rollback(np.array([len(prompt.tokens) for prompt in prompts]) + lengths)
@@ -119,11 +119,11 @@ def rollback(
             _require_grown(judge, spent, _executed_tokens(transcript.session.work), len(prompts), "feeding after it")
             if at == half:  # from here on the forgotten layers may be freed for good
                 transcript.session.commit(transcript.session.length.copy())
-        for trajectory in transcript.trajectories():
-            differing = count_differing_logits(judge.trajectory(trajectory), trajectory, judge.tolerance)
+        for trajectory in transcript.build_trajectories():
+            differing = count_differing_logits(judge.judge_trajectory(trajectory), trajectory, judge.tolerance)
             if differing == 0 and trajectory.depth.min() < point.layers:
                 tally.notes.append(f"{trajectory.name}: depth makes no difference to its logits")
-    return tally.finding()
+    return tally.to_finding()
 
 
 def _executed_tokens(work: Work | None) -> Ints | None:
@@ -144,7 +144,7 @@ def _require_grown(judge: Judge, spent: Ints | None, now: Ints | None, rows: int
 # ---------------------------------------------------------------- sessions side by side
 
 
-def sessions(
+def check_session_isolation(
     under_test: DecoderUnderTest,
     prompts: Sequence[Prompt],
     continuations: Ints,
@@ -159,7 +159,7 @@ def sessions(
     committed part may be freed above the cap of that time, not of this. They continue at the depths that the restored
     caps allow. Then either session drops rows while the other is open, the second one is closed, and the first drops
     rows again: several in one call, in either order. ``rng`` draws what is kept and dropped. Discriminating are
-    positions as in ``forced``.
+    positions as in ``check_forced_depths``.
 
     Raises:
         BadArgument: too few tokens to feed.
@@ -169,11 +169,11 @@ def sessions(
     if phase < MIN_PHASE_TOKENS:
         expected = f"at least {SESSION_PHASES * MIN_PHASE_TOKENS} tokens for each row"
         raise BadArgument("continuations", continuations.shape, expected)
-    judge = Judge.of("sessions", under_test, _needed(needed, under_test))
+    judge = Judge.for_check("sessions", under_test, _needed(needed, under_test))
     others = range(len(prompts) - 1, -1, -1)[:2]
     names = [f"second session, row {row}" for row in range(len(others))]
-    with judge.tally, Transcript(judge, decoder, prompts) as transcript:
-        with Transcript(judge, decoder, [prompts[row] for row in others], names) as other:
+    with judge.tally, CheckedSession(judge, decoder, prompts) as transcript:
+        with CheckedSession(judge, decoder, [prompts[row] for row in others], names) as other:
             asides = iter(np.flip(continuations[others], axis=1).T)
 
             def feed_at_cap(column: int) -> None:
@@ -181,7 +181,7 @@ def sessions(
 
             def in_turns(tokens: Ints) -> None:
                 """Feed ``tokens`` [rows, n] at depths that fall from the caps, and as many to the other session."""
-                depths = falling_depths(rng, transcript.session.cap, tokens.shape[1], point.schedule)
+                depths = draw_admissible_depths(rng, transcript.session.cap, tokens.shape[1], point.schedule)
                 for fed, depth in zip(tokens.T, depths.T, strict=True):
                     transcript.feed(fed[:, None], depth[:, None])
                     other.feed(next(asides)[:, None])
@@ -203,17 +203,17 @@ def sessions(
                 if len(other.rows) > 1:
                     other.drop(0)
                     transcript.stage += ", and one of the second session"
-            others_did = other.trajectories()
+            others_did = other.build_trajectories()
         transcript.stage = "after the other session was closed"
         feed_at_cap(2 * phase)
         _drop_two(transcript, rng, backwards=True)
         for column in alone:
             feed_at_cap(column)
-        judge.trajectories([*transcript.trajectories(), *others_did])
-    return judge.tally.finding()
+        judge.judge_trajectories([*transcript.build_trajectories(), *others_did])
+    return judge.tally.to_finding()
 
 
-def _drop_two(transcript: Transcript, rng: np.random.Generator, *, backwards: bool) -> None:
+def _drop_two(transcript: CheckedSession, rng: np.random.Generator, *, backwards: bool) -> None:
     """Drop two random rows in one call, if more are left, by falling indices or by rising ones."""
     if len(transcript.rows) <= 2:
         return
@@ -227,12 +227,12 @@ def _drop_two(transcript: Transcript, rng: np.random.Generator, *, backwards: bo
 # ---------------------------------------------------------------- as many logits as are wanted
 
 
-def partly_shown_feeds(widest: int) -> list[tuple[int, int]]:
+def partial_feed_sizes(widest: int) -> list[tuple[int, int]]:
     """(tokens, last) of feeds: every pair up to ``WIDEST_PARTLY_SHOWN`` tokens, or up to ``widest`` if that is less."""
     return [(n, last) for n in range(1, min(WIDEST_PARTLY_SHOWN, widest) + 1) for last in range(n + 1)]
 
 
-def last_logits(
+def check_last_logits(
     under_test: DecoderUnderTest, prompts: Sequence[Prompt], continuations: Ints, rng: np.random.Generator
 ) -> Finding:
     """Check that ``last`` shows the logits of the last tokens, and runs no unneeded head.
@@ -243,11 +243,11 @@ def last_logits(
     than tokens.
     """
     decoder, point = under_test.decoder, under_test.point
-    plan = partly_shown_feeds(decoder.capabilities.max_feed)
+    plan = partial_feed_sizes(decoder.capabilities.max_feed)
     partial = sum(last < n for n, last in plan)  # all there are, for a decoder of narrow feeds
-    judge = Judge.of("last", under_test, min(MIN_DISCRIMINATING, partial))
+    judge = Judge.for_check("last", under_test, min(MIN_DISCRIMINATING, partial))
     tally, at = judge.tally, 0
-    with tally, Transcript(judge, decoder, prompts) as transcript:
+    with tally, CheckedSession(judge, decoder, prompts) as transcript:
         for number, (n, last) in enumerate(plan[turn] for turn in rng.permutation(len(plan))):
             depth = np.repeat(transcript.session.cap[:, None], n, axis=1) if number % 2 else None
             transcript.feed(continuations[:, at : at + n], depth, last)
@@ -258,6 +258,6 @@ def last_logits(
             tally.require(
                 heads == expected, f"work counts {heads} heads, but the logits of {expected} positions were asked for"
             )
-        for trajectory in transcript.trajectories():
-            judge.trajectory(trajectory)
-    return tally.finding()
+        for trajectory in transcript.build_trajectories():
+            judge.judge_trajectory(trajectory)
+    return tally.to_finding()

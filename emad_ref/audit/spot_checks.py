@@ -19,9 +19,16 @@ from typing import Any
 import numpy as np
 from scipy.stats import binom
 
-from emad_ref.audit.decoding_checks import NO_STOP, judge_record, judge_work, read_record
-from emad_ref.audit.finding import Finding, Tally, prefix_complaints
-from emad_ref.audit.reference_logits import Lens, ProbeReadouts, emission_noise, headroom, is_read_from_logits, tied_gap
+from emad_ref.audit.decoding_checks import NO_STOP, extract_trajectories, judge_record, judge_record_work
+from emad_ref.audit.finding import Finding, Tally, complaint_prefix
+from emad_ref.audit.reference_logits import (
+    Lens,
+    ProbeReadouts,
+    emission_noise_factor,
+    is_decided_by_full_heads,
+    max_tied_gap,
+    threshold_headroom,
+)
 from emad_ref.audit.trajectory import Judge, Trajectory
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Session, Step
@@ -62,7 +69,7 @@ class AnsweredRequest:
 
 
 class AuditedDecoder:
-    """``wrapped`` at ``point``, with a sample of its answers kept for ``finding``.
+    """``wrapped`` at ``point``, with a sample of its answers kept for ``judge_answers``.
 
     ``reference``: makes a trusted decoder at ``point``, for schedules whose states above an exit are approximate, which
     the lens cannot reproduce.
@@ -112,7 +119,7 @@ class AuditedDecoder:
     def close(self) -> None:
         self.wrapped.close()
 
-    def finding(self) -> Finding:
+    def judge_answers(self) -> Finding:
         """Judge the answers so far.
 
         All rows of kept requests are complete and end at the right token. For some rows, always including the last,
@@ -120,7 +127,7 @@ class AuditedDecoder:
         matches its rows. For one row of each kept session depths, signals and logits follow the rule.
         """
         tally = Tally("answers", needed=0)
-        judge = Judge(tally, None, self.point, tally.allow(self._tolerance, self.capabilities.logit_noise))
+        judge = Judge(tally, None, self.point, tally.widen_tolerance(self._tolerance, self.capabilities.logit_noise))
         with tally:
             for number, answer in enumerate(self._answers):
                 self._judge_answer(judge, answer, counted=self.capabilities.counted and not number)
@@ -138,13 +145,13 @@ class AuditedDecoder:
 
     def _judge_answer(self, judge: Judge, answer: AnsweredRequest, *, counted: bool) -> None:
         prompts, record, point = answer.prompts, answer.record, self.point
-        trajectories = read_record(judge.tally, record, prompts, answer.max_new, answer.stop, point)
+        trajectories = extract_trajectories(judge.tally, record, prompts, answer.max_new, answer.stop, point)
         last = len(prompts) - 1
         for row in (last, *self._draw.sample(range(last), min(JUDGED_ROWS - 1, last))):
             self._judge_row(judge, trajectories[row], prompts[row], record.emitted[row])
-        if counted and point.schedule in EXACT_SCHEDULES and is_read_from_logits(point):
-            readouts = [ProbeReadouts.whole(point, len(trajectory.depth)) for trajectory in trajectories]
-            judge_work(judge, record, trajectories, readouts)
+        if counted and point.schedule in EXACT_SCHEDULES and is_decided_by_full_heads(point):
+            readouts = [ProbeReadouts.with_full_heads(point, len(trajectory.depth)) for trajectory in trajectories]
+            judge_record_work(judge, record, trajectories, readouts)
 
     def _judge_row(self, judge: Judge, trajectory: Trajectory, prompt: Prompt, emitted: Ints | None) -> None:
         """Judge one row's depths, signals and, if shown, logits and ``emitted`` tokens."""
@@ -152,9 +159,9 @@ class AuditedDecoder:
             self._compare_with_reference(judge, trajectory, prompt, emitted)
             return
         judge = replace(judge, lens=self._lens(prompt.source))
-        reference = judge.trajectory(trajectory)
+        reference = judge.judge_trajectory(trajectory)
         if emitted is not None:
-            judge.tokens(trajectory, emitted, reference)
+            judge.judge_tokens(trajectory, emitted, reference)
 
     def _compare_with_reference(
         self, judge: Judge, trajectory: Trajectory, prompt: Prompt, emitted: Ints | None
@@ -164,7 +171,7 @@ class AuditedDecoder:
         session, step = self._reference().start([Prompt(trajectory.tokens[: first + 1], prompt.source)])
         signals: list[Floats] = []
         for at, depth in enumerate(trajectory.depth.tolist()):
-            place = trajectory.place(at)
+            place = trajectory.describe_position(at)
             if at:
                 forced = None if trajectory.chosen[at] else np.array([[depth]])
                 step = session.feed(trajectory.tokens[None, [first + at]], forced)
@@ -179,11 +186,11 @@ class AuditedDecoder:
             if emitted is not None:
                 gap, best = logits.max() - logits[emitted[at]], int(logits.argmax())
                 complaint = f"{place}: emitted {emitted[at]}, but our own decoder {best}"
-                tally.require(bool(gap < tied_gap(point, tolerance)), complaint)
+                tally.require(bool(gap < max_tied_gap(point, tolerance)), complaint)
                 tally.ties += int(emitted[at] != best)
             if trajectory.logits is not None:
                 off = float(np.abs(trajectory.logits[at] - logits).max())
-                allowed = tolerance * emission_noise(point)
+                allowed = tolerance * emission_noise_factor(point)
                 tally.require(off <= allowed, f"{place}: logits off by {off:.2g}, more than {allowed:g}")
         session.close()
 
@@ -191,7 +198,7 @@ class AuditedDecoder:
 def _is_near_threshold(point: OperatingPoint, signals: Floats, tolerance: float) -> bool:
     """Whether the last of ``signals`` [m, probes] of one row lies within ``tolerance`` of a threshold of any bin."""
     for row in range(len(point.thresholds)):
-        room, noise = headroom(point, signals, np.full(len(signals), row))
+        room, noise = threshold_headroom(point, signals, np.full(len(signals), row))
         if (np.abs(room[-1]) <= tolerance * noise).any():
             return True
     return False
@@ -282,7 +289,7 @@ class TimedRequest:
     emitted: Mapping[str, EmittedRows]
 
 
-def timed_lengths(emitted: Mapping[str, Sequence[EmittedRows]], rows: int, new: int) -> Finding:
+def check_timed_lengths(emitted: Mapping[str, Sequence[EmittedRows]], rows: int, new: int) -> Finding:
     """Whether every arm emitted ``new`` tokens in each of ``rows`` rows, in all requests."""
     tally = Tally("timed", needed=0)
     with tally:
@@ -294,10 +301,10 @@ def timed_lengths(emitted: Mapping[str, Sequence[EmittedRows]], rows: int, new: 
                     f"{arm}, request {request}: {lengths} new tokens, but {new} in each of {rows}",
                 )
                 tally.n += sum(lengths)
-    return tally.finding()
+    return tally.to_finding()
 
 
-def no_faster_than_work(
+def check_speedup_explained(
     arm: str, full: str, rows: int, seconds: Mapping[str, Floats], executed: Mapping[str, Floats]
 ) -> Finding:
     """Whether the work that ``arm`` skipped explains its speed-up over ``full``, full depth.
@@ -323,7 +330,7 @@ def no_faster_than_work(
     return Finding("timed", True, f"{speed} less", pairs, 0)
 
 
-def timed_requests(
+def check_timed_requests(
     timed: Sequence[TimedRequest],
     points: Mapping[str, OperatingPoint],
     new: int,
@@ -349,15 +356,15 @@ def timed_requests(
     with tally:
         for request in timed:
             for arm, record in request.records.items():
-                with prefix_complaints(f"{arm}, "):
+                with complaint_prefix(f"{arm}, "):
                     judge = Judge(tally, lens, points[arm], tolerance[arm], counted)
                     judge_record(judge, record, request.prompts, new, rows=rows)
             for arm, emitted in request.emitted.items():
                 judge = Judge(tally, lens, full, tolerance[arm])
-                with prefix_complaints(f"{arm}, "):
+                with complaint_prefix(f"{arm}, "):
                     for row in range(len(request.prompts)) if rows is None else rows:
                         trajectory = _full_depth_trajectory(row, request.prompts[row], emitted[row], full)
-                        judge.tokens(trajectory, emitted[row], judge.trajectory(trajectory))
+                        judge.judge_tokens(trajectory, emitted[row], judge.judge_trajectory(trajectory))
     return _all_excused("timed", tally)
 
 

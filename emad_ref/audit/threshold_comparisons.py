@@ -69,7 +69,7 @@ CARELESS_COMPARISONS: dict[str, Comparison] = {
 }
 
 
-def comparisons(
+def check_threshold_comparisons(
     opened: DecoderOpening,
     layers: int,
     batches: Sequence[Sequence[Prompt]],
@@ -105,7 +105,7 @@ def comparisons(
         tally.notes += [
             f"{name} would not have shown" for name, n in zip(CARELESS_COMPARISONS, power, strict=True) if n == 0
         ]
-    return tally.finding()
+    return tally.to_finding()
 
 
 def _comparison_point(layers: int, probes: tuple[int, ...], thresholds: Sequence[float], signal: str) -> OperatingPoint:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.audit.finding import Finding, require_shape, tie_allowance
-from emad_ref.audit.reference_logits import Lens, consult, headroom, is_tied, tied_gap
+from emad_ref.audit.finding import Finding, require_shape, tie_share_and_tolerance
+from emad_ref.audit.reference_logits import Lens, compute_reference, is_tied, max_tied_gap, threshold_headroom
 from emad_ref.audit.tolerances import measured_tolerance
 from emad_ref.errors import EmadError
 from emad_ref.point import OperatingPoint
@@ -21,7 +21,7 @@ from emad_ref.record import PROMPT, Floats, Ints, Record
 TokenRows = Sequence[Sequence[int]]
 
 
-def prompts_by_token(lens: Lens, texts: Sequence[Ints], most: int) -> tuple[list[Prompt], list[list[int]]]:
+def prompts_by_next_token(lens: Lens, texts: Sequence[Ints], most: int) -> tuple[list[Prompt], list[list[int]]]:
     """A prompt for every token that is the model's likeliest after a beginning of ``texts`` int64 [n], and that token.
 
     Of several beginnings that with the largest lead over the second token; the rarest tokens first, ``most`` at most.
@@ -30,7 +30,7 @@ def prompts_by_token(lens: Lens, texts: Sequence[Ints], most: int) -> tuple[list
     found: dict[int, tuple[float, Ints]] = {}
     count: Counter[int] = Counter()
     for text in texts:
-        last = lens(text).last
+        last = lens(text).last_layer
         best = last.argmax(axis=-1)
         second, first = np.partition(last, -2, axis=-1)[:, -2:].T
         count.update(best.tolist())
@@ -41,7 +41,7 @@ def prompts_by_token(lens: Lens, texts: Sequence[Ints], most: int) -> tuple[list
     return [Prompt(found[token][1]) for token in chosen], [[token] for token in chosen]
 
 
-def same_tokens(
+def check_same_tokens(
     lens: Lens,
     tolerance: float,
     prompts: Sequence[Prompt],
@@ -59,13 +59,13 @@ def same_tokens(
 
     ``point`` None means full depth: only logit ties exist. Depths, if given, accompany the tokens they produced.
     ``declared``: noise that the decoder of ``actual`` declares; beyond ``tolerance`` it replaces it, and every row may
-    then end in a tie: ``generation`` checks position by position that tokens are the argmax within such noise.
+    then end in a tie: ``check_generation`` checks position by position that tokens are the argmax within such noise.
     ``tied_when_decoded(prompt, emitted, tolerance)``: whether the next token is a tie under copied states, of which the
     lens knows nothing, since it computes all K and V. ``most_ties``: share of tokens that may be ties, in place of the
     limit that these imply. ``n`` of the finding counts the tokens of ``actual``; if it passed with ties, ``detail``
     says how many.
     """
-    limit, tolerance = tie_allowance(tolerance, declared)
+    limit, tolerance = tie_share_and_tolerance(tolerance, declared)
     limit = limit if most_ties is None else most_ties
     ties, total = 0, sum(map(len, actual))
     for row, prompt in enumerate(prompts):
@@ -108,17 +108,17 @@ def _is_tie(
     if point is None:
         logits = lens(history, len(history) - 1)
         last = depth or logits.layers
-        gap = _gap(logits.after(last)[-1])
+        gap = _gap(logits.after_layer(last)[-1])
         return gap < 2 * tolerance or gap < 2 * measured_tolerance(lens, history, [last], tolerance)
-    reference = consult(lens, history, point, len(prompt.tokens) - 1, tolerance)
+    reference = compute_reference(lens, history, point, len(prompt.tokens) - 1, tolerance)
     last = depth or point.layers
-    gap = _gap(reference.emitted.after(last)[-1])
-    if gap < tied_gap(point, tolerance) or is_tied(point, reference.signal, reference.rows, tolerance).any():
+    gap = _gap(reference.emitted.after_layer(last)[-1])
+    if gap < max_tied_gap(point, tolerance) or is_tied(point, reference.signal, reference.rows, tolerance).any():
         return True
     allowed = measured_tolerance(lens, history, sorted({*point.readout_layers, last}), tolerance)
     rows, at = tuple(one[-1:] for one in reference.rows), len(reference.tolerance) - 1
-    of_signal = reference.widened(point, len(prompt.tokens) - 1, at, allowed).signal_tolerance[-1:]
-    return gap < tied_gap(point, allowed) or bool(is_tied(point, reference.signal[-1:], rows, of_signal).any())
+    of_signal = reference.with_tolerance_at(point, len(prompt.tokens) - 1, at, allowed).signal_tolerance[-1:]
+    return gap < max_tied_gap(point, allowed) or bool(is_tied(point, reference.signal[-1:], rows, of_signal).any())
 
 
 def is_decoded_tie(
@@ -133,7 +133,7 @@ def is_decoded_tie(
         step = session.feed(np.array([[token]], dtype=np.int64))
     session.close()
     near = is_tied(point, step.signal[:, -1], (np.zeros(1, dtype=np.int64),), tolerance)
-    return bool(near.any() or _gap(step.logits[0, -1]) < tied_gap(point, tolerance))
+    return bool(near.any() or _gap(step.logits[0, -1]) < max_tied_gap(point, tolerance))
 
 
 def _gap(logits: Floats) -> float:
@@ -222,7 +222,7 @@ def threshold_distances(record: Record, point: OperatingPoint) -> Floats:
     distances = []
     for row in range(len(record.emitted)):
         signal = record.signal[_decided_positions(record, row)]
-        room, _ = headroom(point, signal, np.zeros(len(signal), dtype=np.int64))
+        room, _ = threshold_headroom(point, signal, np.zeros(len(signal), dtype=np.int64))
         distances.append(np.abs(room).min(axis=1))  # −inf if nothing is decided
     return np.stack(distances)
 
@@ -275,7 +275,7 @@ def compare_golden(
     ``tolerance`` of a logit; ``noise`` of a signal, in multiples of it. ``declared``: noise that the decoder of
     ``actual`` declares; beyond ``tolerance`` it replaces it, and every row may part at a tie.
     """
-    limit, tolerance = tie_allowance(tolerance, declared)
+    limit, tolerance = tie_share_and_tolerance(tolerance, declared)
     if actual.token.shape != golden.token.shape:
         complaint = f"{actual.token.shape} rows and new tokens, but the golden holds {golden.token.shape}"
         return Finding("golden", False, complaint, 0, 0)

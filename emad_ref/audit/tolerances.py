@@ -64,10 +64,10 @@ ROUNDING_FACTORS: dict[str, float] = {"float64": 4.0, "float32": 4.0, "float16":
 
 def measured_tolerance(lens: Lens, tokens: Ints, layers: Sequence[int], tolerance: float) -> float:
     """``tolerance``, or what rounding allows of the logits of the last of ``tokens`` after ``layers``, if larger."""
-    return max(tolerance, lens.rounding(tokens, layers))
+    return max(tolerance, lens.max_rounding_error(tokens, layers))
 
 
-def first_excess(
+def find_first_excess(
     lens: Lens, tokens: Ints, first: int, off: Floats, layers: Sequence[int], tolerance: float
 ) -> tuple[int, float] | None:
     """The first position whose difference exceeds ``tolerance`` and the rounding measured there; None if none does.
@@ -87,7 +87,7 @@ UNIT_ROUNDOFF: dict[str, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "fl
 LEAST_PRECISE = max(UNIT_ROUNDOFF, key=UNIT_ROUNDOFF.__getitem__)
 
 
-def largest_noise(lens: Lens, tokens: Ints, tolerance: float) -> float:
+def largest_declarable_noise(lens: Lens, tokens: Ints, tolerance: float) -> float:
     """The largest noise that a decoder may declare, in logits; at least ``tolerance``.
 
     ``tokens`` int64 [n]: text that gives the largest logit.

@@ -19,13 +19,13 @@ from emad_ref.audit.reference_logits import (
     Lens,
     LensReference,
     PrefixLens,
-    consult,
-    emission_noise,
-    headroom,
-    may_fire,
+    can_fire,
+    compute_reference,
+    emission_noise_factor,
+    max_tied_gap,
     rule_depths,
-    signal_noise,
-    tied_gap,
+    signal_noise_factor,
+    threshold_headroom,
 )
 from emad_ref.audit.tolerances import measured_tolerance
 from emad_ref.errors import BadArgument
@@ -72,11 +72,11 @@ class Trajectory:
             return np.full(len(self.depth), point.ceiling, dtype=np.int64)
         return np.concatenate([[point.ceiling], self.depth[:-1]])
 
-    def place(self, at: int) -> str:
+    def describe_position(self, at: int) -> str:
         stage = f", {self.stage[at]}" if self.stage and self.stage[at] else ""
         return f"{self.name}, position {self.first + at}, depth {self.depth[at]}{stage}"
 
-    def sample(self, at: int, point: OperatingPoint) -> dict[str, Any]:
+    def reproduction_json(self, at: int, point: OperatingPoint) -> dict[str, Any]:
         """The history up to position ``first`` + ``at``, all that a decoder needs to fail there, as JSON values.
 
         ``depths`` are those of the tokens from ``first`` on; ``forced``: whether the check set the last of them.
@@ -138,7 +138,7 @@ class Judge:
     forces: bool = True
 
     @classmethod
-    def of(
+    def for_check(
         cls, check: str, under_test: DecoderUnderTest, needed: int = MIN_DISCRIMINATING, *, judges_work: bool = False
     ) -> Judge:
         """Begin ``check``; ``judges_work``: add a note if the decoder does not count its work."""
@@ -146,28 +146,30 @@ class Judge:
         tally = Tally(check, needed, window=under_test.window)
         if judges_work and not capabilities.counted:
             tally.notes.append("ledger not checked: the decoder does not count its work")
-        tolerance = tally.allow(under_test.tolerance, capabilities.logit_noise)
+        tolerance = tally.widen_tolerance(under_test.tolerance, capabilities.logit_noise)
         exactness = under_test.exact_context, under_test.forces
         return cls(tally, under_test.lens, under_test.point, tolerance, capabilities.counted, *exactness)
 
-    def reading_ahead(self, trajectories: Iterable[Trajectory]) -> Judge:
+    def with_lens_prefetch(self, trajectories: Iterable[Trajectory]) -> Judge:
         """This judge, whose lens reads ``trajectories`` several at once: the next ones to be judged, in their order."""
         assert self.lens is not None, "only replay is judged without a lens"
         lens = self.lens if isinstance(self.lens, PrefixLens) else PrefixLens(self.lens)
-        lens.plan(((each.tokens, each.first) for each in trajectories), self.point.readout_layers)
+        lens.announce_sequences(((each.tokens, each.first) for each in trajectories), self.point.readout_layers)
         return replace(self, lens=lens)
 
-    def trajectory(self, trajectory: Trajectory) -> LensReference:
+    def judge_trajectory(self, trajectory: Trajectory) -> LensReference:
         """Judge depths, signals and (if shown) logits; return the lens' reference for the decided positions."""
-        reference = self.consult(trajectory)
+        reference = self.compute_reference(trajectory)
         self.tally.n += len(reference.logits)
-        return self._settle(trajectory, reference, lambda settled: self._decisions(trajectory, settled))
+        return self._judge_with_tolerances(
+            trajectory, reference, lambda settled: self._judge_decisions(trajectory, settled)
+        )
 
-    def _decisions(self, trajectory: Trajectory, reference: LensReference) -> None:
-        self.depths(trajectory, reference.signal, reference.rows, reference.signal_tolerance)
-        self.logits(trajectory, reference)
+    def _judge_decisions(self, trajectory: Trajectory, reference: LensReference) -> None:
+        self.judge_depths(trajectory, reference.signal, reference.rows, reference.signal_tolerance)
+        self.judge_logits(trajectory, reference)
 
-    def _settle(
+    def _judge_with_tolerances(
         self, trajectory: Trajectory, reference: LensReference, judged: Callable[[LensReference], None]
     ) -> LensReference:
         """Run ``judged``, again after each complaint that its position's own tolerance may explain."""
@@ -176,7 +178,7 @@ class Judge:
             try:
                 judged(reference)
             except RefutedPositionError as refuted:
-                widened = self.widened(trajectory, reference, refuted.at)
+                widened = self.widen_reference(trajectory, reference, refuted.at)
                 if widened is reference:
                     raise
                 self.tally.ties, self.tally.near, self.tally.sample = ties, near, None
@@ -184,7 +186,7 @@ class Judge:
             else:
                 return reference
 
-    def widened(self, trajectory: Trajectory, reference: LensReference, at: int) -> LensReference:
+    def widen_reference(self, trajectory: Trajectory, reference: LensReference, at: int) -> LensReference:
         """``reference`` with the tolerances of position ``first`` + ``at``, if these are larger than the judge's.
 
         The rounding measured there allows more of its logits, and its signal may move faster than they do.
@@ -194,32 +196,32 @@ class Judge:
         history = trajectory.tokens[: trajectory.first + at + 1]
         layers = sorted({*self.point.readout_layers, int(trajectory.depth[at])})
         allowed = measured_tolerance(self.lens, history, layers, self.tolerance)
-        wider = reference.widened(self.point, trajectory.first, at, allowed)
+        wider = reference.with_tolerance_at(self.point, trajectory.first, at, allowed)
         if wider.signal_tolerance[at] == self.tolerance:
             return reference
         if allowed > self.tolerance:
             self.tally.roundings.append(allowed)
         return wider
 
-    def consult(self, trajectory: Trajectory) -> LensReference:
+    def compute_reference(self, trajectory: Trajectory) -> LensReference:
         """The lens' reference for the decided positions."""
         assert self.lens is not None, "only replay is judged without a lens"
-        return consult(self.lens, trajectory.tokens, self.point, trajectory.first, self.tolerance)
+        return compute_reference(self.lens, trajectory.tokens, self.point, trajectory.first, self.tolerance)
 
-    def trajectories(self, trajectories: Sequence[Trajectory]) -> None:
+    def judge_trajectories(self, trajectories: Sequence[Trajectory]) -> None:
         """Judge all; discriminating are positions whose logits differ from full depth's.
 
-        Where no depth is forced, discriminating are positions as ``count_reading_context`` counts them.
+        Where no depth is forced, discriminating are positions as ``count_context_dependent`` counts them.
         """
-        ahead = self.reading_ahead(trajectories)
+        ahead = self.with_lens_prefetch(trajectories)
         for trajectory in trajectories:
-            reference = ahead.trajectory(trajectory)
+            reference = ahead.judge_trajectory(trajectory)
             if self.forces:
                 self.tally.discriminating += count_differing_logits(reference, trajectory, self.tolerance)
             else:
-                self.tally.discriminating += self.count_reading_context(trajectory, reference)
+                self.tally.discriminating += self.count_context_dependent(trajectory, reference)
 
-    def count_reading_context(self, trajectory: Trajectory, reference: LensReference) -> int:
+    def count_context_dependent(self, trajectory: Trajectory, reference: LensReference) -> int:
         """Number of a row's last positions whose expected logits differ from those of their token alone.
 
         They show whose K and V a session reads.
@@ -228,11 +230,11 @@ class Judge:
         expected, first = emitted_logits(reference, trajectory)[-LAST_POSITIONS:], len(trajectory.tokens)
         count = 0
         for at, logits in enumerate(expected, start=first - len(expected)):
-            alone = self.lens(trajectory.tokens[at : at + 1]).after(int(trajectory.depth[at - first]))[0]
+            alone = self.lens(trajectory.tokens[at : at + 1]).after_layer(int(trajectory.depth[at - first]))[0]
             count += int(np.abs(logits - alone).max() > self.tolerance)
         return count
 
-    def depths(
+    def judge_depths(
         self,
         trajectory: Trajectory,
         reference: Floats,
@@ -248,28 +250,28 @@ class Judge:
         cap = trajectory.caps(point)
         each = np.full(len(depth), self.tolerance) if tolerance is None else tolerance
         rows = rows or (np.zeros(len(depth), dtype=np.int64),)
-        self._first(
+        self._refute_first(
             trajectory, (depth < 1) | (depth > cap), lambda t: f"its cap allows 1–{cap[t]}; depth must not rise"
         )
         probes, read = np.asarray(point.probes, dtype=np.int64), ~np.isnan(trajectory.signal)
         above: Bools = np.asarray((read & (probes > depth[:, None])).any(axis=1))
-        self._first(trajectory, above, lambda t: "a signal was read above the exit")
+        self._refute_first(trajectory, above, lambda t: "a signal was read above the exit")
         off: Floats = np.where(read, np.abs(trajectory.signal - reference), 0.0).max(axis=1, initial=0.0)
-        allowed, unit = signal_noise(point) * each, SIGNALS[point.signal].unit
+        allowed, unit = signal_noise_factor(point) * each, SIGNALS[point.signal].unit
         # NaN, a value where the rule is undefined, must not pass for a small difference
-        self._first(
+        self._refute_first(
             trajectory, ~(off <= allowed), lambda t: f"signal off by {off[t]:.2g} {unit}, more than {allowed[t]:g}"
         )
         # A probe at the cap decides nothing, and one that never fires may stay unread: both are the decoder's choice.
-        passed = (probes < depth[:, None]) & may_fire(point, reference, rows)
+        passed = (probes < depth[:, None]) & can_fire(point, reference, rows)
         exited = (probes == depth[:, None]) & (depth < cap)[:, None]
         unread = ((passed | exited) & ~read).any(axis=1)
-        self._first(trajectory, unread & chosen, lambda t: "a signal that the rule compares was not read")
+        self._refute_first(trajectory, unread & chosen, lambda t: "a signal that the rule compares was not read")
 
         # the rule's depth, and the range of depths that the tolerance excuses
         rule_given, nearly, shallow, deep = [], depth == cap, cap.copy(), np.zeros_like(cap)
         for one in rows:
-            room, noise = headroom(point, reference, one)
+            room, noise = threshold_headroom(point, reference, one)
             slack = each[:, None] * noise
             rule_given.append(rule_depths(point, room, cap))
             shallow = np.minimum(shallow, rule_depths(point, room + slack, cap))
@@ -277,12 +279,12 @@ class Judge:
             nearly |= (room + slack)[np.arange(len(depth)), depth - 1] >= 0
         wrong, excused = chosen & (depth != rule_given[0]), nearly & (shallow <= depth) & (depth <= deep)
         self.tally.near += int((chosen & (shallow < deep)).sum())
-        self._first(
+        self._refute_first(
             trajectory, wrong & ~excused, lambda t: f"the rule gives depth {rule_given[0][t]} under cap {cap[t]}"
         )
         self.tally.ties += int(wrong.sum())
 
-    def logits(self, trajectory: Trajectory, reference: LensReference) -> None:
+    def judge_logits(self, trajectory: Trajectory, reference: LensReference) -> None:
         """Judge shown logits: those of the rule at the claimed depths, or of a full head at forced depths."""
         actual = trajectory.logits
         if actual is None or not len(actual):
@@ -295,37 +297,41 @@ class Judge:
         )
         with np.errstate(invalid="ignore"):  # −inf of a pruned token on both sides is no difference
             off = np.where(actual == expected, 0.0, np.abs(actual - expected)).max(axis=-1)
-        allowed = reference.tolerance[positions] * emission_noise(self.point)
+        allowed = reference.tolerance[positions] * emission_noise_factor(self.point)
         if not (off <= allowed).all():  # NaN must not pass for a small difference
             at = int(np.argmax(~(off <= allowed)))
-            complaint = f"{trajectory.place(positions[at])}: logits off by {off[at]:.2g}, more than {allowed[at]:g}"
+            complaint = (
+                f"{trajectory.describe_position(positions[at])}: logits off by {off[at]:.2g}, more than {allowed[at]:g}"
+            )
             self._refute(trajectory, int(positions[at]), complaint)
 
-    def tokens(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
+    def judge_tokens(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
         """Judge tokens: each of ``emitted`` [m] is the argmax of the emission at its claimed depth."""
-        self._settle(trajectory, reference, lambda settled: self._emissions(trajectory, emitted, settled))
+        self._judge_with_tolerances(
+            trajectory, reference, lambda settled: self._judge_emissions(trajectory, emitted, settled)
+        )
 
-    def _emissions(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
-        emitted_from, allowed = emitted_logits(reference, trajectory), tied_gap(self.point, reference.tolerance)
+    def _judge_emissions(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
+        emitted_from, allowed = emitted_logits(reference, trajectory), max_tied_gap(self.point, reference.tolerance)
         gap, best = (
             emitted_from.max(axis=-1) - emitted_from[np.arange(len(emitted)), emitted],
             emitted_from.argmax(axis=-1),
         )
         first, second = np.partition(emitted_from, (-1, -2), axis=-1)[:, [-1, -2]].T
         self.tally.near += int((first - second < allowed).sum())
-        self._first(
+        self._refute_first(
             trajectory, gap >= allowed, lambda t: f"emitted {emitted[t]}, but the argmax at that depth is {best[t]}"
         )
         self.tally.ties += int((emitted != best).sum())
 
-    def _first(self, trajectory: Trajectory, wrong: Bools, complaint: Callable[[int], str]) -> None:
+    def _refute_first(self, trajectory: Trajectory, wrong: Bools, complaint: Callable[[int], str]) -> None:
         """Refute at the first wrong position."""
         if wrong.any():
             at = int(np.argmax(wrong))
-            self._refute(trajectory, at, f"{trajectory.place(at)}: {complaint(at)}")
+            self._refute(trajectory, at, f"{trajectory.describe_position(at)}: {complaint(at)}")
 
     def _refute(self, trajectory: Trajectory, at: int, complaint: str) -> None:
-        self.tally.sample = trajectory.sample(at, self.point)
+        self.tally.sample = trajectory.reproduction_json(at, self.point)
         raise RefutedPositionError(complaint, at)
 
 
@@ -341,12 +347,12 @@ def emitted_logits(reference: LensReference, trajectory: Trajectory) -> Floats:
 
 def count_differing_tokens(reference: LensReference, trajectory: Trajectory) -> int:
     """Number of positions whose argmax is not full depth's: only there do emitted tokens betray a wrong depth."""
-    return int((emitted_logits(reference, trajectory).argmax(-1) != reference.logits.last.argmax(-1)).sum())
+    return int((emitted_logits(reference, trajectory).argmax(-1) != reference.logits.last_layer.argmax(-1)).sum())
 
 
 def count_differing_logits(reference: LensReference, trajectory: Trajectory, tolerance: float) -> int:
     """Number of positions whose logits are not full depth's: only there do logits betray a wrong depth."""
-    emitted, last = emitted_logits(reference, trajectory), reference.logits.last
+    emitted, last = emitted_logits(reference, trajectory), reference.logits.last_layer
     return int((np.abs(emitted - last).max(axis=-1) > tolerance).sum())
 
 
@@ -358,7 +364,7 @@ def count_discriminating(trajectory: Trajectory, point: OperatingPoint) -> int:
 # ---------------------------------------------------------------- sessions
 
 
-class Transcript:
+class CheckedSession:
     """An open session whose every answer is kept, by row, and checked against the protocol's contract.
 
     The contract: shapes; ``length`` grows by the fed tokens; a forced depth is the depth taken; under the monotone
@@ -380,7 +386,7 @@ class Transcript:
         self.session, step = decoder.start(prompts)
         self._write(step, 1, 1, None)
 
-    def __enter__(self) -> Transcript:
+    def __enter__(self) -> CheckedSession:
         return self
 
     def __exit__(
@@ -403,7 +409,7 @@ class Transcript:
             raise
         self._write(step, tokens.shape[1], tokens.shape[1] if last is None else last, depth)
 
-    def refuse(self, tokens: Ints, depth: Ints) -> None:
+    def require_refusal(self, tokens: Ints, depth: Ints) -> None:
         """Require, where depths are forced, that inadmissible ``depth`` [rows, n] is refused and changes no state."""
         if not self.forces:
             return
@@ -431,7 +437,7 @@ class Transcript:
         self.rows = [row for index, row in enumerate(self.rows) if index not in indices]
         self._require_state("after drop")
 
-    def trajectories(self) -> list[Trajectory]:
+    def build_trajectories(self) -> list[Trajectory]:
         """Trajectories of all rows, dropped ones included, after requiring that no returned array has changed."""
         for what, returned, copied in self._returned:
             same = np.array_equal(returned, copied, equal_nan=True)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emad_ref.audit.finding import Finding, Tally
-from emad_ref.audit.reference_logits import ProbeReadouts, signal_noise
+from emad_ref.audit.reference_logits import ProbeReadouts, signal_noise_factor
 from emad_ref.audit.trajectory import Judge, Trajectory
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
@@ -75,7 +75,7 @@ def _read_probes(trajectory: Trajectory, point: OperatingPoint) -> Bools:
     return np.asarray(upto & trajectory.chosen[:, None])
 
 
-def judge_ledger(
+def judge_counted_work(
     judge: Judge,
     work: Work | None,
     trajectories: list[Trajectory],
@@ -95,10 +95,12 @@ def judge_ledger(
     )
     alone = len(trajectories) == 1
     least, most = Work.none(point.layers), Work.none(point.layers)
-    error = signal_noise(point) * judge.tolerance
+    error = signal_noise_factor(point) * judge.tolerance
     for trajectory, each in zip(trajectories, readouts, strict=True):
         masked = alone and judge.exact_context
-        smallest, largest = (implied_work(trajectory, one, point, masked_prompt=masked) for one in each.bounds(error))
+        smallest, largest = (
+            implied_work(trajectory, one, point, masked_prompt=masked) for one in each.work_bounds(error)
+        )
         least, most = least + smallest, most + largest
     free = point.schedule == "free_eager"
     if point.schedule != "translated":
@@ -165,10 +167,10 @@ def _judge_upper_bounds(
             f"{label}: work.{name} per layer {counted.tolist()}, but its decisions imply at most {bound.tolist()}"
         )
         tally.require(bool((counted <= bound).all()), complaint)
-    keys = max_keys(longest + steps)
+    keys = max_keys_per_query(longest + steps)
     bound = work.tokens * keys
     tally.require(
-        bool(constant_keys(work, {0, longest} if len(trajectories) == 1 else {0}))
+        bool(constant_keys_per_query(work, {0, longest} if len(trajectories) == 1 else {0}))
         or bool((work.context <= bound).all()),
         f"{label}: work.context per layer {work.context.tolist()}, but {work.tokens.tolist()} tokens that met at most "
         f"{keys} keys each imply at most {bound.tolist()}",
@@ -181,12 +183,12 @@ def _judge_upper_bounds(
         tally.require(not grows, f"{label}: work.context grows at layers {grows}: {work.context.tolist()} per layer")
 
 
-def max_keys(length: int) -> int:
+def max_keys_per_query(length: int) -> int:
     """Keys of a query in a row of ``length`` tokens, whose buffer grows by doubling; at least ``MIN_BUFFER_KEYS``."""
     return max(MIN_BUFFER_KEYS, 1 << (length - 1).bit_length())
 
 
-def constant_keys(work: Work, prompts: Iterable[int]) -> set[int]:
+def constant_keys_per_query(work: Work, prompts: Iterable[int]) -> set[int]:
     """Common number of keys per query, masked ones included, if it is constant in all layers; else empty.
 
     Queries of a prompt may have met the prompt's own keys instead.
@@ -204,7 +206,9 @@ def constant_keys(work: Work, prompts: Iterable[int]) -> set[int]:
 # ---------------------------------------------------------------- the same tokens at two points
 
 
-def counters(full: Decoder, exiting: Decoder, prompt: Prompt, continuation: Ints, new: int, source: int) -> Finding:
+def check_work_counters(
+    full: Decoder, exiting: Decoder, prompt: Prompt, continuation: Ints, new: int, source: int
+) -> Finding:
     """Check that the same tokens cost the same at full depth and at a point with exits, if both run the same layers.
 
     Layer 1 runs for every token, whatever the rule: a higher count at full depth would claim savings that were never
@@ -230,7 +234,10 @@ def counters(full: Decoder, exiting: Decoder, prompt: Prompt, continuation: Ints
             )
             length = len(prompt.tokens) + steps
             prompts = {0, len(prompt.tokens), len(prompt.tokens) - 1}
-            keys = max({max_keys(length)} | constant_keys(one, prompts) & constant_keys(other, prompts))
+            keys = max(
+                {max_keys_per_query(length)}
+                | constant_keys_per_query(one, prompts) & constant_keys_per_query(other, prompts)
+            )
             apart, slack = abs(int(one.context[0] - other.context[0])), 2 * keys
             tally.require(
                 apart <= slack,
@@ -238,7 +245,7 @@ def counters(full: Decoder, exiting: Decoder, prompt: Prompt, continuation: Ints
             )
             tally.n += 2 * length
             tally.discriminating += int(one.context[0] > 2 * slack)
-    return tally.finding()
+    return tally.to_finding()
 
 
 def _work_fed(decoder: Decoder, prompt: Prompt, continuation: Ints) -> Work:
@@ -285,7 +292,7 @@ class ObservedRequest:
     work: Work
 
 
-def witness(requests: Sequence[ObservedRequest]) -> Finding:
+def check_observed_work(requests: Sequence[ObservedRequest]) -> Finding:
     """Compare observed work with the work that the records of ``requests`` count.
 
     For a layer ℓ with tokens[ℓ] runs and fills[ℓ] K/V-only passes in a record:

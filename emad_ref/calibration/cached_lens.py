@@ -29,16 +29,22 @@ from emad_ref.calibration.lens_fit import (
     LensFitState,
     LensPlan,
     WindowSource,
-    adam_of,
-    held_out_divergences,
-    lens_of,
-    require_fitting,
+    build_lens,
+    evaluate_fitted_lens,
+    make_adam,
+    require_matching_plan,
     take_adam_step,
     training_windows,
 )
-from emad_ref.calibration.regression import RIDGE_PENALTY, Moments, reduced_rank, ridge, ridge_system
-from emad_ref.calibration.trace import head_blocks, states_after
-from emad_ref.calibration.windows import TokenSequence, batched
+from emad_ref.calibration.regression import (
+    RIDGE_PENALTY,
+    RegressionMoments,
+    fit_ridge,
+    reduced_rank_factors,
+    ridge_matrix,
+)
+from emad_ref.calibration.trace import iterate_head_blocks, iterate_states_after
+from emad_ref.calibration.windows import TokenSequence, iterate_batches
 from emad_ref.models.stepper import Stepper
 from emad_ref.probes.estimators import apply_softcap
 from emad_ref.probes.signal_values import to_numpy
@@ -63,7 +69,7 @@ class CachedStates:
     likeliest: Tensor
 
 
-def fit_cached_lens(
+def fit_lens_from_cache(
     stepper: Stepper, plan: LensPlan, windows: WindowSource, *, progress: str | None = None
 ) -> FittedLens:
     """Fit a tuned lens from states that one pass over the text caches.
@@ -97,7 +103,7 @@ def fit_cached_lens(
     ----------
     Belrose et al., 2303.08112; Jean et al., 1412.2007, section 3.
     """
-    require_fitting(stepper, plan)
+    require_matching_plan(stepper, plan)
     cache = cache_states(stepper, plan, windows, progress)
     state = LensFitState({layer: _closed_form(cache, layer, plan, stepper) for layer in plan.layers}, {})
     state.nats = np.zeros((2, len(plan.layers)))
@@ -106,8 +112,8 @@ def fit_cached_lens(
         for divergence in _refine(stepper, plan, cache, state):
             bar.set_postfix(nats=f"{divergence:.4f}", refresh=False)
             bar.update()
-    lens = lens_of(stepper, plan, state)
-    return held_out_divergences(stepper, plan, windows, state, lens, progress)
+    lens = build_lens(stepper, plan, state)
+    return evaluate_fitted_lens(stepper, plan, windows, state, lens, progress)
 
 
 @torch.inference_mode()
@@ -122,13 +128,13 @@ def cache_states(stepper: Stepper, plan: LensPlan, windows: WindowSource, progre
     kept: dict[int, list[Tensor]] = {layer: [] for layer in layers}
     normalisers, mass = list[Tensor](), torch.zeros(stepper.vocabulary_size, device=stepper.device)
     read = list(_until_full(training_windows(plan, windows), room))
-    total = sum(window.decided for window in read)
+    total = sum(window.n_decided for window in read)
     with tqdm(desc=progress, disable=progress is None, total=total, unit="tok", unit_scale=True) as bar:
-        for batch in batched(read):
-            for layer, states in zip(layers, states_after(stepper, batch, layers), strict=True):
+        for batch in iterate_batches(read):
+            for layer, states in zip(layers, iterate_states_after(stepper, batch, layers), strict=True):
                 kept[layer].append(states)
             final = kept[stepper.layers][-1]
-            for rows in head_blocks(stepper, len(final)):
+            for rows in iterate_head_blocks(stepper, len(final)):
                 logits = upcast_to_float32(stepper.logits(final[rows]))
                 normalisers.append(logits.logsumexp(dim=-1))
                 mass += exp_log_probabilities(logits - normalisers[-1][:, None]).sum(dim=0)
@@ -150,12 +156,12 @@ def _until_full(windows: Iterator[TokenSequence], room: int) -> Iterator[TokenSe
 def _closed_form(cache: CachedStates, layer: int, plan: LensPlan, stepper: Stepper) -> list[Tensor]:
     """Factors and bias of the ridge regression of h_L − h_ℓ on h_ℓ, of the plan's rank."""
     here, end = to_numpy(cache.states[layer]), to_numpy(cache.final)
-    moments = Moments.of(here, end - here)
-    fitted = ridge(moments, RIDGE_PENALTY)
+    moments = RegressionMoments.from_pairs(here, end - here)
+    fitted = fit_ridge(moments, RIDGE_PENALTY)
     slopes, bias = fitted[:-1], fitted[-1]
     factors: tuple[np.ndarray, ...] = (slopes.T,)
     if plan.rank is not None:
-        factors = reduced_rank(slopes, ridge_system(moments, RIDGE_PENALTY), plan.rank)
+        factors = reduced_rank_factors(slopes, ridge_matrix(moments, RIDGE_PENALTY), plan.rank)
         bias = (moments.y - moments.x @ (factors[1] @ factors[0].T)) / moments.tokens
     dtype, device = at_least_float32_dtype(stepper), stepper.device
     return [
@@ -165,7 +171,7 @@ def _closed_form(cache: CachedStates, layer: int, plan: LensPlan, stepper: Stepp
 
 def _refine(stepper: Stepper, plan: LensPlan, cache: CachedStates, state: LensFitState) -> Iterator[float]:
     """Yield the sampled divergence of each step, without its constant; update the factors in ``state``."""
-    adam = adam_of(plan, state)
+    adam = make_adam(plan, state)
     draw = torch.Generator().manual_seed(plan.seed)
     weight, bias = stepper.unembedding.detach(), stepper.unembedding_bias
     others = torch.from_numpy(np.setdiff1d(np.arange(stepper.vocabulary_size), cache.likeliest.cpu().numpy()))

@@ -26,19 +26,19 @@ from emad_ref.calibration.entropy_statistics import (
     BUCKETS,
     DocumentMoments,
     EntropyStatistics,
-    batch_statistics,
+    measure_batch_statistics,
 )
 from emad_ref.calibration.profile import (
     MINIMUM_TOKENS,
     Profile,
     bins_to_json,
     library_versions,
-    profile_from,
+    profile_from_statistics,
     require_probes,
     shorten,
 )
 from emad_ref.calibration.trace import EmptyCorpus, Trace, stream_traces
-from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence, batched
+from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence, iterate_batches
 from emad_ref.errors import BadArgument, EmadError, is_whole
 from emad_ref.files import open_for_atomic_write, open_regular_file, parse_json, require_writable
 from emad_ref.models.model_spec import ModelSpec, load_cached
@@ -81,7 +81,7 @@ class CalibrationPlan:
     tokens_per_batch: int = TOKENS_PER_BATCH
     every_layer: bool = False
 
-    def read(self, layers: int) -> tuple[int, ...]:
+    def layers_to_read(self, layers: int) -> tuple[int, ...]:
         """Layers of a model's ``layers`` whose entropies are read, including the last; without a probe, all.
 
         No threshold needs the last, but only it shows a profile that rises at the end.
@@ -173,9 +173,9 @@ def calibrate(
         raise BadArgument("corpora", [], "at least one corpus")
     if checkpoint is not None:
         require_writable(checkpoint, "checkpoint")
-    configuration, source = plan.to_json(), parts or local_statistics(stepper, plan)
-    read = plan.read(stepper.layers)
-    fresh = _CalibrationState(EntropyStatistics.none(plan.bins.bin_count, len(read)), {})
+    configuration, source = plan.to_json(), parts or local_statistics_source(stepper, plan)
+    read = plan.layers_to_read(stepper.layers)
+    fresh = _CalibrationState(EntropyStatistics.empty(plan.bins.bin_count, len(read)), {})
     state = (
         fresh
         if checkpoint is None
@@ -196,7 +196,7 @@ def calibrate(
                     f"corpus={name!r} has no window of two tokens, but expected at least one document of two tokens; "
                     "check the source and the split"
                 )
-    return profile_from(
+    return profile_from_statistics(
         state.statistics,
         plan.probes,
         layers=stepper.layers,
@@ -210,13 +210,13 @@ def calibrate(
     )
 
 
-def local_statistics(stepper: Stepper, plan: CalibrationPlan) -> StatisticsSource:
+def local_statistics_source(stepper: Stepper, plan: CalibrationPlan) -> StatisticsSource:
     """Statistics computed in this process, batch after batch."""
-    first, read = first_probe(plan), plan.read(stepper.layers)
+    first, read = first_probe(plan), plan.layers_to_read(stepper.layers)
 
     def parts(batches: Batches) -> Iterator[tuple[list[TokenSequence], list[EntropyStatistics]]]:
         for batch in batches:
-            yield batch, [batch_statistics(stepper, batch, plan.bins, first, read)]
+            yield batch, [measure_batch_statistics(stepper, batch, plan.bins, first, read)]
 
     return parts
 
@@ -236,18 +236,18 @@ def _read_corpus(
     """Yield the state after each further unit of one corpus."""
     stream = limit_tokens(windows, plan.tokens)
     if name not in state.places:
-        state = replace(state, statistics=state.statistics.closed())
+        state = replace(state, statistics=state.statistics.close_document())
     digest, place = hashlib.sha256(), state.places.get(name, CorpusPosition())
     for window in islice(stream, place.windows):
-        digest.update(window_bytes(window))
+        digest.update(window_to_bytes(window))
     if digest.hexdigest() != place.digest:
         raise BadCheckpoint(
             f"corpus={name!r}: its first {place.windows} windows are another text than at the checkpoint, but expected "
             "the same; delete the checkpoint to start anew"
         )
-    for read, statistics in parts(batched(stream, plan.tokens_per_batch)):
+    for read, statistics in parts(iterate_batches(stream, plan.tokens_per_batch)):
         for window in read:
-            digest.update(window_bytes(window))
+            digest.update(window_to_bytes(window))
         tokens = sum(int(each.tokens.sum()) for each in statistics)
         place = CorpusPosition(place.windows + len(read), place.tokens + tokens, digest.hexdigest())
         # one by one: sums of floats depend on the grouping of their terms
@@ -255,7 +255,7 @@ def _read_corpus(
         yield state
 
 
-def window_bytes(window: TokenSequence) -> bytes:
+def window_to_bytes(window: TokenSequence) -> bytes:
     """Bytes of a window: its length before its tokens, so that different cuts of one text differ."""
     return np.array([len(window.tokens), window.adaptive_from, *window.tokens], dtype="<i8").tobytes()
 
@@ -274,7 +274,7 @@ def limit_tokens(windows: Iterable[TokenSequence], tokens: int | None) -> Iterat
     _require_count("tokens", tokens)
     left = tokens
     for window in windows:
-        decided = window.decided
+        decided = window.n_decided
         if left is None or decided <= left:
             yield window
         else:
@@ -285,7 +285,7 @@ def limit_tokens(windows: Iterable[TokenSequence], tokens: int | None) -> Iterat
                 return
 
 
-def token_counts(corpora: Corpora, vocabulary: int, tokens: int | None, progress: str | None = None) -> Ints:
+def count_target_tokens(corpora: Corpora, vocabulary: int, tokens: int | None, progress: str | None = None) -> Ints:
     """int64 [vocabulary] how often each token is a target in the windows that ``calibrate`` reads with that limit.
 
     Raises:
@@ -329,7 +329,7 @@ def _load_checkpoint(
                 "it to "
                 "start anew"
             )
-    if not state.statistics.is_of(fresh.statistics.tokens.size, fresh.statistics.layers):
+    if not state.statistics.has_shape(fresh.statistics.tokens.size, fresh.statistics.layers):
         raise BadCheckpoint(
             f"checkpoint={str(checkpoint)!r} holds arrays of another shape or type, but expected those of its plan; "
             "delete it to start anew"
@@ -421,7 +421,7 @@ class PackedStatistics:
     counts: Ints
 
     @staticmethod
-    def of(batches: Sequence[EntropyStatistics]) -> PackedStatistics:
+    def pack(batches: Sequence[EntropyStatistics]) -> PackedStatistics:
         together = sum((each.histogram for each in batches[1:]), batches[0].histogram)
         cells = np.flatnonzero(together)
         return PackedStatistics(
@@ -434,7 +434,7 @@ class PackedStatistics:
             together.ravel()[cells],
         )
 
-    def unpacked(self) -> list[EntropyStatistics]:
+    def unpack(self) -> list[EntropyStatistics]:
         """Statistics of each batch, to be added up in order; the last has the histogram of all."""
         shape = (*self.sums.shape[1:], BUCKETS)
         empty, together = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
@@ -457,8 +457,8 @@ class _StatisticsShard:
     batches: Sequence[list[TokenSequence]]
 
     def read(self) -> PackedStatistics:
-        source = local_statistics(load_cached(self.whence).stepper, self.plan)
-        return PackedStatistics.of([each for _, statistics in source(self.batches) for each in statistics])
+        source = local_statistics_source(load_cached(self.whence).stepper, self.plan)
+        return PackedStatistics.pack([each for _, statistics in source(self.batches) for each in statistics])
 
 
 @dataclass(frozen=True, eq=False)
@@ -478,7 +478,7 @@ class _TraceShard:
         return [trace for traces in taken for trace in traces]
 
 
-def worker_statistics(crew: WorkerPool, spec: ModelSpec, plan: CalibrationPlan) -> StatisticsSource:
+def worker_statistics_source(crew: WorkerPool, spec: ModelSpec, plan: CalibrationPlan) -> StatisticsSource:
     """Statistics taken by ``crew`` with the model of ``spec``.
 
     Iterating raises WorkersLost, and errors of loading or reading in a worker.
@@ -487,12 +487,12 @@ def worker_statistics(crew: WorkerPool, spec: ModelSpec, plan: CalibrationPlan) 
     def parts(batches: Batches) -> Iterator[tuple[list[TokenSequence], list[EntropyStatistics]]]:
         units = (_StatisticsShard(spec, plan, shard) for shard in _shards(batches))
         for unit, packed in dispatch_in_order(crew, _StatisticsShard.read, units):
-            yield [window for batch in unit.batches for window in batch], packed.unpacked()
+            yield [window for batch in unit.batches for window in batch], packed.unpack()
 
     return parts
 
 
-def worker_traces(
+def iterate_worker_traces(
     crew: WorkerPool,
     spec: ModelSpec,
     sequences: Iterable[TokenSequence],
@@ -500,9 +500,11 @@ def worker_traces(
     layers: Sequence[int] | None = None,
     sample_every: int | None = None,
 ) -> Iterator[Trace]:
-    """Traces batch by batch, as from ``trace.stream_traces``. Raises as ``worker_statistics``."""
+    """Traces batch by batch, as from ``trace.stream_traces``. Raises as ``worker_statistics_source``."""
     read = None if layers is None else tuple(layers)
-    units = (_TraceShard(spec, tuple(rules), read, sample_every, shard) for shard in _shards(batched(sequences)))
+    units = (
+        _TraceShard(spec, tuple(rules), read, sample_every, shard) for shard in _shards(iterate_batches(sequences))
+    )
     for _, trace in dispatch_in_order(crew, _TraceShard.read, units):
         yield from trace
 

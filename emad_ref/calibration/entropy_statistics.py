@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from emad_ref.calibration.trace import Trace, states_after
-from emad_ref.calibration.windows import TokenSequence, positions_of
+from emad_ref.calibration.trace import Trace, iterate_states_after
+from emad_ref.calibration.windows import TokenSequence, decided_positions
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import assign_bins
 from emad_ref.models.stepper import Stepper
@@ -52,12 +52,12 @@ class DocumentMoments:
     last: tuple[int, Floats] | None = None
 
     @staticmethod
-    def none(layers: int) -> DocumentMoments:
+    def empty(layers: int) -> DocumentMoments:
         """Moments of no documents."""
         return DocumentMoments(0, np.zeros((1 + layers, 1 + layers)))
 
     @staticmethod
-    def of(entropy: Floats, document: Ints) -> DocumentMoments:
+    def from_entropies(entropy: Floats, document: Ints) -> DocumentMoments:
         """Moments of ``entropy`` [tokens, L], nats, whose tokens belong to ``document`` [tokens]."""
         numbers, place = np.unique(document, return_inverse=True)
         sums = np.stack([np.bincount(place), *(np.bincount(place, weights=column) for column in entropy.T)], axis=1)
@@ -84,7 +84,7 @@ class DocumentMoments:
 
     __hash__ = None  # type: ignore[assignment]  # holds an array
 
-    def closed(self) -> DocumentMoments:
+    def close_document(self) -> DocumentMoments:
         """The same moments at the end of a text: the next one begins with another document, whatever its number."""
         return DocumentMoments(self.count, self.products)
 
@@ -105,7 +105,7 @@ class EntropyStatistics:
     documents: DocumentMoments | None = None
 
     @staticmethod
-    def none(bins: int, layers: int) -> EntropyStatistics:
+    def empty(bins: int, layers: int) -> EntropyStatistics:
         """Statistics of no tokens."""
         return EntropyStatistics(
             np.zeros(bins, dtype=np.int64),
@@ -113,7 +113,7 @@ class EntropyStatistics:
             np.zeros((bins, layers)),
             np.zeros((bins, layers, BUCKETS), dtype=np.int64),
             0,
-            DocumentMoments.none(layers),
+            DocumentMoments.empty(layers),
         )
 
     def __add__(self, other: EntropyStatistics) -> EntropyStatistics:
@@ -138,20 +138,20 @@ class EntropyStatistics:
     def layers(self) -> int:
         return self.sums.shape[1]
 
-    def closed(self) -> EntropyStatistics:
-        """The same statistics at the end of a corpus (``DocumentMoments.closed``)."""
-        return self if self.documents is None else replace(self, documents=self.documents.closed())
+    def close_document(self) -> EntropyStatistics:
+        """The same statistics at the end of a corpus (``DocumentMoments.close_document``)."""
+        return self if self.documents is None else replace(self, documents=self.documents.close_document())
 
-    def is_of(self, bins: int, layers: int) -> bool:
+    def has_shape(self, bins: int, layers: int) -> bool:
         """Whether every array has the shape and dtype for ``bins`` and ``layers``."""
-        model = EntropyStatistics.none(bins, layers)
+        model = EntropyStatistics.empty(bins, layers)
         return all(
             getattr(getattr(self, f.name), kind, None) == getattr(getattr(model, f.name), kind, None)
             for f in fields(self)
             for kind in ("shape", "dtype")
         ) and (self.documents is None or self.documents.products.shape == (1 + layers, 1 + layers))
 
-    def pooled(self, group: Ints) -> EntropyStatistics:
+    def pool_bins(self, group: Ints) -> EntropyStatistics:
         """Statistics of groups of bins: ``group`` int64 [bins] numbers the group of each, 0…groups − 1, none empty."""
 
         def joined(values: NDArray[Any]) -> NDArray[Any]:
@@ -232,7 +232,7 @@ def require_first_probe(spec: BinSpec, first_probe: int | None) -> None:
         raise BadArgument("first_probe", None, f"the layer that shows {spec.name}", "choose at least one probe")
 
 
-def trace_statistics(
+def compute_trace_statistics(
     trace: Trace, spec: BinSpec, first_probe: int | None, document: Ints | None = None
 ) -> EntropyStatistics:
     """Statistics of one trace (or batch of it) in the bins of ``spec``, after the layers that it has read.
@@ -247,11 +247,11 @@ def trace_statistics(
     column = (first_probe or 1) - 1
     top1, probability = trace.top1[:, column], trace.top1_probability[:, column]
     entropy = trace.entropy_nats[:, np.array(trace.layers_read) - 1]
-    read = BatchEntropies(entropy, trace.position, top1, probability, trace.sequences, document)
-    return count_entropies(read, spec)
+    read = BatchEntropies(entropy, trace.position, top1, probability, trace.n_sequences, document)
+    return compute_entropy_statistics(read, spec)
 
 
-def count_entropies(read: BatchEntropies, spec: BinSpec) -> EntropyStatistics:
+def compute_entropy_statistics(read: BatchEntropies, spec: BinSpec) -> EntropyStatistics:
     """Statistics of ``read`` in the bins of ``spec``.
 
     Raises:
@@ -262,7 +262,7 @@ def count_entropies(read: BatchEntropies, spec: BinSpec) -> EntropyStatistics:
     layers = entropy.shape[1]
     cells = (index[:, None] * layers + np.arange(layers)) * BUCKETS + _bucket_index(entropy)
     shape = (spec.bin_count, layers, BUCKETS)
-    statistics = EntropyStatistics.none(spec.bin_count, layers)
+    statistics = EntropyStatistics.empty(spec.bin_count, layers)
     for number in np.unique(index):
         # layer by layer: the sum of one does not depend on the number of others
         mine = np.ascontiguousarray(entropy[index == number].T)
@@ -273,7 +273,7 @@ def count_entropies(read: BatchEntropies, spec: BinSpec) -> EntropyStatistics:
         statistics.squares,
         np.bincount(cells.ravel(), minlength=int(np.prod(shape))).reshape(shape).astype(np.int64),
         read.sequences,
-        None if read.document is None else DocumentMoments.of(entropy, read.document),
+        None if read.document is None else DocumentMoments.from_entropies(entropy, read.document),
     )
 
 
@@ -290,25 +290,25 @@ def _bucket_index(entropy: Floats) -> Ints:
     return bucket.astype(np.int64)
 
 
-def batch_statistics(
+def measure_batch_statistics(
     stepper: Stepper, batch: Sequence[TokenSequence], spec: BinSpec, first_probe: int | None, layers: Sequence[int]
 ) -> EntropyStatistics:
     """Statistics of ``batch`` after ``layers`` in the bins of ``spec``, from one forward.
 
-    ``first_probe`` as of ``trace_statistics``, one of ``layers``.
+    ``first_probe`` as of ``compute_trace_statistics``, one of ``layers``.
 
     Raises:
         BadArgument: features without the probe that shows them; an entropy outside 0–16 nats.
         NotFinite: a layer's logits hold NaN.
     """
     require_first_probe(spec, first_probe)
-    return count_entropies(
-        batch_entropies(stepper, batch, first_probe if needs_first_probe(spec) else None, layers), spec
+    return compute_entropy_statistics(
+        compute_batch_entropies(stepper, batch, first_probe if needs_first_probe(spec) else None, layers), spec
     )
 
 
 @torch.inference_mode()
-def batch_entropies(
+def compute_batch_entropies(
     stepper: Stepper, batch: Sequence[TokenSequence], shown_after: int | None, layers: Sequence[int]
 ) -> BatchEntropies:
     """Entropies of ``batch`` after ``layers``, ascending, from one forward.
@@ -319,11 +319,11 @@ def batch_entropies(
     Raises:
         NotFinite: a layer's logits hold NaN.
     """
-    position = positions_of(batch)
+    position = decided_positions(batch)
     top1: NDArray[np.int32] = np.full(len(position), -1, dtype=np.int32)
     probability: NDArray[np.float32] = np.full(len(position), np.nan, dtype=np.float32)
     columns = []
-    for layer, states in zip(layers, states_after(stepper, batch, layers), strict=True):
+    for layer, states in zip(layers, iterate_states_after(stepper, batch, layers), strict=True):
         logits = stepper.logits(states)
         entropy = fast_entropy_nats(logits)
         require_finite(entropy, f"after layer {layer}")
@@ -331,7 +331,7 @@ def batch_entropies(
         if layer == shown_after:
             top1 = apply_in_row_blocks(logits, _top1).cpu().numpy()
             probability = apply_in_row_blocks(logits, _top1_probability).cpu().numpy()
-    document = np.repeat([s.document for s in batch], [s.decided for s in batch])
+    document = np.repeat([s.document for s in batch], [s.n_decided for s in batch])
     return BatchEntropies(np.stack(columns, axis=1), position, top1, probability, len(batch), document)
 
 

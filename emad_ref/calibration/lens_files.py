@@ -52,7 +52,7 @@ class FittedLens:
 
 def save_lens(path: Path, fitted: FittedLens) -> None:
     """Write the lens; the file is complete or unchanged. Raises BadFile."""
-    save_tensors(path, "lens", *lens_tensors(fitted))
+    save_tensors(path, "lens", *lens_to_tensors(fitted))
 
 
 def load_lens(path: Path | str) -> FittedLens:
@@ -81,7 +81,7 @@ def load_lens(path: Path | str) -> FittedLens:
 # ---------------------------------------------------------------- what other files that hold a lens are made of, too
 
 
-def lens_tensors(fitted: FittedLens) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def lens_to_tensors(fitted: FittedLens) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """(tensors by name, plain JSON), the input of ``lens_from_tensors``."""
     lens, tensors = fitted.lens, {}
     for layer, translator in lens.translators.items():
@@ -106,7 +106,7 @@ def lens_tensors(fitted: FittedLens) -> tuple[dict[str, Tensor], dict[str, Any]]
 
 
 def lens_from_tensors(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> FittedLens:
-    """The lens from the output of ``lens_tensors``.
+    """The lens from the output of ``lens_to_tensors``.
 
     Raises:
         ValueError, KeyError, TypeError: of another schema, tensors or values missing or impossible.
@@ -151,7 +151,7 @@ PAIR_NAME = re.compile(r"([1-9][0-9]*)>([1-9][0-9]*)\.([a-z]+)")
 BIAS = "bias"
 
 
-def translator_tensors(translators: StateTranslators) -> dict[str, Tensor]:
+def translators_to_tensors(translators: StateTranslators) -> dict[str, Tensor]:
     """Name → tensor, on the CPU, contiguous."""
     names = {None: FULL, 0: ()}.get(translators.rank, LOW)
     return {
@@ -164,7 +164,7 @@ def translator_tensors(translators: StateTranslators) -> dict[str, Tensor]:
 def translators_from_tensors(
     fingerprint: str, dtype: str, layers: int, tensors: Mapping[str, Tensor]
 ) -> StateTranslators:
-    """The inverse of ``translator_tensors``, for the model with this ``fingerprint``, ``dtype`` and L ``layers``.
+    """The inverse of ``translators_to_tensors``, for the model with this ``fingerprint``, ``dtype`` and L ``layers``.
 
     Raises:
         BadArgument: missing or unknown parts of a pair, other shapes, or numbers that are not finite.

@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from emad_ref.calibration.calibration_run import BadCheckpoint, limit_tokens, window_bytes
+from emad_ref.calibration.calibration_run import BadCheckpoint, limit_tokens, window_to_bytes
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import library_versions
-from emad_ref.calibration.trace import EmptyCorpus, states_after
-from emad_ref.calibration.windows import TokenSequence, batched
+from emad_ref.calibration.trace import EmptyCorpus, iterate_states_after
+from emad_ref.calibration.windows import TokenSequence, iterate_batches
 from emad_ref.errors import BadArgument
 from emad_ref.files import open_for_atomic_write, read_bytes, require_writable
 from emad_ref.models.stepper import Stepper
@@ -91,7 +91,7 @@ class LensPlan:
         """Every field by name as JSON, and the libraries' versions, which change the last digits."""
         return dict(json.loads(json.dumps(asdict(self) | {"versions": library_versions()})))
 
-    def holds_out(self, document: int) -> bool:
+    def is_held_out(self, document: int) -> bool:
         """Whether a document is held out: by seed and number alone."""
         digest = hashlib.sha256(f"{self.seed} {document}".encode()).digest()
         return int.from_bytes(digest[:8], "big") < self.held_out * 2**64
@@ -165,7 +165,7 @@ def fit_lens(
     ----------
     Belrose et al., "Eliciting Latent Predictions from Transformers with the Tuned Lens", 2303.08112.
     """
-    require_fitting(stepper, plan)
+    require_matching_plan(stepper, plan)
     if every < 1:
         raise BadArgument("every", every, "a count ≥ 1")
     fresh = _initial_state(stepper, plan)
@@ -187,11 +187,11 @@ def fit_lens(
             bar.update()
             keep(number)
     keep(0)
-    lens = lens_of(stepper, plan, state)
-    return held_out_divergences(stepper, plan, windows, state, lens, progress, keep)
+    lens = build_lens(stepper, plan, state)
+    return evaluate_fitted_lens(stepper, plan, windows, state, lens, progress, keep)
 
 
-def held_out_divergences(
+def evaluate_fitted_lens(
     stepper: Stepper,
     plan: LensPlan,
     windows: WindowSource,
@@ -230,13 +230,13 @@ def _nothing_held_out(plan: LensPlan) -> EmptyCorpus:
 
 def _fit_steps(stepper: Stepper, plan: LensPlan, windows: WindowSource, state: LensFitState) -> Iterator[float]:
     """Yield the mean divergence of each further step, and update ``state``."""
-    adam = adam_of(plan, state)
+    adam = make_adam(plan, state)
     if state.moments:
         adam.load_state_dict(state.moments)
-    lessons = batched(_endless_windows(plan, windows), plan.tokens_per_step)
+    lessons = iterate_batches(_endless_windows(plan, windows), plan.tokens_per_step)
     digest = _skip_batches(lessons, state.steps, state.lessons_digest, plan)
     for batch in islice(lessons, plan.steps - state.steps):
-        states, final = states_and_final(stepper, plan.layers, batch)
+        states, final = states_and_final_log_probs(stepper, plan.layers, batch)
         losses = partial(_full_divergence, stepper, states, final)
         divergence = take_adam_step(adam, plan, state, state.steps, losses)
         digest.update(_batch_bytes(batch))
@@ -250,7 +250,7 @@ def _full_divergence(
     return kl_divergence_nats(final, stepper.logits(translator(states[layer]))).mean()
 
 
-def adam_of(plan: LensPlan, state: LensFitState) -> torch.optim.Adam:
+def make_adam(plan: LensPlan, state: LensFitState) -> torch.optim.Adam:
     """Adam over the factors of all layers."""
     return torch.optim.Adam([tensor for factors in state.factors.values() for tensor in factors], lr=plan.rate)
 
@@ -287,10 +287,10 @@ def _measure_batches(
     stepper: Stepper, plan: LensPlan, windows: WindowSource, state: LensFitState, lens: TunedLens
 ) -> Iterator[int]:
     """Yield the tokens of each further held-out batch, and add its divergences to ``state``."""
-    batches = batched(limit_tokens(held_out_windows(plan, windows), plan.held_out_tokens), plan.tokens_per_step)
+    batches = iterate_batches(limit_tokens(held_out_windows(plan, windows), plan.held_out_tokens), plan.tokens_per_step)
     digest = _skip_batches(batches, state.judged, state.judged_digest, plan)
     for batch in batches:
-        states, final = states_and_final(stepper, plan.layers, batch)
+        states, final = states_and_final_log_probs(stepper, plan.layers, batch)
         with torch.inference_mode():
             sums = [
                 [
@@ -306,7 +306,7 @@ def _measure_batches(
         yield len(final)
 
 
-def states_and_final(
+def states_and_final_log_probs(
     stepper: Stepper, layers: Sequence[int], batch: Sequence[TokenSequence]
 ) -> tuple[dict[int, Tensor], Tensor]:
     """(states [tokens, D] after each of ``layers``, final log-probabilities [tokens, V]) of all decided positions.
@@ -314,14 +314,14 @@ def states_and_final(
     Detached from the model, so they may enter a graph.
     """
     with torch.inference_mode():
-        states = dict(enumerate(states_after(stepper, batch), start=1))
+        states = dict(enumerate(iterate_states_after(stepper, batch), start=1))
         final = log_probabilities(stepper.logits(states[stepper.layers]))
     return {layer: states[layer].clone() for layer in layers}, final.clone()
 
 
 def held_out_windows(plan: LensPlan, windows: WindowSource) -> Iterator[TokenSequence]:
     """Windows of the held-out documents of ``plan``, for divergences and for fitting a gate."""
-    return (window for window in windows() if plan.holds_out(window.document))
+    return (window for window in windows() if plan.is_held_out(window.document))
 
 
 def training_windows(plan: LensPlan, windows: WindowSource) -> Iterator[TokenSequence]:
@@ -332,7 +332,7 @@ def training_windows(plan: LensPlan, windows: WindowSource) -> Iterator[TokenSeq
     """
     has_window = False
     for window in windows():
-        if not plan.holds_out(window.document):
+        if not plan.is_held_out(window.document):
             has_window = True
             yield window
     if not has_window:
@@ -366,7 +366,7 @@ def _initial_state(stepper: Stepper, plan: LensPlan) -> LensFitState:
     return LensFitState(factors, {}, nats=np.zeros((2, len(plan.layers))))
 
 
-def lens_of(stepper: Stepper, plan: LensPlan, state: LensFitState) -> TunedLens:
+def build_lens(stepper: Stepper, plan: LensPlan, state: LensFitState) -> TunedLens:
     translators = {}
     for layer, factors in state.factors.items():
         *matrices, bias = (tensor.detach().cpu().clone() for tensor in factors)
@@ -374,7 +374,7 @@ def lens_of(stepper: Stepper, plan: LensPlan, state: LensFitState) -> TunedLens:
     return TunedLens(plan.fingerprint, plan.dtype, stepper.layers, translators)
 
 
-def require_fitting(stepper: Stepper, plan: LensPlan) -> None:
+def require_matching_plan(stepper: Stepper, plan: LensPlan) -> None:
     if not all(1 <= layer < stepper.layers for layer in plan.layers):
         expected = f"layers in 1–{stepper.layers - 1} of this model"
         raise BadArgument("layers", plan.layers, expected, "the last is what a lens is fitted to")
@@ -400,7 +400,7 @@ def _skip_batches(batches: Iterator[list[TokenSequence]], count: int, digest: st
 
 
 def _batch_bytes(batch: Sequence[TokenSequence]) -> bytes:
-    return b"".join(window_bytes(window) for window in batch)
+    return b"".join(window_to_bytes(window) for window in batch)
 
 
 def _save_state(path: Path, plan: LensPlan, state: LensFitState) -> None:

@@ -18,11 +18,17 @@ import torch
 from tqdm import tqdm
 
 from emad_ref.calibration.calibration_run import limit_tokens
-from emad_ref.calibration.lens_fit import states_and_final
+from emad_ref.calibration.lens_fit import states_and_final_log_probs
 from emad_ref.calibration.profile import require_probes
-from emad_ref.calibration.regression import RIDGE_PENALTY, Moments, reduced_rank, ridge, ridge_system
-from emad_ref.calibration.trace import EmptyCorpus, states_after
-from emad_ref.calibration.windows import TokenSequence, batched
+from emad_ref.calibration.regression import (
+    RIDGE_PENALTY,
+    RegressionMoments,
+    fit_ridge,
+    reduced_rank_factors,
+    ridge_matrix,
+)
+from emad_ref.calibration.trace import EmptyCorpus, iterate_states_after
+from emad_ref.calibration.windows import TokenSequence, iterate_batches
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator
@@ -78,27 +84,29 @@ def fit_gate(
     Raises
     ------
     BadArgument
-        Invalid probes, a lens that is not attached, no tokens; as ``ridge``.
+        Invalid probes, a lens that is not attached, no tokens; as ``fit_ridge``.
     EmptyCorpus
         No windows.
     """
     require_probes(probes, stepper.layers)
     tuned = get_attached_lens(stepper, lens)
-    moments = {probe: Moments.none(stepper.unembedding.shape[1]) for probe in probes}
+    moments = {probe: RegressionMoments.empty(stepper.unembedding.shape[1]) for probe in probes}
     read = 0
     with tqdm(desc=progress, disable=progress is None, total=tokens, unit="tok", unit_scale=True) as bar:
-        for batch in batched(limit_tokens(windows, tokens)):
-            states, final = states_and_final(stepper, probes, batch)
+        for batch in iterate_batches(limit_tokens(windows, tokens)):
+            states, final = states_and_final_log_probs(stepper, probes, batch)
             with torch.inference_mode():
                 for probe, hidden in states.items():
                     logits = stepper.logits(hidden if tuned is None else tuned(hidden, probe))
                     pair = stepper.apply_final_norm(hidden), kl_divergence_nats(final, logits).sqrt()
-                    moments[probe] += Moments.of(*map(to_numpy, pair))
+                    moments[probe] += RegressionMoments.from_pairs(*map(to_numpy, pair))
             read += len(final)
             bar.update(len(final))
     if read == 0:
         raise EmptyCorpus("windows=[], but expected at least one; give text that the lens did not see")
-    return EntropyEstimator("linear", weights=tuple(tuple(ridge(sums, penalty).tolist()) for sums in moments.values()))
+    return EntropyEstimator(
+        "linear", weights=tuple(tuple(fit_ridge(sums, penalty).tolist()) for sums in moments.values())
+    )
 
 
 TRANSLATOR_TOKENS = 20_000
@@ -145,7 +153,7 @@ def fit_translators(
     Raises
     ------
     BadArgument
-        Invalid exits, a rank outside 0…D, no tokens; as ``ridge``.
+        Invalid exits, a rank outside 0…D, no tokens; as ``fit_ridge``.
     EmptyCorpus
         No windows.
 
@@ -160,15 +168,15 @@ def fit_translators(
         raise BadArgument("exits", list(exits), expected, "the last layer reads the state of an exit below it as it is")
     if rank is not None and not 0 <= rank <= width:
         raise BadArgument("rank", rank, f"a rank in 0–{width}, the width of this model, or None for full matrices")
-    moments = {exit_: Moments.none(width, width * (layers - 1 - exit_)) for exit_ in exits}
+    moments = {exit_: RegressionMoments.empty(width, width * (layers - 1 - exit_)) for exit_ in exits}
     read = 0
     with tqdm(desc=progress, disable=progress is None, total=tokens, unit="tok", unit_scale=True) as bar:
-        for batch in batched(limit_tokens(windows, tokens)):
+        for batch in iterate_batches(limit_tokens(windows, tokens)):
             with torch.inference_mode():
-                states = np.stack([to_numpy(state) for state in states_after(stepper, batch)])
+                states = np.stack([to_numpy(state) for state in iterate_states_after(stepper, batch)])
             for exit_ in exits:
                 left, above = states[exit_ - 1], states[exit_ : layers - 1]
-                moments[exit_] += Moments.of(left, np.concatenate(list(above - left), axis=1))
+                moments[exit_] += RegressionMoments.from_pairs(left, np.concatenate(list(above - left), axis=1))
             read += states.shape[1]
             bar.update(states.shape[1])
     if read == 0:
@@ -182,11 +190,11 @@ def fit_translators(
 
 
 def _solve_translators(
-    moments: Moments, pairs: Sequence[Pair], rank: int | None, penalty: float, dtype: torch.dtype
+    moments: RegressionMoments, pairs: Sequence[Pair], rank: int | None, penalty: float, dtype: torch.dtype
 ) -> dict[Pair, Translator]:
     """Translators of the pairs of one exit, whose outputs are side by side in ``moments``."""
     width = len(moments.x)
-    system, fitted = ridge_system(moments, penalty), ridge(moments, penalty)[:-1]
+    system, fitted = ridge_matrix(moments, penalty), fit_ridge(moments, penalty)[:-1]
     mean_x, mean_y = moments.x / moments.tokens, moments.y / moments.tokens
     translators = {}
     for number, pair in enumerate(pairs):
@@ -197,7 +205,7 @@ def _solve_translators(
         elif rank == 0:
             slopes = np.zeros((width, width))
         else:
-            factors = reduced_rank(slopes, system, rank)
+            factors = reduced_rank_factors(slopes, system, rank)
             slopes = factors[1] @ factors[0].T
         parts = (*factors, mean_y[mine] - mean_x @ slopes)
         *tensors, bias = (torch.from_numpy(np.ascontiguousarray(part)).to(dtype) for part in parts)

@@ -48,7 +48,7 @@ def largest_rise(profile: Profile) -> EntropyRise | None:
     Without sums by document it is the largest rise of the raw means, without a bound.
     """
     means, pairs = profile.mean_nats, list(combinations(range(len(profile.read)), 2))
-    bounds = rise_bounds(profile)
+    bounds = rise_lower_bounds(profile)
     if bounds is not None:
         pairs = [(a, b) for a, b in pairs if bounds[a, b] > 0]
     a, b = max(pairs, key=lambda pair: means[pair[1]] - means[pair[0]], default=(0, 0))
@@ -58,7 +58,7 @@ def largest_rise(profile: Profile) -> EntropyRise | None:
     return EntropyRise(profile.read[a], profile.read[b], means[a], means[b], at_least)
 
 
-def rise_bounds(profile: Profile) -> Floats | None:
+def rise_lower_bounds(profile: Profile) -> Floats | None:
     """[read, read] lower bounds of θ_b − θ_a at (a, b), nats; None without the sums of two documents."""
     moments = None if profile.statistics is None else profile.statistics.documents
     layers = len(profile.read)
@@ -76,7 +76,7 @@ def rise_bounds(profile: Profile) -> Floats | None:
     return bounds
 
 
-def largest_correction(profile: Profile) -> tuple[int, float, float] | None:
+def largest_isotonic_correction(profile: Profile) -> tuple[int, float, float] | None:
     """(probe, raw mean, isotonic target), nats, with the largest correction by regression; None without one."""
     raw = dict(zip(profile.read, profile.mean_nats, strict=True))
     moved = [(layer, raw[layer], target) for layer, target in zip(profile.probes, profile.targets_nats, strict=True)]
@@ -84,9 +84,9 @@ def largest_correction(profile: Profile) -> tuple[int, float, float] | None:
     return (layer, mean, target) if abs(target - mean) > SHOWN_NATS else None
 
 
-def correction_text(profile: Profile) -> str:
+def describe_corrections(profile: Profile) -> str:
     """Description of the corrections by isotonic regression; empty if it moved no mean."""
-    if (moved := largest_correction(profile)) is None:
+    if (moved := largest_isotonic_correction(profile)) is None:
         return ""
     layer, mean, target = moved
     return (
@@ -95,7 +95,7 @@ def correction_text(profile: Profile) -> str:
     )
 
 
-def profile_warnings(profile: Profile) -> Iterator[str]:
+def iterate_profile_warnings(profile: Profile) -> Iterator[str]:
     """Sentences about entropy that rises with depth, and about missing information."""
     if rise := largest_rise(profile):
         bound = "how sure that is cannot be told without sums by document"

@@ -25,7 +25,7 @@ from emad_ref.calibration.entropy_statistics import (
     EDGES_NATS,
     DocumentMoments,
     EntropyStatistics,
-    trace_statistics,
+    compute_trace_statistics,
 )
 from emad_ref.calibration.regression import isotonic_targets
 from emad_ref.calibration.trace import Trace
@@ -102,12 +102,12 @@ def _moments_from_json(data: Mapping[str, Any], layers: int) -> DocumentMoments:
     return DocumentMoments(count, products)
 
 
-def are_probes(value: Any, layers: int) -> bool:
+def are_valid_probes(value: Any, layers: int) -> bool:
     return all(is_whole(p) and 1 <= p < layers for p in value) and list(value) == sorted(set(value))
 
 
 def _are_read(value: Any, data: Mapping[str, Any]) -> bool:
-    return isinstance(value, list) and are_probes(value, data["layers"] + 1) and set(data["probes"]) <= set(value)
+    return isinstance(value, list) and are_valid_probes(value, data["layers"] + 1) and set(data["probes"]) <= set(value)
 
 
 def _are_entropies(value: Any, count: int) -> bool:
@@ -234,7 +234,11 @@ _FIELD_CHECKS: tuple[tuple[str, Callable[[Any, dict[str, Any]], bool], str], ...
     ("corpus", lambda v, _: _is_name(v), "a name"),
     ("dtype", lambda v, _: _is_name(v), "a name"),
     ("layers", lambda v, _: _is_count(v), "a count ≥ 1"),
-    ("probes", lambda v, d: isinstance(v, list) and are_probes(v, d["layers"]), "ascending layers below the last"),
+    (
+        "probes",
+        lambda v, d: isinstance(v, list) and are_valid_probes(v, d["layers"]),
+        "ascending layers below the last",
+    ),
     ("read", lambda v, d: _are_read(v, d), "ascending layers of the model, the probes among them"),
     ("mean_nats", lambda v, d: _are_entropies(v, len(d["read"])), "one finite entropy ≥ 0 per layer read"),
     ("targets_nats", lambda v, d: _are_entropies(v, len(d["probes"])), "one finite entropy ≥ 0 per probe"),
@@ -251,14 +255,14 @@ _FIELD_CHECKS: tuple[tuple[str, Callable[[Any, dict[str, Any]], bool], str], ...
 )
 
 
-def first_invalid_field(data: dict[str, Any]) -> tuple[str, str] | None:
+def find_first_invalid_field(data: dict[str, Any]) -> tuple[str, str] | None:
     """(field, description of valid values) of the first impossible field of ``data``; None if all are possible."""
     return next(
         ((name, expected) for name, possible, expected in _FIELD_CHECKS if not possible(data[name], data)), None
     )
 
 
-def profile_fields(data: dict[str, Any]) -> dict[str, Any]:
+def convert_profile_fields(data: dict[str, Any]) -> dict[str, Any]:
     """The fields of checked ``data`` with a profile's types."""
     plain = {name: _to_tuples(value) for name, value in data.items()}
     statistics = None if data["statistics"] is None else _parsed_statistics(data)
@@ -388,7 +392,7 @@ class Profile:
         """
         return self._statistics.quantile_nats(quantile)
 
-    def coarser(self, dropped: int = 1) -> Profile:
+    def drop_features(self, dropped: int = 1) -> Profile:
         """The same calibration without its last ``dropped`` features.
 
         Raises:
@@ -398,7 +402,7 @@ class Profile:
         features = self.bins.features[: len(self.bins.features) - dropped]
         frequency = self.bins.frequency if "frequency" in features else b""
         bins = replace(self.bins, features=features, frequency=frequency)
-        return _fit_profile(self, bins, self._statistics.pooled(group))
+        return _fit_profile(self, bins, self._statistics.pool_bins(group))
 
     @property
     def _statistics(self) -> EntropyStatistics:
@@ -417,7 +421,7 @@ class Profile:
         chosen: Floats = values(self._statistics)
         for level in range(1, int(dropped.max()) + 1):
             group = merged_bin_indices(self.bins, level)
-            theirs = values(self._statistics.pooled(group))[group]
+            theirs = values(self._statistics.pool_bins(group))[group]
             chosen = np.where((dropped == level)[:, None], theirs, chosen)
         return chosen
 
@@ -495,8 +499,8 @@ def profile_of(
     EMAD, "Calibration details".
     """
     require_probes(probes, trace.layers)
-    statistics = trace_statistics(trace, bins, probes[0] if probes else None, document)
-    return profile_from(
+    statistics = compute_trace_statistics(trace, bins, probes[0] if probes else None, document)
+    return profile_from_statistics(
         statistics,
         probes,
         layers=trace.layers,
@@ -510,7 +514,7 @@ def profile_of(
     )
 
 
-def profile_from(
+def profile_from_statistics(
     statistics: EntropyStatistics,
     probes: tuple[int, ...],
     *,
@@ -550,7 +554,7 @@ def profile_from(
         corpora=dict(corpora),
         minimum_tokens=minimum_tokens,
     )
-    return _fit_profile(blank, bins, statistics.closed())
+    return _fit_profile(blank, bins, statistics.close_document())
 
 
 def merge(profiles: Sequence[Profile]) -> Profile:
@@ -612,7 +616,7 @@ def _fit_profile(profile: Profile, bins: BinSpec, statistics: EntropyStatistics)
             fitted[number] = isotonic_targets(profile.probes, means[number], count)
         return fitted
 
-    together = statistics.pooled(np.zeros(len(statistics.tokens), dtype=np.int64))
+    together = statistics.pool_bins(np.zeros(len(statistics.tokens), dtype=np.int64))
     dropped = count_features_to_drop(bins, statistics.tokens, profile.minimum_tokens) if bins.features else ()
     fitted = replace(
         profile,
@@ -643,7 +647,7 @@ def _corpora_of(profile: Profile) -> dict[str, int]:
 
 def require_probes(probes: Sequence[int], layers: int) -> None:
     """Refuse probes that are not ascending layers below the last."""
-    if not are_probes(probes, layers):
+    if not are_valid_probes(probes, layers):
         raise BadArgument(
             "probes",
             tuple(probes),
@@ -691,13 +695,13 @@ def load_profile(path: Path | str) -> Profile:
             f"profile={str(path)!r} lacks fields {sorted(names - set(data))} and has unknown fields "
             f"{sorted(set(data) - names)}, but expected exactly {sorted(names)}; calibrate again"
         )
-    refused = first_invalid_field(data)
+    refused = find_first_invalid_field(data)
     if refused is not None:
         name, expected = refused
         raise BadProfile(
             f"profile={str(path)!r} has {name}={shorten(data[name])!r}, but expected {expected}; calibrate again"
         )
-    profile = Profile(**profile_fields(data))
+    profile = Profile(**convert_profile_fields(data))
     _require_derived(profile, path)
     return profile
 

@@ -4,7 +4,8 @@
     H_ℓ ≈ a_ℓ·Ĥ_ℓ + c_ℓ on held-out tokens, by least squares             (EMAD, "Entropy estimation at inference")
     H_ℓ ≈ w_ℓ·x_ℓ + c_ℓ, x the head's input, by ridge regression         (ours: ``probes.estimators``)
 
-The last two use ``Moments``, sums over tokens that add up over batches and runs: memory is E × E per probe, whatever
+The last two use ``RegressionMoments``, sums over tokens that add up over batches and runs: memory is E × E per probe,
+whatever
 the corpus.
 """
 
@@ -44,7 +45,7 @@ def isotonic_targets(probes: Sequence[int], mean_nats: Floats, tokens: Ints) -> 
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class RegressionMoments:
     """Sums over ``tokens`` pairs of x [width] and y, in float64: Σx, Σy, Σxxᵀ, Σxy. y is a number, or [outputs]."""
 
     tokens: int
@@ -54,12 +55,14 @@ class Moments:
     xy: Floats
 
     @staticmethod
-    def none(width: int, *outputs: int) -> Moments:
+    def empty(width: int, *outputs: int) -> RegressionMoments:
         """Moments of no pairs."""
-        return Moments(0, np.zeros(width), np.zeros(outputs), np.zeros((width, width)), np.zeros((width, *outputs)))
+        return RegressionMoments(
+            0, np.zeros(width), np.zeros(outputs), np.zeros((width, width)), np.zeros((width, *outputs))
+        )
 
     @staticmethod
-    def of(x: Floats, y: Floats) -> Moments:
+    def from_pairs(x: Floats, y: Floats) -> RegressionMoments:
         """The sums of ``x`` [tokens, width] and ``y`` [tokens] or [tokens, outputs].
 
         Raises:
@@ -70,13 +73,13 @@ class Moments:
             raise BadArgument("x, y", (x.shape, y.shape), "[tokens, width] and [tokens], or [tokens, outputs]")
         if not (np.isfinite(x).all() and np.isfinite(y).all()):
             raise BadArgument("x, y", "NaN or infinite entries", "finite numbers", "leave out what was not read")
-        return Moments(len(x), x.sum(axis=0), np.asarray(y.sum(axis=0)), x.T @ x, x.T @ y)
+        return RegressionMoments(len(x), x.sum(axis=0), np.asarray(y.sum(axis=0)), x.T @ x, x.T @ y)
 
-    def __add__(self, other: Moments) -> Moments:
-        return Moments(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+    def __add__(self, other: RegressionMoments) -> RegressionMoments:
+        return RegressionMoments(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
-def ridge(moments: Moments, penalty: float = RIDGE_PENALTY) -> Floats:
+def fit_ridge(moments: RegressionMoments, penalty: float = RIDGE_PENALTY) -> Floats:
     """[width + 1] weights w and, last, the intercept c that minimise Σ(w·x + c − y)² + n·λ·|w|².
 
     For several outputs [width + 1, outputs]. λ is ``penalty`` times the mean variance of an entry of x, so it does not
@@ -86,17 +89,17 @@ def ridge(moments: Moments, penalty: float = RIDGE_PENALTY) -> Floats:
         BadArgument: fewer than two tokens, a negative penalty, x that never varies, or, without a penalty, x with
             linearly dependent entries.
     """
-    system = ridge_system(moments, penalty)
+    system = ridge_matrix(moments, penalty)
     mean_x, mean_y = moments.x / moments.tokens, moments.y / moments.tokens
     weights = np.linalg.solve(system, moments.xy / moments.tokens - np.multiply.outer(mean_x, mean_y))
     return np.concatenate([weights, np.asarray(mean_y - mean_x @ weights)[None]]).astype(np.float64)
 
 
-def ridge_system(moments: Moments, penalty: float = RIDGE_PENALTY) -> Floats:
-    """[width, width] covariance of x plus λ on its diagonal, the system that ``ridge`` solves.
+def ridge_matrix(moments: RegressionMoments, penalty: float = RIDGE_PENALTY) -> Floats:
+    """[width, width] covariance of x plus λ on its diagonal, the system that ``fit_ridge`` solves.
 
     Raises:
-        BadArgument: as ``ridge``.
+        BadArgument: as ``fit_ridge``.
     """
     n, width = moments.tokens, len(moments.x)
     if n < 2:
@@ -114,14 +117,14 @@ def ridge_system(moments: Moments, penalty: float = RIDGE_PENALTY) -> Floats:
     return system
 
 
-def reduced_rank(slopes: Floats, system: Floats, rank: int) -> tuple[Floats, Floats]:
+def reduced_rank_factors(slopes: Floats, system: Floats, rank: int) -> tuple[Floats, Floats]:
     """(U, V), each [D, r], of the best x ↦ U·Vᵀ·x, given the unrestricted solution ``slopes`` and ``system``."""
     _, directions = np.linalg.eigh(slopes.T @ system @ slopes)  # ascending
     up = directions[:, -rank:]
     return up, slopes @ up
 
 
-def linear_correction(raw: Floats, full: Floats) -> tuple[float, float]:
+def fit_linear_correction(raw: Floats, full: Floats) -> tuple[float, float]:
     """(slope, intercept) of the least-squares line from estimates ``raw`` [tokens] to ``full`` entropies [tokens].
 
     Fit it on tokens that neither the estimator nor the thresholds used.
@@ -136,7 +139,7 @@ def linear_correction(raw: Floats, full: Floats) -> tuple[float, float]:
     for name, values in (("raw", raw), ("full", full)):
         if len(values) and np.ptp(values) == 0:
             raise BadArgument(name, f"{len(values)} times {values[0]:.4g}", "values that vary", "use more tokens")
-    slope, intercept = ridge(Moments.of(raw[:, None], full), penalty=0).tolist()
+    slope, intercept = fit_ridge(RegressionMoments.from_pairs(raw[:, None], full), penalty=0).tolist()
     return slope, intercept
 
 
@@ -144,34 +147,34 @@ def correct_estimator(estimator: EntropyEstimator, raw: Floats, full: Floats) ->
     """``estimator`` with the line of each probe, from ``raw`` and ``full`` [tokens, probes] on held-out tokens.
 
     Raises:
-        BadArgument: as ``linear_correction``; shapes that differ.
+        BadArgument: as ``fit_linear_correction``; shapes that differ.
     """
     if np.ndim(raw) != 2 or np.shape(raw) != np.shape(full):
         raise BadArgument("raw, full", (np.shape(raw), np.shape(full)), "two arrays [tokens, probes]")
     lines = tuple(
-        linear_correction(mine, theirs) for mine, theirs in zip(np.transpose(raw), np.transpose(full), strict=True)
+        fit_linear_correction(mine, theirs) for mine, theirs in zip(np.transpose(raw), np.transpose(full), strict=True)
     )
     return replace(estimator, correction=lines)
 
 
 class LinearProbeFit:
-    """Fits linear probes in the calibration pass: pass it to the trace as ``observe``, then call ``estimator``."""
+    """Fits linear probes in the calibration pass: pass it to the trace as ``observe``, then call ``fit_estimator``."""
 
     def __init__(self, stepper: Stepper, probes: Sequence[int]):
         self._stepper = stepper
-        self.moments = {probe: Moments.none(stepper.unembedding.shape[1]) for probe in probes}
+        self.moments = {probe: RegressionMoments.empty(stepper.unembedding.shape[1]) for probe in probes}
 
     def __call__(self, layer: int, states: Tensor, entropy: Tensor) -> None:
         """Add states [tokens, D] after ``layer`` and their full entropies [tokens] in nats."""
         if layer in self.moments:
             x = self._stepper.apply_final_norm(states)
-            self.moments[layer] += Moments.of(*map(to_numpy, (x, entropy)))
+            self.moments[layer] += RegressionMoments.from_pairs(*map(to_numpy, (x, entropy)))
 
-    def estimator(self, penalty: float = RIDGE_PENALTY) -> EntropyEstimator:
+    def fit_estimator(self, penalty: float = RIDGE_PENALTY) -> EntropyEstimator:
         """The linear estimator of these probes.
 
         Raises:
-            BadArgument: as ``ridge``.
+            BadArgument: as ``fit_ridge``.
         """
-        rows = (ridge(moments, penalty).tolist() for moments in self.moments.values())
+        rows = (fit_ridge(moments, penalty).tolist() for moments in self.moments.values())
         return EntropyEstimator("linear", weights=tuple(tuple(row) for row in rows))

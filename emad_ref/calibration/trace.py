@@ -25,7 +25,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from emad_ref.benchmark.machine import all_threads_for_batches
-from emad_ref.calibration.windows import TokenSequence, batched, pad_right, pad_rows, positions_of, shared_inputs
+from emad_ref.calibration import windows
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.stepper import Stepper
@@ -53,7 +54,7 @@ class ConfidenceRule:
     probes: tuple[int, ...]
 
     @staticmethod
-    def of(point: OperatingPoint) -> ConfidenceRule:
+    def from_point(point: OperatingPoint) -> ConfidenceRule:
         """The rule of a point, whatever its thresholds and its schedule.
 
         Raises:
@@ -81,7 +82,7 @@ class ConfidenceColumns:
     shows: Bools
 
     @staticmethod
-    def unread(nll_nats: NDArray[np.float32], top1: NDArray[np.int32]) -> ConfidenceColumns:
+    def empty(nll_nats: NDArray[np.float32], top1: NDArray[np.int32]) -> ConfidenceColumns:
         """Columns of a rule before any reading, to be filled: it emits from full heads."""
         tokens, layers = nll_nats.shape
         return ConfidenceColumns(
@@ -93,12 +94,12 @@ class ConfidenceColumns:
             np.zeros(layers, dtype=np.bool_),
         )
 
-    def of_tokens(self, tokens: Ints) -> ConfidenceColumns:
+    def select_tokens(self, tokens: Ints) -> ConfidenceColumns:
         """The columns of these tokens, in this order."""
         return replace(self, **{name: getattr(self, name)[tokens] for name in TOKENWISE})
 
     @staticmethod
-    def joined(parts: Sequence[ConfidenceColumns]) -> ConfidenceColumns:
+    def concatenate(parts: Sequence[ConfidenceColumns]) -> ConfidenceColumns:
         """One rule's columns over the tokens of all parts, in order."""
         rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in TOKENWISE}
         return ConfidenceColumns(**rows, heads=parts[0].heads, shows=parts[0].shows)
@@ -107,13 +108,13 @@ class ConfidenceColumns:
 TOKENWISE = ("signal", "nll_nats", "top1", "macs")
 
 
-def layers_of_rules(rules: Iterable[ConfidenceRule]) -> frozenset[int]:
+def layers_read_by_rules(rules: Iterable[ConfidenceRule]) -> frozenset[int]:
     """Layers after which any of the rules reads."""
     return frozenset(layer for rule in rules for layer in rule.probes)
 
 
 @torch.inference_mode()
-def confidence_columns(
+def compute_confidence_columns(
     stepper: Stepper,
     rules: Mapping[ConfidenceRule, OperatingPoint],
     states: Mapping[int, Tensor],
@@ -134,7 +135,7 @@ def confidence_columns(
     """
     heads = SharedHeads(stepper)
     watches = {rule: make_confidence_probe(stepper, point, heads) for rule, point in rules.items()}
-    columns = {rule: ConfidenceColumns.unread(nll_nats, top1) for rule in rules}
+    columns = {rule: ConfidenceColumns.empty(nll_nats, top1) for rule in rules}
     step = max(FEWEST_TOKENS, LOGITS_AT_A_TIME // (stepper.vocabulary_size * max(1, len(states))))
     for rows in (slice(start, start + step) for start in range(0, len(target), step)):
         for watch in watches.values():
@@ -229,16 +230,16 @@ class Trace:
         return self.target.astype(np.int32)
 
     @cached_property
-    def places(self) -> TokenPositions:
+    def token_positions(self) -> TokenPositions:
         """Positions of its tokens, the input of schedules."""
         return TokenPositions(self.position, self.starts)
 
     @property
     def entropy_nats(self) -> NDArray[np.float32]:
         """[tokens, L] H_ℓ, for calibration and diagnostics."""
-        return self.column(ENTROPY.name)
+        return self.signal_column(ENTROPY.name)
 
-    def column(self, signal: str) -> NDArray[np.float32]:
+    def signal_column(self, signal: str) -> NDArray[np.float32]:
         """[tokens, L] values of a signal of a single layer's readout.
 
         Raises:
@@ -260,7 +261,7 @@ class Trace:
         return self.divergence_nats
 
     @property
-    def ahead(self) -> Ints:
+    def lens_macs_ahead(self) -> Ints:
         """int64 [L] multiply-adds per row of the lens in front of a head after each layer."""
         return np.zeros(self.layers, dtype=np.int64) if self.macs_ahead is None else self.macs_ahead
 
@@ -275,7 +276,7 @@ class Trace:
             expected = f"{self.lens!r:.20}, the lens of this trace"
             raise BadArgument("point.lens", point.lens, expected, "take one through its lens: take_trace(lens=…)")
 
-    def require_read(self, point: OperatingPoint) -> None:
+    def require_layers_read(self, point: OperatingPoint) -> None:
         """Refuse a point that compares or emits the readout of a layer that this trace has not read.
 
         Raises:
@@ -288,25 +289,25 @@ class Trace:
                 "take one that reads them: take_trace(layers=…)",
             )  # fmt: skip
 
-    def reads(self, point: OperatingPoint) -> bool:
+    def has_layers_for(self, point: OperatingPoint) -> bool:
         """Whether this trace has read every layer that ``point`` compares or emits."""
         return not self._unread(point)
 
     def _unread(self, point: OperatingPoint) -> list[int]:
         return sorted(set(point.readout_layers) - set(self.layers_read))
 
-    def signal(self, point: OperatingPoint) -> NDArray[np.float32]:
+    def rule_signal(self, point: OperatingPoint) -> NDArray[np.float32]:
         """[tokens, L] the signal that ``point`` compares with its thresholds.
 
         Raises:
             BadArgument: a signal, an estimator or a rule that this trace does not record.
         """
         if point.confidence is not None:
-            return self.rule(point).signal
+            return self.rule_columns(point).signal
         if SIGNALS[point.signal].needs is PREVIOUS_PROBE:
             return self._agreement(point.probes)
         if point.estimator == EntropyEstimator():
-            return self.column(point.signal)
+            return self.signal_column(point.signal)
         if point.estimator not in self.estimates:
             names = ", ".join(estimator.name for estimator in self.estimates) or "none"
             expected = f"full or one this trace records ({names})"
@@ -321,37 +322,37 @@ class Trace:
             column[:, probe - 1] = np.where(same, self.top1_probability[:, probe - 1], 0.0)
         return column
 
-    def rule(self, point: OperatingPoint) -> ConfidenceColumns:
+    def rule_columns(self, point: OperatingPoint) -> ConfidenceColumns:
         """The columns of a point's confidence rule.
 
         Raises:
             BadArgument: a rule that this trace does not record.
         """
-        if ConfidenceRule.of(point) not in self.rules:
+        if ConfidenceRule.from_point(point) not in self.rules:
             recorded = "; ".join(f"{rule.signal} {rule.confidence}" for rule in self.rules) or "none"
             expected = f"one that this trace records ({recorded})"
             raise BadArgument("point.confidence", point.confidence, expected, "trace it too: take_trace(rules=[point])")
-        return self.rules[ConfidenceRule.of(point)]
+        return self.rules[ConfidenceRule.from_point(point)]
 
-    def emitted(self, point: OperatingPoint) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    def emitted_columns(self, point: OperatingPoint) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """(nll_nats, top1) [tokens, L] of the emission of a token that stops after each layer.
 
         Raises:
-            BadArgument: as ``rule``.
+            BadArgument: as ``rule_columns``.
         """
         if point.confidence is None:
             return self.nll_nats, self.top1
-        columns = self.rule(point)
+        columns = self.rule_columns(point)
         return columns.nll_nats, columns.top1
 
-    def reordered(self, order: Ints) -> Trace:
+    def reorder_sequences(self, order: Ints) -> Trace:
         """The sequences ``order`` [n] of this trace, in that order."""
         rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in order])
-        starts = np.concatenate([[0], np.cumsum(self.lengths[order])])
-        return replace(self._of_rows(rows), starts=starts, prompts=self.prompts[order])
+        starts = np.concatenate([[0], np.cumsum(self.sequence_lengths[order])])
+        return replace(self._select_rows(rows), starts=starts, prompts=self.prompts[order])
 
     @property
-    def every_layer(self) -> Trace:
+    def fully_read_positions(self) -> Trace:
         """The positions at which every layer's head was read, of all sequences; for means by layer, not for replay.
 
         Raises:
@@ -363,35 +364,35 @@ class Trace:
             expected = "a trace that has read every layer at some positions"
             raise BadArgument("trace.sampled", None, expected, "take one that does: take_trace(sample_every=…)")
         rows = np.flatnonzero(self.sampled)
-        kept = self._of_rows(rows)
+        kept = self._select_rows(rows)
         starts = np.searchsorted(rows, self.starts)
         return replace(kept, starts=starts, read_layers=None, sampled=None)
 
-    def _of_rows(self, rows: Ints) -> Trace:
+    def _select_rows(self, rows: Ints) -> Trace:
         """Columns of these tokens; offsets of sequences are left as they are."""
         return replace(
             self,
             **{name: getattr(self, name)[rows] for name in (*COLUMNS, "token", "target", "position")},
             signals={signal: column[rows] for signal, column in self.signals.items()},
             estimates={estimator: column[rows] for estimator, column in self.estimates.items()},
-            rules={rule: columns.of_tokens(rows) for rule, columns in self.rules.items()},
+            rules={rule: columns.select_tokens(rows) for rule, columns in self.rules.items()},
             divergence_nats=None if self.divergence_nats is None else self.divergence_nats[rows],
             sampled=None if self.sampled is None else self.sampled[rows],
         )
 
     @property
-    def sequences(self) -> int:
+    def n_sequences(self) -> int:
         return len(self.prompts)
 
     @property
-    def lengths(self) -> Ints:
+    def sequence_lengths(self) -> Ints:
         """[sequences] decided positions of each."""
         return np.diff(self.starts)
 
     @property
-    def sequence(self) -> Ints:
+    def sequence_index(self) -> Ints:
         """[tokens] index of the sequence each row belongs to."""
-        return np.repeat(np.arange(self.sequences), self.lengths)
+        return np.repeat(np.arange(self.n_sequences), self.sequence_lengths)
 
 
 def concatenate_traces(parts: Sequence[Trace]) -> Trace:
@@ -399,7 +400,7 @@ def concatenate_traces(parts: Sequence[Trace]) -> Trace:
     if not parts:
         raise EmptyCorpus("corpus=[], but expected at least one document of two tokens; check the source and the split")
     rows = (*COLUMNS, "token", "target", "position", "prompts")
-    lengths = np.concatenate([part.lengths for part in parts])
+    lengths = np.concatenate([part.sequence_lengths for part in parts])
     has_divergence = any(part.divergence_nats is not None for part in parts)
     return Trace(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in rows},
@@ -411,7 +412,7 @@ def concatenate_traces(parts: Sequence[Trace]) -> Trace:
         macs_per_row=parts[0].macs_per_row,
         lens=parts[0].lens,
         macs_ahead=parts[0].macs_ahead,
-        rules={rule: ConfidenceColumns.joined([part.rules[rule] for part in parts]) for rule in parts[0].rules},
+        rules={rule: ConfidenceColumns.concatenate([part.rules[rule] for part in parts]) for rule in parts[0].rules},
         divergence_nats=np.concatenate([part.divergence() for part in parts]) if has_divergence else None,
         read_layers=parts[0].read_layers,
         sampled=None if (parts[0].sampled is None) else np.concatenate([part.sampled for part in parts]),
@@ -470,8 +471,8 @@ def _step_by_step(stepper: Stepper, tokens: Ints, start: int) -> Iterator[Tensor
 
 
 @torch.inference_mode()
-def stepwise_logits(stepper: Stepper, tokens: Ints, first: int) -> Floats:
-    """Reference logits float64 [n − first, L, V] as ``lens_logits``, but token by token; see ``trace_stepwise``."""
+def compute_stepwise_logits(stepper: Stepper, tokens: Ints, first: int) -> Floats:
+    """Logits float64 [n − first, L, V] as ``compute_layer_logits``, but token by token; see ``trace_stepwise``."""
     return np.stack([to_numpy(logits) for logits in _step_by_step(stepper, tokens, first)])
 
 
@@ -502,20 +503,20 @@ def trace_stepwise(stepper: Stepper, sequence: TokenSequence) -> Trace:
     )
 
 
-def states_after(
+def iterate_states_after(
     stepper: Stepper, batch: Sequence[TokenSequence], layers: Sequence[int] | None = None
 ) -> Iterator[Tensor]:
     """States [tokens, D] of all decided positions of ``batch``, in order, after ``layers``, from one forward.
 
     ``layers``: ascending; None: 1 … L. Layers above the last of them are not run.
     """
-    run, place = shared_inputs(batch)
-    tokens, lengths = pad_right(run)
+    run, place = windows.deduplicate_inputs(batch)
+    tokens, lengths = windows.pad_right(run)
     cache = open_cache(stepper, [sequence.source for sequence in run], tokens.shape[1])
     frame = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
     hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame)
-    row = np.repeat(place, [sequence.decided for sequence in batch])
-    chosen = tuple(torch.from_numpy(index).to(stepper.device) for index in (row, positions_of(batch)))
+    row = np.repeat(place, [sequence.n_decided for sequence in batch])
+    chosen = tuple(torch.from_numpy(index).to(stepper.device) for index in (row, windows.decided_positions(batch)))
     below = 0
     for layer in range(1, stepper.layers + 1) if layers is None else layers:
         hidden, below = stepper.run_layers(hidden, below, layer, frame, cache), layer
@@ -535,15 +536,15 @@ class FinalReadout:
 
 
 @torch.inference_mode()
-def read_final(stepper: Stepper, batch: Sequence[TokenSequence]) -> FinalReadout:
+def compute_final_readout(stepper: Stepper, batch: Sequence[TokenSequence]) -> FinalReadout:
     """One forward of ``batch``, and one head. States wait for it, which are D wide: logits would be V wide.
 
     Raises:
         NotFinite: the last layer's logits hold NaN.
     """
-    states, target = list(states_after(stepper, batch)), targets_of(stepper, batch)
+    states, target = list(iterate_states_after(stepper, batch)), target_tokens(stepper, batch)
     log_p, columns = [], []
-    for rows in head_blocks(stepper, len(target)):
+    for rows in iterate_head_blocks(stepper, len(target)):
         logits = stepper.logits(states[-1][rows])
         log_p.append(log_probabilities(logits))
         columns.append(readout_columns(logits, target[rows], f"after layer {stepper.layers}", log_p[-1]))
@@ -551,7 +552,7 @@ def read_final(stepper: Stepper, batch: Sequence[TokenSequence]) -> FinalReadout
     return FinalReadout(states, torch.cat(log_p), joined)
 
 
-def targets_of(stepper: Stepper, batch: Sequence[TokenSequence]) -> Tensor:
+def target_tokens(stepper: Stepper, batch: Sequence[TokenSequence]) -> Tensor:
     """int64 [tokens] the token after every decided position."""
     return torch.from_numpy(np.concatenate([s.tokens[s.adaptive_from + 1 :] for s in batch])).to(stepper.device)
 
@@ -579,8 +580,8 @@ def trace_batch(
         NotFinite: a layer's logits hold NaN.
         BadArgument: ``layers`` that the model lacks, or without one that a rule reads.
     """
-    counts = np.array([sequence.decided for sequence in batch])
-    target = targets_of(stepper, batch)
+    counts = np.array([sequence.n_decided for sequence in batch])
+    target = target_tokens(stepper, batch)
     shape = (int(counts.sum()), stepper.layers)
     columns: dict[str, NDArray[Any]] = {
         name: np.full(shape, -1, dtype=np.int32) if name == "top1" else np.full(shape, np.nan, dtype=np.float32)
@@ -588,13 +589,13 @@ def trace_batch(
     }
     estimates = {estimator: np.full(shape, np.nan, dtype=np.float32) for estimator in readers}
     remembered: dict[int, Tensor] = {}
-    compared, tuned = layers_of_rules(rules), get_attached_lens(stepper, lens)
+    compared, tuned = layers_read_by_rules(rules), get_attached_lens(stepper, lens)
     read = _layers_to_read(stepper.layers, layers, compared)
     sampled = None if read is None or sample_every is None else _sample_positions(batch, sample_every)
     sample = np.array([], dtype=np.int64) if sampled is None else np.flatnonzero(sampled)
     if divergence and final is None:
-        final = read_final(stepper, batch)
-    for layer, states in enumerate(states_after(stepper, batch) if final is None else final.states, start=1):
+        final = compute_final_readout(stepper, batch)
+    for layer, states in enumerate(iterate_states_after(stepper, batch) if final is None else final.states, start=1):
         if layer in compared:
             remembered[layer] = states
         whole = read is None or layer in read
@@ -605,13 +606,13 @@ def trace_batch(
             if layer in layers_asked
         ]
         # where this loop reads no head at every position, estimates are read by themselves
-        for block in head_blocks(stepper, len(target)) if not whole or known is not None else ():
+        for block in iterate_head_blocks(stepper, len(target)) if not whole or known is not None else ():
             for column, read_estimate in asked:
                 column[block] = read_estimate(states[block]).entropy_nats.float().cpu().numpy()
         if known is not None:
             for name, column in known.columns.items():
                 columns[name][:, layer - 1] = column
-        for block in () if known is not None else head_blocks(stepper, len(target) if whole else len(sample)):
+        for block in () if known is not None else iterate_head_blocks(stepper, len(target) if whole else len(sample)):
             rows = block if whole else sample[block]
             hidden = states[rows]
             logits = stepper.logits(hidden if tuned is None else tuned(hidden, layer))
@@ -627,7 +628,7 @@ def trace_batch(
         **_trace_fields(columns),
         token=np.concatenate([s.tokens[s.adaptive_from : -1] for s in batch]),
         target=target.cpu().numpy(),
-        position=positions_of(batch),
+        position=windows.decided_positions(batch),
         starts=np.concatenate([[0], np.cumsum(counts)]),
         prompts=np.array([s.adaptive_from for s in batch]),
         estimates=estimates,
@@ -639,7 +640,8 @@ def trace_batch(
         read_layers=read,
         sampled=sampled,
     )
-    return replace(trace, rules=confidence_columns(stepper, rules, remembered, target, trace.nll_nats, trace.top1))
+    confidence = compute_confidence_columns(stepper, rules, remembered, target, trace.nll_nats, trace.top1)
+    return replace(trace, rules=confidence)
 
 
 def _layers_to_read(total: int, layers: Sequence[int] | None, compared: Iterable[int]) -> tuple[int, ...] | None:
@@ -656,11 +658,11 @@ def _layers_to_read(total: int, layers: Sequence[int] | None, compared: Iterable
 
 def _sample_positions(batch: Sequence[TokenSequence], every: int) -> Bools:
     """bool [tokens] every ``every``-th position, from another one on in each document."""
-    documents = np.repeat([s.document for s in batch], [s.decided for s in batch])
-    return (positions_of(batch) + documents) % every == 0
+    documents = np.repeat([s.document for s in batch], [s.n_decided for s in batch])
+    return (windows.decided_positions(batch) + documents) % every == 0
 
 
-def head_blocks(stepper: Stepper, rows: int) -> Iterator[slice]:
+def iterate_head_blocks(stepper: Stepper, rows: int) -> Iterator[slice]:
     """Slices of ``rows`` states whose logits are read at a time: ``LOGITS_IN_CACHE`` of them."""
     at_once = max(FEWEST_TOKENS, LOGITS_IN_CACHE // stepper.vocabulary_size)
     return (slice(start, start + at_once) for start in range(0, rows, at_once))
@@ -678,9 +680,9 @@ def stream_traces(
     sample_every: int | None = None,
 ) -> Iterator[Trace]:
     """Traces batch by batch: constant memory, whatever the length of the corpus."""
-    distinct = {ConfidenceRule.of(point): point for point in rules}
+    distinct = {ConfidenceRule.from_point(point): point for point in rules}
     readers = make_entropy_readers(stepper, estimators)
-    for batch in batched(sequences):
+    for batch in windows.iterate_batches(sequences):
         yield trace_batch(stepper, batch, readers, observe, distinct, lens, divergence, layers, sample_every)
 
 
@@ -719,10 +721,9 @@ def take_trace(
     divergence : bool
         Also record KL(p_L ‖ p_ℓ), nats: states after all layers, and the last layer's logits, of a batch in memory.
     layers : sequence of int or None
-        Layers whose heads are read, besides the last; None: all. A head of a large vocabulary costs as much as several
-        blocks.
+        Layers whose heads are read, besides the last; None: all. A large head costs as much as several blocks.
     sample_every : int or None
-        With ``layers``: every so many positions all other layers' heads are read too, for ``Trace.every_layer``.
+        With ``layers``: every so many positions all other heads are read too, for ``Trace.fully_read_positions``.
     progress : str or None
         Name of the progress bar; None shows none.
     file : TextIO or None
@@ -738,8 +739,7 @@ def take_trace(
     EmptyCorpus
         No sequences.
     BadArgument
-        A point without a confidence among ``rules``, or one of another lens; a lens that is not attached; ``layers``
-        that the model lacks.
+        A point without a confidence, or of another lens, among ``rules``; a lens not attached; ``layers`` beyond L.
     """
     rules = list(rules)
     others = [point.name for point in rules if point.lens != lens]
@@ -776,16 +776,16 @@ def _assemble(
 ) -> tuple[Trace, ...]:
     """As ``assemble_trace``, of several traces at once."""
     ordered = list(sequences)
-    order = sorted(range(len(ordered)), key=lambda i: ordered[i].size)  # similar lengths together: less padding is run
+    order = sorted(range(len(ordered)), key=lambda i: ordered[i].n_forward_tokens)  # by length: less padding is run
     shown: dict[str, Any] = {"desc": progress, "disable": progress is None or None, "file": file}
-    shown |= {"total": sum(each.decided for each in ordered), "unit": "tok", "unit_scale": True}
+    shown |= {"total": sum(each.n_decided for each in ordered), "unit": "tok", "unit_scale": True}
     back, batches = np.argsort(order), list[tuple[Trace, ...]]()
-    with all_threads_for_batches(sum(each.size for each in ordered)), tqdm(**shown) as bar:
+    with all_threads_for_batches(sum(each.n_forward_tokens for each in ordered)), tqdm(**shown) as bar:
         for batch in traced([ordered[i] for i in order]):
             batches.append(batch)
             bar.update(len(batch[0]))
     columns = list(zip(*batches, strict=True)) if batches else [()]
-    return tuple(concatenate_traces(parts).reordered(back) for parts in columns)
+    return tuple(concatenate_traces(parts).reorder_sequences(back) for parts in columns)
 
 
 def take_trace_pair(
@@ -806,8 +806,9 @@ def take_trace_pair(
 
     def traced(ordered: list[TokenSequence]) -> Iterator[tuple[Trace, ...]]:
         readers = make_entropy_readers(stepper, estimators)
-        for batch in batched(ordered):
-            shared: dict[str, Any] = {"divergence": True, "layers": layers, "final": read_final(stepper, batch)}
+        for batch in windows.iterate_batches(ordered):
+            final = compute_final_readout(stepper, batch)
+            shared: dict[str, Any] = {"divergence": True, "layers": layers, "final": final}
             yield trace_batch(stepper, batch, **shared), trace_batch(stepper, batch, readers, lens=lens, **shared)
 
     own, tuned = _assemble(sequences, traced, progress, file)
@@ -820,13 +821,13 @@ def open_cache(stepper: Stepper, sources: Sequence[Ints | None], positions: int)
 
 
 @torch.inference_mode()
-def layer_states(stepper: Stepper, sequences: Sequence[Ints], source: Ints | None = None) -> list[Tensor]:
+def compute_layer_states(stepper: Stepper, sequences: Sequence[Ints], source: Ints | None = None) -> list[Tensor]:
     """States [rows, n, D] of ``sequences`` after every layer; n is the length of the longest.
 
     One plain pass without earlier K/V: the oracle of every audit. Shorter rows are padded behind their ends, which no
     position before can see.
     """
-    tokens = pad_rows(sequences)
+    tokens = windows.pad_rows(sequences)
     rows, longest = tokens.shape
     cache = open_cache(stepper, [source] * rows, longest)
     frame = stepper.prepare_forward(np.tile(np.arange(longest), (rows, 1)), cache)
@@ -837,13 +838,13 @@ def layer_states(stepper: Stepper, sequences: Sequence[Ints], source: Ints | Non
     return states
 
 
-def lens_states(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> list[Tensor]:
-    """States [n − first, D] of one sequence after every layer, from position ``first`` on; see ``layer_states``."""
-    return [states[0, first:] for states in layer_states(stepper, [tokens], source)]
+def compute_sequence_states(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> list[Tensor]:
+    """States [n − first, D] of one sequence after every layer, from position ``first`` on: ``compute_layer_states``."""
+    return [states[0, first:] for states in compute_layer_states(stepper, [tokens], source)]
 
 
 @torch.inference_mode()
-def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> Floats:
-    """Reference logits float64 [n − first, L, V] of ``lens_states``."""
-    states = lens_states(stepper, tokens, first, source)
+def compute_layer_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> Floats:
+    """Reference logits float64 [n − first, L, V] of ``compute_sequence_states``."""
+    states = compute_sequence_states(stepper, tokens, first, source)
     return np.stack([to_numpy(stepper.logits(hidden[None])[0]) for hidden in states], axis=1)

@@ -35,17 +35,17 @@ class TokenSequence:
     source: Ints | None = None
 
     @property
-    def decided(self) -> int:
+    def n_decided(self) -> int:
         """Decided positions: those from ``adaptive_from`` on that have a next token."""
         return len(self.tokens) - 1 - self.adaptive_from
 
     @property
-    def size(self) -> int:
+    def n_forward_tokens(self) -> int:
         """Tokens of one forward over it."""
         return len(self.tokens) + (0 if self.source is None else len(self.source))
 
     @property
-    def input(self) -> bytes:
+    def input_bytes(self) -> bytes:
         """Input of a forward over it: all tokens but the last, from which nothing is predicted, and the source."""
         return self.tokens[:-1].tobytes() + (b"" if self.source is None else b"|" + self.source.tobytes())
 
@@ -55,7 +55,7 @@ def window_size(positions: int | None, longest: int | None = None) -> int:
     return min(positions or LONGEST_WINDOW, longest or LONGEST_WINDOW, LONGEST_WINDOW)
 
 
-def windows(
+def cut_windows(
     documents: Iterable[Ints | LongDocument],
     window: int,
     opening: int | None,
@@ -93,7 +93,7 @@ def windows(
     return islice(cut(), limit)
 
 
-def round_robin_windows(cut: Iterable[TokenSequence], count: int) -> list[TokenSequence]:
+def select_windows_round_robin(cut: Iterable[TokenSequence], count: int) -> list[TokenSequence]:
     """At most ``count`` of these windows: all first ones of a document before any second one, in order."""
     turns: Counter[int] = Counter()
     placed = []
@@ -104,7 +104,9 @@ def round_robin_windows(cut: Iterable[TokenSequence], count: int) -> list[TokenS
     return [window for _, _, window in sorted(chosen, key=itemgetter(1))]
 
 
-def batched(sequences: Iterable[TokenSequence], tokens: int = TOKENS_PER_BATCH) -> Iterator[list[TokenSequence]]:
+def iterate_batches(
+    sequences: Iterable[TokenSequence], tokens: int = TOKENS_PER_BATCH
+) -> Iterator[list[TokenSequence]]:
     """Consecutive sequences whose padded inputs, each counted once, and decided positions stay within ``tokens``."""
     batch: list[TokenSequence] = []
     inputs: set[bytes] = set()
@@ -116,14 +118,14 @@ def batched(sequences: Iterable[TokenSequence], tokens: int = TOKENS_PER_BATCH) 
         if not 0 <= sequence.adaptive_from <= last:
             remedy = "nothing is decided in the sequence"
             raise BadArgument("adaptive_from", sequence.adaptive_from, f"a position in 0–{last}", remedy)
-        n_decided, read = last + 1 - sequence.adaptive_from, sequence.input
+        n_decided, read = last + 1 - sequence.adaptive_from, sequence.input_bytes
         rows = len(inputs) + (read not in inputs)
-        if batch and max(max(widest, sequence.size) * rows, decided + n_decided) > tokens:
+        if batch and max(max(widest, sequence.n_forward_tokens) * rows, decided + n_decided) > tokens:
             yield batch
             batch, inputs, widest, decided = [], set(), 0, 0
         batch.append(sequence)
         inputs.add(read)
-        widest, decided = max(widest, sequence.size), decided + n_decided
+        widest, decided = max(widest, sequence.n_forward_tokens), decided + n_decided
     if batch:
         yield batch
 
@@ -141,14 +143,14 @@ def pad_rows(rows: Sequence[Ints]) -> Ints:
     return tokens
 
 
-def shared_inputs(batch: Sequence[TokenSequence]) -> tuple[list[TokenSequence], Ints]:
+def deduplicate_inputs(batch: Sequence[TokenSequence]) -> tuple[list[TokenSequence], Ints]:
     """(sequences to run, the row of each of ``batch`` among them): one-token answers to one question share a row."""
     rows: dict[bytes, int] = {}
-    place = np.array([rows.setdefault(sequence.input, len(rows)) for sequence in batch])
+    place = np.array([rows.setdefault(sequence.input_bytes, len(rows)) for sequence in batch])
     _, first = np.unique(place, return_index=True)
     return [replace(batch[i], tokens=batch[i].tokens[:-1]) for i in first], place
 
 
-def positions_of(batch: Sequence[TokenSequence]) -> Ints:
+def decided_positions(batch: Sequence[TokenSequence]) -> Ints:
     """int64 [tokens] of all decided positions."""
     return np.concatenate([np.arange(s.adaptive_from, len(s.tokens) - 1) for s in batch])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from emad_ref.benchmark.flops import probe_flops_share
-from emad_ref.calibration.monotonicity import correction_text, profile_warnings
+from emad_ref.calibration.monotonicity import describe_corrections, iterate_profile_warnings
 from emad_ref.calibration.trace import Trace
 from emad_ref.claims.base import (
     Answer,
@@ -93,9 +93,9 @@ def answer_entropy_profile(evidence: ModelMeasurements, asked: ClaimContext) -> 
     profile = traces.profile
     targets = dict(zip(profile.probes, profile.targets_nats, strict=True))
     rises = {leg.name: leg.estimate for leg in verdict.legs if leg.outcome == "falsified"}
-    rows = make_readout_rows(traces.evaluation.every_layer, targets, rises)
+    rows = make_readout_rows(traces.evaluation.fully_read_positions, targets, rises)
     table = AttachedTable(f"readouts by layer on {evidence.corpus}", rows, "entropy profile")
-    said = [each for each in (*profile_warnings(profile), correction_text(profile)) if each]
+    said = [each for each in (*iterate_profile_warnings(profile), describe_corrections(profile)) if each]
     notes = tuple(f"{evidence.name}, profile of {profile.corpus}: {each}" for each in said)
     return Answer(verdict, evidence.corpus, evidence.fingerprint, Attachments((table,), notes))
 

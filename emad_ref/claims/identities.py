@@ -12,7 +12,7 @@ import numpy as np
 
 from emad_ref.audit.tolerances import measured_tolerance
 from emad_ref.calibration.profile import profile_of
-from emad_ref.calibration.trace import Trace, concatenate_traces, stepwise_logits, take_trace, trace_stepwise
+from emad_ref.calibration.trace import Trace, compute_stepwise_logits, concatenate_traces, take_trace, trace_stepwise
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.claims.base import Answer, ClaimContext, Question, add_flop_evidence_leg
 from emad_ref.errors import BadArgument
@@ -84,7 +84,7 @@ def measure_logit_differences(evidence: ModelMeasurements, falls: Sequence[int] 
     subject, depths = evidence.subject, np.minimum.accumulate(np.asarray(falls))
     tokens = np.random.default_rng(seed).integers(0, subject.stepper.vocabulary_size, PROMPT + len(depths))
     at_depths = np.append(subject.stepper.layers, depths)
-    reference = subject.reference_lens(tokens).between(PROMPT - 1, len(tokens)).at_depth(at_depths)
+    reference = subject.reference_lens(tokens).slice_positions(PROMPT - 1, len(tokens)).at_depth(at_depths)
     with subject.open_decoder(subject.full_depth_point) as decoder:
         session, step = decoder.start([Prompt(tokens[:PROMPT])])
         seen = [step.logits[0, 0]]
@@ -249,7 +249,7 @@ def sum_nll_by_document(texts: list[TokenSequence], trace: Trace, loss: PointLos
     """NLL of windows ``texts``, of which ``trace`` was taken, within the documents they were cut from."""
     document = documents_of_windows(texts)
     nll, reference, tokens = (
-        ByDocument.from_windows(column, document) for column in (loss.nll_nats, full.nll_nats, trace.lengths)
+        ByDocument.from_windows(column, document) for column in (loss.nll_nats, full.nll_nats, trace.sequence_lengths)
     )
     return nll, reference, tokens
 
@@ -264,7 +264,7 @@ def measure_copy_differences(evidence: ModelMeasurements, int8: LoadedModel) -> 
     rng = np.random.default_rng(evidence.study.seed)
     tokens = rng.integers(0, int8.stepper.vocabulary_size, INT8_PROMPT + INT8_FED)
     depths = np.sort(rng.integers(1, int8.stepper.layers + 1, INT8_FED))[::-1]
-    reference = stepwise_logits(int8.stepper, tokens, INT8_PROMPT - 1)[1:]  # a prompt's last position is a step
+    reference = compute_stepwise_logits(int8.stepper, tokens, INT8_PROMPT - 1)[1:]  # a prompt's last position is a step
     subject = evidence.for_loaded_model(int8).subject
     with subject.open_decoder(evidence.subject.full_depth_point) as decoder:
         allowed = subject.compute_allowed_difference(decoder.capabilities)

@@ -20,7 +20,7 @@ from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.learned_exit import ComponentExchange, ExitEvaluation
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.record import Floats
-from emad_ref.screening.ranking import savings_figure
+from emad_ref.screening.ranking import compute_savings_figure
 from emad_ref.statistics.accuracy import TaskAccuracy, estimate_accuracy_drop
 from emad_ref.statistics.estimate import Estimate, needed_sample_size
 from emad_ref.statistics.legs import (
@@ -213,7 +213,9 @@ def answer_oracle_slack(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
 def _slack_exhibits(beyond: ExitEvaluation, asked: ClaimContext) -> Attachments:
     """Criteria on the exit's lens below the ceilings, as a figure and at exactly the same losses."""
     geometry = beyond.subject.loaded.geometry
-    found = savings_figure(beyond.validation_traces, beyond.evaluation_traces, beyond.exit.fitted, geometry, asked.rng)
+    found = compute_savings_figure(
+        beyond.validation_traces, beyond.evaluation_traces, beyond.exit.fitted, geometry, asked.rng
+    )
     where = f"on {beyond.subject.corpus}"
     return Attachments(
         (

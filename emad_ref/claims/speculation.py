@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.token_comparison import same_tokens
+from emad_ref.audit.token_comparison import check_same_tokens
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.pair_answers import (
     TimedArm,
@@ -401,7 +401,9 @@ def check_same_output(pair: PairMeasurements, draft: Partner, verifier: Partner)
     found = make_speculative_decoder(draft, verifier).generate(prompts, new, frozenset())
     theirs, mine = ([tokens.tolist() for tokens in record.emitted] for record in (found, own))
     declared = verifier.decoder.capabilities.logit_noise
-    return same_tokens(large.reference_lens, large.tolerance, prompts, theirs, mine, verifier.point, declared=declared)
+    return check_same_tokens(
+        large.reference_lens, large.tolerance, prompts, theirs, mine, verifier.point, declared=declared
+    )
 
 
 QUESTIONS = (

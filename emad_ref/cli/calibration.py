@@ -46,7 +46,7 @@ LENS_START = rb'"emad":"\{\\"schema\\"'  # how the metadata of a lens begin
 
 def calibrate(args: argparse.Namespace) -> None:
     """Measure the entropy profile of a model on one or more corpora and write it as JSON."""
-    from emad_ref.calibration.calibration_run import CalibrationPlan, worker_statistics
+    from emad_ref.calibration.calibration_run import CalibrationPlan, worker_statistics_source
     from emad_ref.calibration.calibration_run import calibrate as run
     from emad_ref.calibration.entropy_statistics import require_quantile
     from emad_ref.calibration.profile import require_probes
@@ -84,7 +84,7 @@ def calibrate(args: argparse.Namespace) -> None:
     names = ", ".join(corpora)
     label = f"{args.model}: {names}"
     with open_workers(args.executor) as workers:
-        parts = None if workers is None else worker_statistics(workers, ModelSpec.from_loaded(loaded), plan)
+        parts = None if workers is None else worker_statistics_source(workers, ModelSpec.from_loaded(loaded), plan)
         profile = run(stepper, plan, corpora, checkpoint=checkpoint, resume=args.resume, progress=label, parts=parts)
     profile.save(args.out)
     remove_file(checkpoint, "checkpoint")  # after the profile is saved, so that a crash in between loses nothing
@@ -134,7 +134,7 @@ def resolve_bin_spec(args: argparse.Namespace, fingerprint: str, dtype: str, cor
 
     Frequency buckets are counted on the calibration text, in a pass that does not run the model.
     """
-    from emad_ref.calibration.calibration_run import token_counts
+    from emad_ref.calibration.calibration_run import count_target_tokens
     from emad_ref.calibration.profile import load_profile
     from emad_ref.exit_rules import assign_frequency_buckets
     from emad_ref.point import BinSpec
@@ -148,15 +148,16 @@ def resolve_bin_spec(args: argparse.Namespace, fingerprint: str, dtype: str, cor
         return BinSpec(features)
     BinSpec(features, frequency=b"\0")  # rejects unknown features before the pass
     return BinSpec(
-        features, frequency=assign_frequency_buckets(token_counts(corpora, vocabulary, args.tokens, "counting tokens"))
+        features,
+        frequency=assign_frequency_buckets(count_target_tokens(corpora, vocabulary, args.tokens, "counting tokens")),
     )
 
 
 def print_profile(profile: Profile, quantiles: Sequence[float]) -> None:
     """Print mean entropy, deviation, quantiles and target of each layer, each bin, and warnings about the profile."""
-    from emad_ref.calibration.monotonicity import correction_text, profile_warnings
+    from emad_ref.calibration.monotonicity import describe_corrections, iterate_profile_warnings
 
-    pooled = profile.coarser(len(profile.bins.features))  # without bins
+    pooled = profile.drop_features(len(profile.bins.features))  # without bins
     assert pooled.statistics is not None, "a new or merged profile has statistics"
     deviations = pooled.statistics.deviation_nats()[0]
     columns = [(quantile, pooled.quantile_nats(quantile)[0]) for quantile in quantiles]
@@ -167,9 +168,9 @@ def print_profile(profile: Profile, quantiles: Sequence[float]) -> None:
         print(line + (f"  target {targets[layer]:7.4f} ({targets[layer] - mean:+.4f})" if layer in targets else ""))
     if profile.bins.features:
         print_bins(profile)
-    if correction := correction_text(profile):
+    if correction := describe_corrections(profile):
         print(correction)
-    for warning in profile_warnings(profile):
+    for warning in iterate_profile_warnings(profile):
         print(f"warning: {warning}")
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from emad_ref.benchmark.machine import all_threads_for_batches
-from emad_ref.calibration.trace import FEWEST_TOKENS, head_blocks, open_cache, targets_of
-from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence, batched, pad_right, positions_of
+from emad_ref.calibration.trace import FEWEST_TOKENS, iterate_head_blocks, open_cache, target_tokens
+from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence, decided_positions, iterate_batches, pad_right
 from emad_ref.decoding.reference import WalkedDecoder, require_known_token_ids, require_within_max_positions
 from emad_ref.decoding.step import StepOutput
 from emad_ref.exit_rules import is_exit_rule_met
@@ -121,8 +121,10 @@ def teacher_force_texts(
     for chosen in batches_by_length(sequences, decoder.max_rows):
         batch = [sequences[i] for i in chosen]
         if layerwise:
-            with all_threads_for_batches(sum(text.size for text in batch)):
-                forced = [text for some in batched(batch, at_once) for text in _force_layerwise(decoder, some, fed)]
+            with all_threads_for_batches(sum(text.n_forward_tokens for text in batch)):
+                forced = [
+                    text for some in iterate_batches(batch, at_once) for text in _force_layerwise(decoder, some, fed)
+                ]
         else:
             forced = _force_by_token(decoder, batch, fed)
         texts |= dict(zip(chosen, forced, strict=True))
@@ -182,11 +184,11 @@ def _force_layerwise(
     cache = open_cache(stepper, [text.source for text in run], tokens.shape[1])
     frame = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
     hidden = stepper.embed(index(tokens), frame)
-    counts = np.array([text.decided for text in batch])
-    row, position = np.repeat(np.arange(len(batch)), counts), positions_of(batch)
+    counts = np.array([text.n_decided for text in batch])
+    row, position = np.repeat(np.arange(len(batch)), counts), decided_positions(batch)
     decided = position - np.array([text.adaptive_from for text in batch])[row]
     rows, positions = index(row), index(position)
-    target = targets_of(stepper, batch)
+    target = target_tokens(stepper, batch)
     columns, running = _DecidedColumns(row.shape, len(point.probes)), np.arange(len(row))
     exits = torch.empty_like(hidden[rows, positions])  # [decided, D] the state that each token stopped with
     probe.begin_step()
@@ -203,7 +205,7 @@ def _force_layerwise(
         stopped, among = running[stops], np.flatnonzero(stops)
         columns.depth[stopped] = layer
         exits[index(stopped)] = states[index(stopped)]
-        for some in head_blocks(stepper, len(stopped)):
+        for some in iterate_head_blocks(stepper, len(stopped)):
             here = index(stopped[some])
             logits = probe.emit_logits(states[here], layer, work) if shown is None else shown[index(among[some])]
             require_finite(logits.amax(dim=-1), "at the depth of emission")
@@ -224,7 +226,7 @@ def _force_by_token(
     decoder: WalkedDecoder, batch: Sequence[TokenSequence], fed: Callable[[int], object]
 ) -> list[TeacherForcedText]:
     """``batch`` token by token."""
-    lengths = [text.decided for text in batch]
+    lengths = [text.n_decided for text in batch]
     columns = _DecidedColumns((len(batch), max(lengths)), len(decoder.point.probes))
     for forced in iterate_teacher_forced_steps(decoder, batch):
         here, output = (forced.rows, forced.at), forced.output

@@ -598,7 +598,9 @@ def ablate_stride(evidence: ModelMeasurements, rng: np.random.Generator) -> Atta
         at = points_at_margins(evidence.traces.calibrate_profile(probes), make_shared_margin_grid(evidence))
         assert at, f"{name}: nothing can exit at margin 0"
         table_rows += rows.make_point_rows(at, {"probes": name, "layers": ", ".join(map(str, probes))})
-    note = last_layer_agreement_note(evidence.traces.evaluation.every_layer, sorted(set().union(*named.values())))
+    note = last_layer_agreement_note(
+        evidence.traces.evaluation.fully_read_positions, sorted(set().union(*named.values()))
+    )
     table = AttachedTable(f"ablation, probe stride on {evidence.corpus}", table_rows)
     return Attachments((table,), (f"{evidence.name}: {note}",))
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from emad_ref.benchmark.clock import PairedTimings, time_pairs
 from emad_ref.benchmark.flops import flops
-from emad_ref.calibration.trace import lens_logits
+from emad_ref.calibration.trace import compute_layer_logits
 from emad_ref.exit_rules import early_exit_point
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.early_exit_tasks import TASKS, EarlyExitTasks, TaskItems, exact_match, score_answer
@@ -293,7 +293,7 @@ def _read_item(
     subject: ModelUnderTest, number: int, prompt: Prompt, target: Ints, cluster: int, minimum: int
 ) -> LayerReadings:
     fed = np.concatenate([prompt.tokens, target[:-1]])
-    logits = lens_logits(subject.stepper, fed, source=prompt.source)  # [n, L, V]
+    logits = compute_layer_logits(subject.stepper, fed, source=prompt.source)  # [n, L, V]
     return LayerReadings(
         np.full(len(target), number),
         np.array([cluster]),

@@ -17,9 +17,9 @@ import torch
 from scipy.special import log_softmax
 
 from emad_ref.audit.finding import AuditRefutedError
-from emad_ref.audit.log_probs import read_log_probs, reply_fault, truncated_divergence
-from emad_ref.audit.sampling import SampledRow, places
-from emad_ref.audit.token_comparison import same_tokens
+from emad_ref.audit.log_probs import describe_log_prob_fault, read_log_probs, truncated_divergence
+from emad_ref.audit.sampling import SampledRow, pit_values_by_rank
+from emad_ref.audit.token_comparison import check_same_tokens
 from emad_ref.audit.tolerances import DTYPES, UNIT_ROUNDOFF
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
@@ -142,7 +142,7 @@ class EngineAnswers:
     def _read_log_probs(self, decoder: Decoder, prompts: Sequence[Prompt]) -> Sequence[TokenLogProbs]:
         """Raises AuditRefutedError: an answer is not what was asked for."""
         found = read_log_probs(decoder, prompts, NEW, TOP)
-        faults = [reply_fault(row, NEW, TOP, 2 * self._subject.tolerance) for row in found]
+        faults = [describe_log_prob_fault(row, NEW, TOP, 2 * self._subject.tolerance) for row in found]
         if len(found) != len(prompts):
             faults.append(f"{len(found)} rows for {len(prompts)} prompts")
         if fault := next(filter(None, faults), None):
@@ -152,7 +152,7 @@ class EngineAnswers:
     def _expected(self, prompt: Prompt, row: TokenLogProbs) -> Floats:
         """[m, V] log-probabilities by the oracle."""
         history = np.concatenate([prompt.tokens, row.tokens[:-1]])
-        expected: Floats = log_softmax(self._subject.reference_lens(history).last[-len(row.tokens) :], axis=-1)
+        expected: Floats = log_softmax(self._subject.reference_lens(history).last_layer[-len(row.tokens) :], axis=-1)
         return expected
 
     @torch.inference_mode()
@@ -240,7 +240,8 @@ class EngineAnswers:
         for temperature in TEMPERATURES:
             rows = [self._drawn_twice(prompts, temperature, rng) for _ in range(DRAWS)]  # [draws][documents][2]
             placed = [
-                [places(row, temperature, rng) for draw in rows for row in draw[at]] for at in range(len(prompts))
+                [pit_values_by_rank(row, temperature, rng) for draw in rows for row in draw[at]]
+                for at in range(len(prompts))
             ]
             head[temperature] = ByDocument.from_whole_documents(
                 np.array([(np.concatenate(u) < HEAD).sum() for u in placed])
@@ -268,7 +269,7 @@ class EngineAnswers:
 
     def _sampled_row(self, prompt: Prompt, seed: int, emitted: Ints) -> SampledRow:
         history = np.concatenate([prompt.tokens, emitted[:-1]])
-        return SampledRow(seed, 0, emitted, self._subject.reference_lens(history).last[-len(emitted) :])
+        return SampledRow(seed, 0, emitted, self._subject.reference_lens(history).last_layer[-len(emitted) :])
 
     @cached_property
     def acceptance(self) -> AcceptanceEvidence:
@@ -326,7 +327,7 @@ class EngineAnswers:
         given = self._subject.reference_lens, self._subject.tolerance
         rows = zip(prompts, run, alone, strict=True)
         found = [
-            same_tokens(*given, [prompt], [one.tolist()], [other.tolist()], declared=noise, most_ties=1.0).passed
+            check_same_tokens(*given, [prompt], [one.tolist()], [other.tolist()], declared=noise, most_ties=1.0).passed
             for prompt, one, other in rows
         ]
         return np.array([passed is False for passed in found], dtype=np.int64)
@@ -380,7 +381,7 @@ def _repeated_draws(rows: Sequence[Sequence[Sequence[SampledRow]]], temperature:
         "seeds": [(a[n], b[n]) for n in (0, 1) for a, b in zip(one, other, strict=True)],
         "rows of a request": [(row[0], row[1]) for draw in rows for row in draw],
     }
-    chance = np.array([(row[0].p(temperature)[0][0] ** 2).sum() for row in one])
+    chance = np.array([(row[0].probabilities(temperature)[0][0] ** 2).sum() for row in one])
     shares = {}
     for name, both in pairs.items():
         equal = np.array([a.emitted[0] == b.emitted[0] for a, b in both]).reshape(2, -1).mean(axis=0)

@@ -14,7 +14,7 @@ import torch
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.benchmark import machine
 from emad_ref.benchmark.clock import Arm, time_pairs
-from emad_ref.calibration.trace import lens_logits, stepwise_logits
+from emad_ref.calibration.trace import compute_layer_logits, compute_stepwise_logits
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.families import EAGER
@@ -39,7 +39,7 @@ def measure_logit_tolerances(model: str, dtype: str, device: str, seed: int = 0)
     stepper = loaded.stepper
     length = min(CHECKED, stepper.max_positions)
     tokens = np.random.default_rng(seed).integers(0, stepper.vocabulary_size, length)
-    difference = np.abs(stepwise_logits(stepper, tokens, 0) - lens_logits(stepper, tokens))
+    difference = np.abs(compute_stepwise_logits(stepper, tokens, 0) - compute_layer_logits(stepper, tokens))
     return {
         "largest difference": float(difference.max()),
         "bound": tolerance(loaded.geometry.family, dtype, device, loaded.stepper.attention_kernel),

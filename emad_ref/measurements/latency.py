@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from emad_ref.audit.finding import Finding, Tally
-from emad_ref.audit.reference_logits import is_read_from_logits
-from emad_ref.audit.spot_checks import TimedRequest, no_faster_than_work, timed_lengths, timed_requests
+from emad_ref.audit.reference_logits import is_decided_by_full_heads
+from emad_ref.audit.spot_checks import TimedRequest, check_speedup_explained, check_timed_lengths, check_timed_requests
 from emad_ref.benchmark.clock import PairedTimings, minimum_detectable_speedup, time_pairs
 from emad_ref.benchmark.flops import flops
 from emad_ref.decoding.reference import WalkedDecoder
@@ -383,12 +383,12 @@ class LatencyBenchmark:
                     complaint = f"{ADAPTIVE}, row {row}: {theirs.tolist()}, but our own decoder {mine.tolist()}"
                     tally.require(same, complaint)
                     tally.n += len(mine)
-        return tally.finding()
+        return tally.to_finding()
 
     def check_outputs(self, timed: TimingResult, points: Mapping[str, OperatingPoint]) -> Finding:
         """Whether arms of ``points`` emitted what these claim, and all other arms the full-depth tokens."""
         rows, new = len(timed.prompts[0]), self.request_shape[1]
-        finding = timed_lengths(timed.emitted_tokens(), rows, new)
+        finding = check_timed_lengths(timed.emitted_tokens(), rows, new)
         if finding.passed is False:
             return finding
         subject, point = self.subject, [*points.values()][-1]
@@ -397,17 +397,17 @@ class LatencyBenchmark:
         noisy = max(subject.tolerance, capabilities.logit_noise)
         tolerance = {arm: noisy if arm in points else subject.tolerance for arm in timed.outputs}
         audited_rows = None
-        if rows > AUDITED_ROWS and is_read_from_logits(point):
+        if rows > AUDITED_ROWS and is_decided_by_full_heads(point):
             seed = subject.seed if timed.entropy is None else timed.entropy
             audited_rows = np.random.default_rng([seed, rows]).choice(rows, AUDITED_ROWS, False).tolist()
         chosen = [_audited_request(timed, pair, points) for pair in timed.audited]
         counted = capabilities.counted
-        check = timed_requests(
+        check = check_timed_requests(
             chosen, points, new, subject.reference_lens, tolerance, counted=counted, rows=audited_rows
         )
         for arm in (arm for arm in timed.executed if arm != FULL and FULL in timed.executed):
             if check.passed is not False:
-                fast = no_faster_than_work(arm, FULL, rows, timed.seconds, timed.executed)
+                fast = check_speedup_explained(arm, FULL, rows, timed.seconds, timed.executed)
                 check = fast if fast.passed is False else check
         return check
 

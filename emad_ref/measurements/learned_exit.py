@@ -37,7 +37,7 @@ from emad_ref.measurements.verification import ReplayValidity
 from emad_ref.models.generation import Generate, make_transformers_generate
 from emad_ref.point import OperatingPoint
 from emad_ref.record import VERIFY, Floats
-from emad_ref.screening.drafts import ASSISTED, assistant_of, by_drafting, by_halves
+from emad_ref.screening.drafts import ASSISTED, find_assistant_model, make_drafting_ablations, make_drafting_generate
 from emad_ref.screening.exit import Exit, load_exit
 from emad_ref.screening.exit_families import (
     OWN_HEAD,
@@ -49,9 +49,9 @@ from emad_ref.screening.exit_families import (
 )
 from emad_ref.screening.guarantee import excess_loss
 from emad_ref.screening.screen import screen
-from emad_ref.screening.selection import PointSelector, replayed_columns
-from emad_ref.screening.settings import ScreeningSettings, default_window
-from emad_ref.screening.traces import ScreeningText, SplitTraces, TooLittleText, take_traces
+from emad_ref.screening.selection import PointSelector, replay_split_columns
+from emad_ref.screening.settings import ScreeningSettings, default_window_size
+from emad_ref.screening.traces import ScreeningText, SplitTraces, TooLittleText, take_split_traces
 from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline
 from emad_ref.statistics.units import ByDocument
 from emad_ref.sweep.components import (
@@ -107,7 +107,7 @@ class ExitEvaluation:
         if path is not None:
             return self._brought(path)
         documents, seed = DOCUMENTS[subject.budget.name], subject.seed
-        window = default_window(subject.loaded.geometry)
+        window = default_window_size(subject.loaded.geometry)
         settings = ScreeningSettings(
             corpus=subject.corpus, data=subject.data, documents=documents, seed=seed, window=window
         )
@@ -172,7 +172,7 @@ class ExitEvaluation:
         return None if layers is None else tuple(sorted({*layers, *self.exit.fitted.lens.translators}))
 
     def _read(self, sequences: Sequence[TokenSequence], split: str) -> SplitTraces:
-        return take_traces(
+        return take_split_traces(
             self.subject.stepper,
             ScreeningText(tuple(sequences)),
             self.exit.fitted,
@@ -241,7 +241,9 @@ class ExitEvaluation:
     def criterion_costs(self) -> list[DocumentCosts]:
         """Every screened family at settings spaced evenly in what they save on validation."""
         points = [(family, point) for family in self._families for point in self._spaced(family)]
-        columns = replayed_columns(self.evaluation_traces, [point for _, point in points], self.subject.loaded.geometry)
+        columns = replay_split_columns(
+            self.evaluation_traces, [point for _, point in points], self.subject.loaded.geometry
+        )
         return [
             self.make_document_costs(f"{family.readout}, {family.name}, {family.depth}, {point.name}", columns, at)
             for at, (family, point) in enumerate(points, start=1)
@@ -255,12 +257,14 @@ class ExitEvaluation:
         return own + ([] if fitted.gate is None else tuned_lens_families(fitted, vocabulary))
 
     def _spaced(self, family: ExitFamily) -> list[OperatingPoint]:
-        along = (evenly_spaced_points(dial, self.point_selector.saved, SETTINGS) for dial in family.dials)
+        along = (evenly_spaced_points(dial, self.point_selector.net_saving, SETTINGS) for dial in family.dials)
         return [*family.points, *(point for points in along for point in points)]
 
     @cached_property
     def point_selector(self) -> PointSelector:
-        return PointSelector(self.validation_traces, self.evaluation_traces.text.count, self.subject.loaded.geometry)
+        return PointSelector(
+            self.validation_traces, self.evaluation_traces.text.n_documents, self.subject.loaded.geometry
+        )
 
     # ------------------------------------------------------------ ceilings
 
@@ -310,7 +314,7 @@ class ExitEvaluation:
 
     @property
     def _tokens(self) -> ByDocument:
-        return self._traces.by_document(self.evaluation_traces.own.lengths)
+        return self._traces.by_document(self.evaluation_traces.own.sequence_lengths)
 
     def _by(self, values: Floats) -> ByDocument:
         return self._traces.by_document(values)
@@ -345,9 +349,9 @@ class SelfSpeculationTiming:
     def lossless_arm_timings(self) -> TimingResult:
         """At batch size 1: arms ``adaptive`` and each other lossless arm that runs here."""
         loaded, new = self._subject.loaded, self._latency.request_shape[1]
-        ways = {ADAPTIVE: by_drafting(loaded, self._drafting)}
-        ways |= by_halves(loaded, self._drafting)
-        if (assistant := assistant_of(loaded)) is not None:
+        ways = {ADAPTIVE: make_drafting_generate(loaded, self._drafting)}
+        ways |= make_drafting_ablations(loaded, self._drafting)
+        if (assistant := find_assistant_model(loaded)) is not None:
             ways[ASSISTED] = make_transformers_generate(loaded.model, loaded.stepper.device, assistant=assistant.model)
 
         def one_row(way: Generate) -> Arm:
@@ -413,7 +417,7 @@ def iterate_component_exchanges(evaluation: ExitEvaluation, traces: LensTraces) 
             yield f"{each.part} {among}", before, after
     exact, chosen = evaluation.exact_kv_point, evaluation.recommended_point_costs
     if exact is not None and chosen is not None and exact is not evaluation.recommended_point:
-        columns = replayed_columns(evaluation.evaluation_traces, [exact], geometry)
+        columns = replay_split_columns(evaluation.evaluation_traces, [exact], geometry)
         yield "K/V", chosen, evaluation.make_document_costs(f"the exit, {exact.name}", columns, 1)
 
 

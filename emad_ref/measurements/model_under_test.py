@@ -14,14 +14,20 @@ import torch
 from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
 
 from emad_ref.audit.model_lens import ModelLens
-from emad_ref.audit.positions import MAX_SHORT_LENGTH, short_lengths
+from emad_ref.audit.positions import MAX_SHORT_LENGTH, draw_short_lengths
 from emad_ref.audit.spot_checks import AuditedDecoder
-from emad_ref.audit.tolerances import largest_noise, tolerance
+from emad_ref.audit.tolerances import largest_declarable_noise, tolerance
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.benchmark.machine import one_thread_for_steps
-from emad_ref.calibration.calibration_run import worker_traces
+from emad_ref.calibration.calibration_run import iterate_worker_traces
 from emad_ref.calibration.trace import Trace, assemble_trace, take_trace
-from emad_ref.calibration.windows import MOST_WINDOWS, TokenSequence, round_robin_windows, window_size, windows
+from emad_ref.calibration.windows import (
+    MOST_WINDOWS,
+    TokenSequence,
+    cut_windows,
+    select_windows_round_robin,
+    window_size,
+)
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_corpus import sample_documents
 from emad_ref.errors import EmadError
@@ -134,7 +140,7 @@ class ModelUnderTest:
     def max_declarable_noise(self) -> float:
         """The largest noise, in logits, that a decoder may declare (``audit.tolerances``)."""
         (prompt,), _ = self.draw_prompts(np.random.default_rng(self.seed), [min(NOISE_TOKENS, self.window_size)], 0)
-        return largest_noise(self.reference_lens, prompt.tokens, self.tolerance)
+        return largest_declarable_noise(self.reference_lens, prompt.tokens, self.tolerance)
 
     def compute_allowed_difference(self, declared: Capabilities) -> float:
         """Largest honest difference of a logit of a decoder: ``tolerance``, or its declared noise up to the largest."""
@@ -255,11 +261,14 @@ class ModelUnderTest:
         document gives more than ``MOST_WINDOWS``.
         """
         count = UNTRAINED["documents"] if self.corpus == "random tokens" else count
-        cut = list(windows(self.iterate_documents(split), self.window_size, self.opening_token, count, per_document=1))
+        cut = list(
+            cut_windows(self.iterate_documents(split), self.window_size, self.opening_token, count, per_document=1)
+        )
         if len(cut) < count:  # the corpus is exhausted: each of its documents has given one
             most = count if split == "calibrate" else MOST_WINDOWS
-            cut = round_robin_windows(
-                windows(self.iterate_documents(split), self.window_size, self.opening_token, per_document=most), count
+            cut = select_windows_round_robin(
+                cut_windows(self.iterate_documents(split), self.window_size, self.opening_token, per_document=most),
+                count,
             )
         return [replace(window, source=self.audit_source) for window in cut]
 
@@ -272,7 +281,7 @@ class ModelUnderTest:
         if self.corpus == "self":
             ends = self.loaded.end_token_ids
             documents = sample_documents(self.stepper, self.opening_token, longest, "evaluate", self.seed, ends)
-        cut = windows(documents, longest, self.opening_token, count, per_document=1)
+        cut = cut_windows(documents, longest, self.opening_token, count, per_document=1)
         return [Prompt(window.tokens, self.audit_source) for window in cut]
 
     def get_progress_stream(self) -> TextIO | None:
@@ -297,7 +306,7 @@ class ModelUnderTest:
             spec = ModelSpec.from_loaded(self.loaded)
 
             def traced(ordered: list[TokenSequence]) -> Iterator[Trace]:
-                return worker_traces(workers, spec, ordered, **read)
+                return iterate_worker_traces(workers, spec, ordered, **read)
 
             return assemble_trace(sequences, traced, named, file)
         return take_trace(self.stepper, sequences, **read, progress=named, file=file)
@@ -357,7 +366,7 @@ class ModelUnderTest:
                 lambda: self._with_source(WalkedDecoder(self.stepper, point)),
             )
             yield audited
-            audited.finding().require()
+            audited.judge_answers().require()
 
     def _lens_of(self, source: Ints | None) -> ModelLens:
         return self.reference_lens if source is None else ModelLens(self.stepper, source)
@@ -414,7 +423,7 @@ class ModelUnderTest:
             EmadError: the corpus is too small.
         """
         starts = (self._opened(document[:tokens])[:tokens] for document in self.iterate_documents("evaluate"))
-        pieces = (s.tokens for s in windows(self.iterate_documents("evaluate"), tokens, self.opening_token))
+        pieces = (s.tokens for s in cut_windows(self.iterate_documents("evaluate"), tokens, self.opening_token))
         prompts: list[Prompt] = []
         for source, limit in ((starts, 20 * count), (pieces, 200 * count)):
             for piece in islice(source, limit):
@@ -460,7 +469,7 @@ class ModelUnderTest:
                 f"model {self.name!r} holds {self.window_size} positions, but this audit feeds {fed} tokens after a "
                 f"prompt; judge a model of at least {fed + 1} positions"
             )
-        return short_lengths(rng, rows, min(MAX_SHORT_LENGTH, self.window_size - fed))
+        return draw_short_lengths(rng, rows, min(MAX_SHORT_LENGTH, self.window_size - fed))
 
     @contextmanager
     def open_with_drawn_prompts(

@@ -111,7 +111,7 @@ class CandidatePoints:
     def truncation_sweep(self) -> list[PointLoss]:
         """Evaluation losses of fixed truncation at every depth whose head was read."""
         evaluation = self.traces.evaluation
-        depths = [point for point in truncation_points(self.subject.stepper.layers) if evaluation.reads(point)]
+        depths = [point for point in truncation_points(self.subject.stepper.layers) if evaluation.has_layers_for(point)]
         return loss_table(evaluation, self.subject.loaded.geometry, depths)
 
     def nll_by_document(self, loss: PointLoss) -> NllPair:
@@ -232,7 +232,7 @@ def judged_text_note(points: CandidatePoints) -> str:
     """One sentence: the judged text and its windows."""
     subject, traces = points.subject, points.traces
     source = f", text sampled from the model itself (seed {subject.seed})" if subject.corpus == "self" else ""
-    documents, windows = len(traces.lengths), traces.evaluation.sequences
+    documents, windows = len(traces.lengths), traces.evaluation.n_sequences
     alike = subject.count_near_duplicates("evaluate")
     left_out = f" ({alike} near-duplicates left out)" if alike else ""
     fewer = f"; a model of this size reads less ({subject.reduced_reading}; all of it with --emad-budget standard)"

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.audit.spot_checks import TimedRequest, timed_lengths, timed_requests
-from emad_ref.audit.token_comparison import same_tokens
+from emad_ref.audit.spot_checks import TimedRequest, check_timed_lengths, check_timed_requests
+from emad_ref.audit.token_comparison import check_same_tokens
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.self_speculation import self_speculate
 from emad_ref.decoding.speculation import SpeculationResult, speculate
@@ -304,7 +304,7 @@ class PairLatencyBenchmark:
     # ------------------------------------------------------------ checks after the clock
 
     def _of_one_length(self, timed: TimingResult) -> TimingResult:
-        timed_lengths(timed.emitted_tokens(), 1, self.n_new_tokens).require()
+        check_timed_lengths(timed.emitted_tokens(), 1, self.n_new_tokens).require()
         return timed
 
     def require_lossless(self, timed: TimingResult, verifier: Capabilities, alone: str = "large") -> None:
@@ -318,7 +318,9 @@ class PairLatencyBenchmark:
             [rows[0].tolist() for rows in emitted[name]] for name in (alone, *LOSSLESS_ARMS) if name in emitted
         )
         for tokens in others:
-            same_tokens(large.reference_lens, large.tolerance, prompts, tokens, expected, declared=declared).require()
+            check_same_tokens(
+                large.reference_lens, large.tolerance, prompts, tokens, expected, declared=declared
+            ).require()
 
     def _require_claimed(self, timed: TimingResult, point: OperatingPoint, capabilities: Capabilities) -> None:
         """Check EMAD's records of a random few pairs."""
@@ -327,6 +329,6 @@ class PairLatencyBenchmark:
         records = timed.audited_decodings("EMAD")
         chosen = [TimedRequest(timed.prompts[pair], {"EMAD": get_record(records[pair])}, {}) for pair in audited]
         noise = {"EMAD": max(large.tolerance, capabilities.logit_noise)}
-        timed_requests(
+        check_timed_requests(
             chosen, {"EMAD": point}, self.n_new_tokens, large.reference_lens, noise, counted=capabilities.counted
         ).require()

@@ -147,7 +147,7 @@ class FamilyComparison:
         def split(of: Of) -> FamilySplit:
             here = columns_of(of)
             loss, flops = (self._by_document(values, of) for values in (getattr(here, COLUMN[by]), here.flops))
-            return FamilySplit(loss, flops, self._by_document(self._traced(of).lengths, of))
+            return FamilySplit(loss, flops, self._by_document(self._traced(of).sequence_lengths, of))
 
         return PointFamily(("full depth", *(point.name for point in points)), split("validate"), split("evaluate"))
 
@@ -210,7 +210,7 @@ class FamilyComparison:
             self.compute_family_columns(name, "evaluate"),
             self.choose_criterion(name),
         )
-        tokens = int(self.evaluation_trace.lengths.sum())
+        tokens = int(self.evaluation_trace.sequence_lengths.sum())
 
         def mean(values: Floats) -> tuple[float, float]:
             """Per token, of the mixture and of full depth."""
@@ -298,7 +298,7 @@ class BaselineComparison(FamilyComparison):
             ]
             early, windows = (
                 self.confidence_rules.make_pareto_rows(seed),
-                self.confidence_rules.evaluation_trace.sequences,
+                self.confidence_rules.evaluation_trace.n_sequences,
             )
             titled[f"early exits at equal net FLOPs on the first {windows} windows of {subject.corpus}"] = early
         if not rows:

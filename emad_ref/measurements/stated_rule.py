@@ -225,7 +225,7 @@ def _require_own_answers(seconds: Mapping[int, float], first: Container[int]) ->
 def _loss(subject: ModelUnderTest, prompt: Prompt, tokens: Ints) -> float:
     """−log p of ``tokens`` after ``prompt`` by the model at full depth, in nats."""
     history = np.concatenate([prompt.tokens, tokens[:-1]])
-    log_p = log_softmax(subject.reference_lens(history).last[-len(tokens) :], axis=-1)
+    log_p = log_softmax(subject.reference_lens(history).last_layer[-len(tokens) :], axis=-1)
     return -float(log_p[np.arange(len(tokens)), tokens].sum())
 
 

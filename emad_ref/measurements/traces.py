@@ -61,7 +61,7 @@ class LensTraces:
     def get_trace_covering(self, split: Split, points: Iterable[OperatingPoint]) -> Trace:
         """The split's trace if it has read every layer of ``points``, else that of every layer."""
         trace: Trace = getattr(self, TRACES[split])
-        return trace if all(trace.reads(point) for point in points) else self.trace_every_layer(split)
+        return trace if all(trace.has_layers_for(point) for point in points) else self.trace_every_layer(split)
 
     def _take(self, split: Split, layers: tuple[int, ...] | None, sample_every: int | None = None) -> Trace:
         if self.subject.is_seq2seq:
@@ -110,7 +110,7 @@ class LensTraces:
     @property
     def lengths(self) -> ByDocument:
         """[documents] decided tokens of each evaluated document."""
-        return self.by_document(self.evaluation.lengths)
+        return self.by_document(self.evaluation.sequence_lengths)
 
     @property
     def entropy_sums(self) -> tuple[ByDocument, ByDocument]:
@@ -118,9 +118,9 @@ class LensTraces:
 
         Of the evaluated documents that have such a position: a short one may lie between two.
         """
-        trace = self.evaluation.every_layer
+        trace = self.evaluation.fully_read_positions
         by_layer = [sum_by_sequence(trace, trace.entropy_nats[:, layer]) for layer in range(trace.layers)]
-        sums, tokens = self.by_document(np.stack(by_layer, axis=1)), self.by_document(trace.lengths)
+        sums, tokens = self.by_document(np.stack(by_layer, axis=1)), self.by_document(trace.sequence_lengths)
         has_tokens = tokens.values > 0
         return sums.select(has_tokens), tokens.select(has_tokens)
 
@@ -167,7 +167,7 @@ def documents_of_windows(sequences: list[TokenSequence]) -> DocumentMembership:
 
 def documents_of_tokens(trace: Trace, sequences: list[TokenSequence]) -> DocumentMembership:
     """[tokens] the document each token of ``trace``, which was taken of ``sequences``, belongs to."""
-    return DocumentMembership(documents_of_windows(sequences).number[trace.sequence])
+    return DocumentMembership(documents_of_windows(sequences).number[trace.sequence_index])
 
 
 PAPER_KS = ((32, 64), (128, 16))  # K of the paper, and the part of V above which it is none of the few largest
@@ -209,7 +209,7 @@ class EntropyEstimates:
         probes = LinearProbeFit(self._subject.stepper, self.probes)
         sequences = self._beginnings("calibrate", FITTED)
         take_trace(self._subject.stepper, sequences, observe=probes, layers=self.probes)
-        return probes.estimator()
+        return probes.fit_estimator()
 
     def correct_estimators(self, estimators: Sequence[EntropyEstimator]) -> list[EntropyEstimator]:
         """Each with its linear map to full entropy."""

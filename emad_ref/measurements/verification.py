@@ -14,10 +14,10 @@ from random import SystemRandom
 
 import numpy as np
 
-from emad_ref.audit.decoding_checks import bridge
+from emad_ref.audit.decoding_checks import check_replay_agreement
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.model_lens import replay_document
-from emad_ref.audit.work import ObservedRequest, witness
+from emad_ref.audit.work import ObservedRequest, check_observed_work
 from emad_ref.benchmark.clock import iterate_active_tracers, time_pairs
 from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import take_trace
@@ -91,7 +91,7 @@ class ReplayValidity:
         sequences = [replace(sequence, tokens=sequence.tokens[:BRIDGED_TOKENS]) for sequence in whole]
         replayed = [replay_document(subject.stepper, sequence, point, subject.tolerance) for sequence in sequences]
         with subject.open_decoder(point) as decoder:
-            return bridge(decoder, point, replayed, subject.tolerance)
+            return check_replay_agreement(decoder, point, replayed, subject.tolerance)
 
     def spot_check_bridge(self, point: OperatingPoint, *sequences: Sequence[TokenSequence]) -> Finding:
         """The bridge at ``point`` on a few of each kind of ``sequences`` that a verdict replays.
@@ -106,7 +106,9 @@ class ReplayValidity:
             ]
             replayed = [replay_document(subject.stepper, each, point, subject.tolerance) for each in chosen]
             with subject.open_decoder(point) as decoder:
-                self._checked[point] = bridge(decoder, point, replayed, subject.tolerance, needed=0, excuses_ties=True)
+                self._checked[point] = check_replay_agreement(
+                    decoder, point, replayed, subject.tolerance, needed=0, excuses_ties=True
+                )
         return self._checked[point]
 
     @property
@@ -172,7 +174,7 @@ class FlopVerification:
                 "witness", None, "the decoder does not count its work: nothing to hold what ran against", 0, 0
             )
         try:
-            return witness(self._requests())
+            return check_observed_work(self._requests())
         except Unsupported as refusal:
             return Finding("witness", None, f"nothing was watched: {refusal}", 0, 0)
         except RuntimeError as error:  # some do not run under a dispatch mode; every other audit runs them unchanged

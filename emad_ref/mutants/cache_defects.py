@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from emad_ref.models.stepper import Stepper
-from emad_ref.mutants.mutant import HONEST_FACTORY, Mutant, NotPlantable, declare, group, mutate, override_stepper
+from emad_ref.mutants.mutant import (
+    HONEST_FACTORY,
+    Mutant,
+    MutantNotApplicable,
+    declare_capabilities,
+    mutants_of_test,
+    mutate,
+    override_stepper,
+)
 from emad_ref.protocol import Decoder, Request
 from emad_ref.schedule.schedules import ExitFlow
 
@@ -52,16 +60,20 @@ def shift_positions(first: int) -> Callable[[Stepper], Stepper]:
             weight = move(learned.weight.data, 0, first + stepper.anatomy.position_offset)
             changed._positions._parameters = {"weight": weight}
         else:
-            raise NotPlantable("this family has no table of positions: distances, or positions inside its blocks")
+            raise MutantNotApplicable(
+                "this family has no table of positions: distances, or positions inside its blocks"
+            )
         return changed  # type: ignore[no-any-return]  # a stepper like the one it was copied from
 
     return change
 
 
 def require_window(stepper: Stepper, positions: int) -> None:
-    """Raises NotPlantable where the window ends before the defect begins."""
+    """Raises MutantNotApplicable where the window ends before the defect begins."""
     if stepper.max_positions < positions + 32:
-        raise NotPlantable(f"the model's window of {stepper.max_positions} ends before position {positions} matters")
+        raise MutantNotApplicable(
+            f"the model's window of {stepper.max_positions} ends before position {positions} matters"
+        )
 
 
 # ---------------------------------------------------------------- what is written
@@ -75,7 +87,7 @@ def write_nothing_from_40(write: Write, cache: Any, keys: Tensor, values: Tensor
     return write(keys.masked_fill(beyond, 0), values.masked_fill(beyond, 0), frame)
 
 
-def write_stale(is_stale: Callable[[Any, int, int], bool]) -> dict[str, Callable[..., Any]]:
+def write_stale_kv(is_stale: Callable[[Any, int, int], bool]) -> dict[str, Callable[..., Any]]:
     """Single tokens write the K/V of the token before once more, where ``is_stale(cache, row, position)``."""
 
     def write(original: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
@@ -88,7 +100,7 @@ def write_stale(is_stale: Callable[[Any, int, int], bool]) -> dict[str, Callable
     return {"write": write}
 
 
-def lose_across_pages(write: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
+def drop_kv_across_blocks(write: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
     """Of several tokens written at once those beyond the end of a block of 32 are lost."""
     slots = frame.positions_on(keys.device)
     if frame.queries > 1 and all(start > 0 for start in frame.starts):
@@ -97,7 +109,7 @@ def lose_across_pages(write: Write, cache: Any, keys: Tensor, values: Tensor, fr
     return write(keys, values, frame)
 
 
-def lose_at_full_pages(write: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
+def drop_kv_at_block_end(write: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
     for place, (start, end) in enumerate(zip(frame.starts, frame.ends, strict=True)):
         if start == 0 and end % 48 == 0 and end > 0:
             keys, values = keys.clone(), values.clone()
@@ -105,13 +117,13 @@ def lose_at_full_pages(write: Write, cache: Any, keys: Tensor, values: Tensor, f
     return write(keys, values, frame)
 
 
-def remember_written(truncate: Any, cache: Any, length: Any) -> None:
+def remember_truncated_kv(truncate: Any, cache: Any, length: Any) -> None:
     held = {row: cache.entries(row) for row, n in zip(cache._rows, cache._length, strict=True) if n}
     cache.written = {row: (keys.clone(), values.clone()) for row, (keys, values) in held.items()}
     truncate(length)
 
 
-def write_once(write: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
+def keep_truncated_kv(write: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
     """What was written once stays, although it was rolled back."""
     for place, (row, start, end) in enumerate(zip(frame.rows, frame.starts, frame.ends, strict=True)):
         for new, old in zip((keys, values), vars(cache).get("written", {}).get(row, ()), strict=False):
@@ -120,31 +132,33 @@ def write_once(write: Write, cache: Any, keys: Tensor, values: Tensor, frame: An
     return write(keys, values, frame)
 
 
-def forget_written(keep: Any, cache: Any, rows: Any, numbers: Any) -> None:
+def forget_truncated_kv(keep: Any, cache: Any, rows: Any, numbers: Any) -> None:
     cache.written = {}
     keep(rows, numbers)
 
 
-def leave_without_backfill(decoder: Any) -> None:
+def skip_backfill(decoder: Any) -> None:
     """Rows that stop owe nothing, although they may rise again."""
     if decoder.point.schedule != "monotone":
         decoder._forward.schedule = replace(decoder._forward.schedule, flow=ExitFlow)
 
 
-def fill_askew(fill: Any, stepper: Stepper, hidden: Tensor, *given: Any) -> None:
+def fill_distorted_states(fill: Any, stepper: Stepper, hidden: Tensor, *given: Any) -> None:
     fill(hidden + hidden.roll(1, -1) / 8, *given)
 
 
-def copy_askew(request: Request) -> Decoder:
+def distort_copied_states(request: Request) -> Decoder:
     """Honest under schedules that copy no states."""
     is_copying = request.point.schedule == "copying"
-    return (mutate(stepper=override_stepper(write_kv=fill_askew)) if is_copying else HONEST_FACTORY)(request)
+    return (mutate(stepper=override_stepper(write_kv=fill_distorted_states)) if is_copying else HONEST_FACTORY)(request)
 
 
 # ---------------------------------------------------------------- what runs
 
 
-def run_prompts_half(run: Any, stepper: Any, hidden: Tensor, first: int, last: int, frame: Any, cache: Any) -> Tensor:
+def skip_upper_layers_of_prompts(
+    run: Any, stepper: Any, hidden: Tensor, first: int, last: int, frame: Any, cache: Any
+) -> Tensor:
     """Of prompts of 40 tokens and more the upper half of the layers only writes K/V."""
     half = max(1, stepper.layers // 2)
     if first or last <= half or frame.queries < 40:
@@ -157,14 +171,16 @@ def run_prompts_half(run: Any, stepper: Any, hidden: Tensor, first: int, last: i
     return hidden
 
 
-def mix_last_layer(run: Any, stepper: Any, hidden: Tensor, first: int, last: int, frame: Any, cache: Any) -> Tensor:
+def mix_last_layer_output(
+    run: Any, stepper: Any, hidden: Tensor, first: int, last: int, frame: Any, cache: Any
+) -> Tensor:
     """Adds a quarter of the last layer's output, shifted, to itself."""
     output: Tensor = run(hidden, first, last, frame, cache)
     return output + output.roll(1, -1) / 4 if last == stepper.layers else output
 
 
 MUTANTS = (
-    *group("positions", FAR, LOGITS,
+    *mutants_of_test("positions", FAR, LOGITS,
         ("positions-from-64", "positions are one too far from 64 on", mutate(stepper=shift_positions(64))),
         ("positions-from-128", "positions are one too far from 128 on", mutate(stepper=shift_positions(128)))),
     Mutant("positions-from-1", "positions", "all positions but the first are one too far",
@@ -172,41 +188,44 @@ MUTANTS = (
     Mutant("kv-last-layer-unwritten", "K/V", "the last layer writes nothing from position 40 on",
            mutate(cache={"write": write_nothing_from_40}), FAR, LOGITS),
     Mutant("kv-stale-in-later-rows", "K/V", "rows but the first write old K/V from position 30 on",
-           mutate(cache=write_stale(lambda cache, row, at: row > 0 and at >= 30)), FAR,
+           mutate(cache=write_stale_kv(lambda cache, row, at: row > 0 and at >= 30)), FAR,
            r"row [1-9], position \d+.*logits off by"),
     Mutant("kv-stale-late", "K/V", "after 40 steps old K/V are written",
-           mutate(cache=write_stale(lambda cache, row, at: cache.steps > 40), prepare=declare(max_feed=1)), LATE,
+           mutate(cache=write_stale_kv(lambda cache, row, at: cache.steps > 40),
+           prepare=declare_capabilities(max_feed=1)), LATE,
            LOGITS),
     Mutant("kv-lost-at-a-buffer's-edge", "K/V", "position 127 holds what 126 holds",
-           mutate(cache=write_stale(lambda cache, row, at: at == 127)), FAR,
+           mutate(cache=write_stale_kv(lambda cache, row, at: at == 127)), FAR,
            r"row \d, position 1[23]\d.*logits off by", case="edges"),
     Mutant("kv-of-other-rows", "K/V", "rows write one another's K/V",
            mutate(cache={"write": lambda write, cache, k, v, frame: write(k.roll(1, 0), v.roll(1, 0), frame)}), FORCED,
            LOGITS),
     Mutant("kv-stale-after-rollback", "K/V", "what was rolled back is not overwritten",
-           mutate(cache={"write": write_once, "truncate": remember_written, "keep_rows": forget_written, **UNCHECKED}),
+           mutate(cache={"write": keep_truncated_kv, "truncate": remember_truncated_kv,
+           "keep_rows": forget_truncated_kv,
+           **UNCHECKED}),
            ROLLBACK, LOGITS),
     Mutant("kv-fills-of-zeros", "K/V", "K/V owed to skipped layers are filled with nothing",
            mutate(stepper=override_stepper(
                write_kv=lambda fill, stepper, hidden, *given: fill(torch.zeros_like(hidden), *given))),
            GOLDEN, r"audit golden: row \d", case="copying"),
     Mutant("kv-copies-askew", "K/V", "states copied to skipped layers are a little off",
-           copy_askew, FIELDS, r"copied states: logits of fed token \d+ are .* off"),
+           distort_copied_states, FIELDS, r"copied states: logits of fed token \d+ are .* off"),
     Mutant("backfill-missing", "K/V", "a schedule that rises leaves unwritten what it skipped",
-           mutate(cache=UNCHECKED, prepare=leave_without_backfill), GOLDEN, r"audit golden: row \d", case="eager"),
+           mutate(cache=UNCHECKED, prepare=skip_backfill), GOLDEN, r"audit golden: row \d", case="eager"),
     Mutant("prompts-shallow", "prompts", "the upper half of the layers never runs for prompts of 40 tokens and more",
-           mutate(stepper=override_stepper(run_layers=run_prompts_half)), FAR, LOGITS),
+           mutate(stepper=override_stepper(run_layers=skip_upper_layers_of_prompts)), FAR, LOGITS),
     Mutant("last-layer-mixed", "weights", "what the last layer gives is mixed up a little",
-           mutate(stepper=override_stepper(run_layers=mix_last_layer)), FORCED, LOGITS),
-    *group("pages", POSITIONS, LOGITS,
+           mutate(stepper=override_stepper(run_layers=mix_last_layer_output)), FORCED, LOGITS),
+    *mutants_of_test("pages", POSITIONS, LOGITS,
         ("pages-of-16", "the last position of every block of 16 holds what the one before it holds",
-         mutate(cache=write_stale(lambda cache, row, at: (at + 1) % 16 == 0))),
+         mutate(cache=write_stale_kv(lambda cache, row, at: (at + 1) % 16 == 0))),
         ("pages-of-48", "the same with blocks of 48",
-         mutate(cache=write_stale(lambda cache, row, at: (at + 1) % 48 == 0))),
+         mutate(cache=write_stale_kv(lambda cache, row, at: (at + 1) % 48 == 0))),
         ("pages-first-of-100", "position 99 holds what 98 holds",
-         mutate(cache=write_stale(lambda cache, row, at: at == 99))),
+         mutate(cache=write_stale_kv(lambda cache, row, at: at == 99))),
         ("pages-crossed-at-once", "tokens fed at once across the end of a block of 32 are lost beyond it",
-         mutate(cache={"write": lose_across_pages})),
+         mutate(cache={"write": drop_kv_across_blocks})),
         ("pages-full-prompts", "a prompt that fills its last block of 48 loses its last position",
-         mutate(cache={"write": lose_at_full_pages}))),
+         mutate(cache={"write": drop_kv_at_block_end}))),
 )  # fmt: skip

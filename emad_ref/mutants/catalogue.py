@@ -36,6 +36,6 @@ def select_mutants(names: Iterable[str]) -> list[Mutant]:
     return [mutant for mutant in CATALOGUE.values() if mutant.name in wanted]
 
 
-def one_of_each_kind() -> list[Mutant]:
+def select_one_of_each_kind() -> list[Mutant]:
     """The first of each kind."""
     return list({mutant.kind: mutant for mutant in reversed(CATALOGUE.values())}.values())[::-1]

@@ -17,11 +17,11 @@ from emad_ref.mutants.mutant import (
     Mutant,
     MutantDecoder,
     MutantFactory,
+    MutantNotApplicable,
     MutantSession,
-    NotPlantable,
     Overrides,
-    group,
     make_decoder,
+    mutants_of_test,
     mutate,
 )
 from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint, full_depth
@@ -48,22 +48,22 @@ COMPARED = [name for name, signal in SIGNALS.items() if signal.needs_only_thresh
 # ---------------------------------------------------------------- depths
 
 
-def rise(original: Any, session: Any, length: Ints | None = None) -> list[DepthAdmission]:
+def admit_to_ceiling(original: Any, session: Any, length: Ints | None = None) -> list[DepthAdmission]:
     """Every token may go to the ceiling, over K/V that were never written."""
     return [DepthAdmission(session._point.ceiling) for _ in session._trail]
 
 
-def cap_of_the_trail(original: Any, session: Any) -> Ints:
+def report_last_depth_as_cap(original: Any, session: Any) -> Ints:
     return np.array([trail[-1] if trail else session._point.ceiling for trail in session._trail])
 
 
-def accept_rising(original: Any, session: Any, depth: Ints, shape: tuple[int, ...]) -> Ints:
+def accept_rising_depths(original: Any, session: Any, depth: Ints, shape: tuple[int, ...]) -> Ints:
     if ((depth < 1) | (depth > session._point.ceiling)).any():
         raise InadmissibleDepth(f"depth={depth.tolist()}, but expected 1–{session._point.ceiling}")
     return depth
 
 
-def refuse_late(feed: Any, session: Any, *arguments: Any) -> Step:
+def refuse_after_feeding(feed: Any, session: Any, *arguments: Any) -> Step:
     """An inadmissible depth is refused once the first row has been fed."""
     try:
         step: Step = feed(*arguments)
@@ -73,14 +73,14 @@ def refuse_late(feed: Any, session: Any, *arguments: Any) -> Step:
     return step
 
 
-def refuse_the_cap(checked_depth: Any, session: Any, depth: Ints, shape: tuple[int, ...]) -> Ints:
+def refuse_depth_at_cap(checked_depth: Any, session: Any, depth: Ints, shape: tuple[int, ...]) -> Ints:
     if (depth[:, 0] >= session.cap).any() and (session.cap > 1).all():
         raise InadmissibleDepth(f"depth={depth.tolist()}, but expected less than {session.cap.tolist()}")
     checked: Ints = checked_depth(depth, shape)
     return checked
 
 
-def exit_together(least: int) -> dict[str, Callable[..., Any]]:
+def exit_rows_together(least: int) -> dict[str, Callable[..., Any]]:
     """From ``least`` rows on all leave where the first of them does; each signal is reported as it was read."""
 
     def advance(original: Any, session: Any, ids: Tensor, forced: Ints | None, last: int = 1) -> StepOutput:
@@ -99,7 +99,7 @@ def exit_together(least: int) -> dict[str, Callable[..., Any]]:
     return {"process_tokens": advance}
 
 
-def claim_shallower(advance: Any, session: Any, ids: Tensor, forced: Ints | None, last: int = 1) -> StepOutput:
+def claim_shallower_depths(advance: Any, session: Any, ids: Tensor, forced: Ints | None, last: int = 1) -> StepOutput:
     """Every token that can be is said to have stopped a layer before it did."""
     output: StepOutput = advance(ids, forced, last)
     if forced is not None:
@@ -110,7 +110,7 @@ def claim_shallower(advance: Any, session: Any, ids: Tensor, forced: Ints | None
     return replace(output, depth=claimed)
 
 
-class FullDepthSession(MutantSession):
+class FullDepthLogitsSession(MutantSession):
     """Shows full-depth logits under the shallow depths that the rule chose."""
 
     in_feed = True
@@ -142,11 +142,11 @@ class FullDepthSession(MutantSession):
         self.deep.drop(rows)
 
 
-class FullDepthInGenerateSession(FullDepthSession):
+class FullDepthGenerateSession(FullDepthLogitsSession):
     in_feed = False
 
 
-def keep_cap(rollback: Any, session: Any, length: Ints) -> None:
+def keep_cap_after_rollback(rollback: Any, session: Any, length: Ints) -> None:
     caps = session.cap.tolist()
     rollback(length)
     for trail, cap in zip(session._trail, caps, strict=True):
@@ -156,7 +156,7 @@ def keep_cap(rollback: Any, session: Any, length: Ints) -> None:
 # ---------------------------------------------------------------- signals and rules
 
 
-def misread(change: Callable[[Any, Tensor, Tensor], Tensor]) -> MutantFactory:
+def misread_signal(change: Callable[[Any, Tensor, Tensor], Tensor]) -> MutantFactory:
     """A probe reads ``change(decoder, signal, hidden)`` for the signal of the rows."""
 
     def prepare(decoder: Any) -> None:
@@ -175,11 +175,11 @@ def misread(change: Callable[[Any, Tensor, Tensor], Tensor]) -> MutantFactory:
 def signal_without_norm(decoder: Any, signal: Tensor, hidden: Tensor) -> Tensor:
     head = decoder.stepper.unembedding
     if head.shape[1] != hidden.shape[1]:
-        raise NotPlantable("states are projected before the head: they cannot be read without it")
+        raise MutantNotApplicable("states are projected before the head: they cannot be read without it")
     return SIGNALS[decoder.point.signal].compute_from_logits(hidden @ head.T)
 
 
-def decide_by(rule: Callable[[OperatingPoint], OperatingPoint]) -> MutantFactory:
+def decide_at_changed_point(rule: Callable[[OperatingPoint], OperatingPoint]) -> MutantFactory:
     """Decides by another point than the one it is made for."""
 
     def prepare(decoder: Any) -> None:
@@ -189,31 +189,31 @@ def decide_by(rule: Callable[[OperatingPoint], OperatingPoint]) -> MutantFactory
     return mutate(prepare=prepare)
 
 
-def looser(point: OperatingPoint) -> OperatingPoint:
+def loosen_thresholds(point: OperatingPoint) -> OperatingPoint:
     return replace(point, thresholds=tuple(tuple(one + 0.5 for one in row) for row in point.thresholds))
 
 
-def looser_where_calibrated(point: OperatingPoint) -> OperatingPoint:
+def loosen_if_calibrated(point: OperatingPoint) -> OperatingPoint:
     """Calibrated points are those that losses are read at."""
-    return point if point.margin_nats is None else looser(point)
+    return point if point.margin_nats is None else loosen_thresholds(point)
 
 
-def probe_later(decoder: Any) -> None:
+def probe_one_layer_later(decoder: Any) -> None:
     layers, probes = decoder.point.layers, decoder.point.probes
     if not probes:
         return
     if probes[-1] + 1 >= layers or any(a + 1 in probes for a in probes):
-        raise NotPlantable("probes leave no layer between them")
+        raise MutantNotApplicable("probes leave no layer between them")
     late = replace(decoder.point, probes=tuple(probe + 1 for probe in probes))
     decoder._forward = AdaptiveForward(decoder.stepper, late)
 
 
-def unread_signals(advance: Any, session: Any, *arguments: Any) -> StepOutput:
+def report_no_signals(advance: Any, session: Any, *arguments: Any) -> StepOutput:
     output: StepOutput = advance(*arguments)
     return replace(output, signal=np.full_like(output.signal, np.nan))
 
 
-def shift_answers(advance: Any, session: Any, *arguments: Any) -> StepOutput:
+def shift_logits_by_row(advance: Any, session: Any, *arguments: Any) -> StepOutput:
     output: StepOutput = advance(*arguments)
     return replace(output, logits=torch.roll(output.logits, 1, 0))
 
@@ -221,35 +221,35 @@ def shift_answers(advance: Any, session: Any, *arguments: Any) -> StepOutput:
 # ---------------------------------------------------------------- fields of a point
 
 
-def decode_at(change: Callable[[OperatingPoint], OperatingPoint]) -> MutantFactory:
+def decode_at_changed_point(change: Callable[[OperatingPoint], OperatingPoint]) -> MutantFactory:
     """An honest decoder of another point than the one requested."""
     return lambda request: make_decoder(MutantDecoder, replace(request, point=change(request.point)))
 
 
-def full_readouts(point: OperatingPoint) -> OperatingPoint:
+def drop_estimator(point: OperatingPoint) -> OperatingPoint:
     return point if SIGNALS[point.signal].is_learned else replace(point, estimator=EntropyEstimator())
 
 
-def by_entropy(point: OperatingPoint) -> OperatingPoint:
+def use_entropy_signal(point: OperatingPoint) -> OperatingPoint:
     plain = point.confidence is None and not SIGNALS[point.signal].is_learned
     return replace(point, signal="entropy_nats", decay=None) if plain else point
 
 
-def exit_at_probes(point: OperatingPoint) -> OperatingPoint:
+def exit_only_at_probes(point: OperatingPoint) -> OperatingPoint:
     if point.layers < 6:
-        raise NotPlantable("probes of so few layers leave none between them")
+        raise MutantNotApplicable("probes of so few layers leave none between them")
     return replace(point, interpolate=False)
 
 
-def constant_alpha(point: OperatingPoint) -> OperatingPoint:
+def drop_alpha_decay(point: OperatingPoint) -> OperatingPoint:
     return point if point.confidence is None else replace(point, confidence=replace(point.confidence, alpha_decay=None))
 
 
-def never_rising(point: OperatingPoint) -> OperatingPoint:
+def use_monotone_schedule(point: OperatingPoint) -> OperatingPoint:
     return replace(point, schedule="monotone") if point.schedule.startswith("free") else point
 
 
-def rounded(change: Callable[[Floats, str], Floats]) -> MutantFactory:
+def round_thresholds(change: Callable[[Floats, str], Floats]) -> MutantFactory:
     """Compares with ``change(thresholds, sense)`` of the finite thresholds float64 [bins, probes]."""
 
     def rule(point: OperatingPoint) -> OperatingPoint:
@@ -258,35 +258,35 @@ def rounded(change: Callable[[Floats, str], Floats]) -> MutantFactory:
         changed = np.where(finite, change(np.where(finite, given, 0), SIGNALS[point.signal].sense), given)
         return replace(point, thresholds=tuple(tuple(row) for row in changed.tolist()))
 
-    return decide_by(rule)
+    return decide_at_changed_point(rule)
 
 
-def to_bfloat16(values: Floats, sense: str = "") -> Floats:
+def round_to_bfloat16(values: Floats, sense: str = "") -> Floats:
     """The first 16 bits, to nearest."""
     bits = np.asarray(values, dtype=np.float32).view(np.uint32)
     cut = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
     return cut.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
-def compared_in_bfloat16(thresholds: Floats, sense: str) -> Floats:
+def round_comparison_to_bfloat16(thresholds: Floats, sense: str) -> Floats:
     """Signals are rounded, too: whatever lies up to half a step beyond the threshold passes."""
-    near = to_bfloat16(thresholds)
+    near = round_to_bfloat16(thresholds)
     half = np.exp2(np.floor(np.log2(np.maximum(np.abs(near), 2.0**-100))) - 8)
     moved: Floats = near + (half if sense == "falls" else -half)
     return moved
 
 
-def stricter(thresholds: Floats, sense: str) -> Floats:
+def tighten_thresholds(thresholds: Floats, sense: str) -> Floats:
     towards = np.float32(-np.inf if sense == "falls" else np.inf)
     nearest: Floats = np.nextafter(thresholds.astype(np.float32), towards).astype(np.float64)
     return nearest
 
 
-def next_threshold(point: OperatingPoint) -> OperatingPoint:
+def shift_thresholds_by_probe(point: OperatingPoint) -> OperatingPoint:
     return replace(point, thresholds=tuple((*row[1:], row[-1]) for row in point.thresholds))
 
 
-def margin_twice(point: OperatingPoint) -> OperatingPoint:
+def subtract_margin_twice(point: OperatingPoint) -> OperatingPoint:
     margin = point.margin_nats or 0.0
     return replace(point, thresholds=tuple(tuple(one - margin for one in row) for row in point.thresholds))
 
@@ -294,31 +294,37 @@ def margin_twice(point: OperatingPoint) -> OperatingPoint:
 # ---------------------------------------------------------------- what feed shows
 
 
-def change_step(change: Callable[[Step], Step]) -> Overrides:
+def change_feed_step(change: Callable[[Step], Step]) -> Overrides:
     """Overrides of a session: every ``feed`` returns ``change`` of its step."""
     return {"feed": lambda feed, session, *arguments: change(feed(*arguments))}
 
 
-def nan_logits(step: Step) -> Step:
+def replace_logits_by_nan(step: Step) -> Step:
     return replace(step, logits=np.full_like(step.logits, np.nan))
 
 
-def flat_logits(step: Step) -> Step:
+def drop_logits_axis(step: Step) -> Step:
     return replace(step, logits=step.logits[:, -1])
 
 
-def show_first(feed: Any, session: Any, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+def show_first_logits(
+    feed: Any, session: Any, tokens: Ints, depth: Ints | None = None, last: int | None = None
+) -> Step:
     step: Step = feed(tokens, depth)
     return step if last is None else replace(step, logits=step.logits[:, :last])
 
 
-def show_last_of_all(feed: Any, session: Any, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+def cut_depths_and_signals(
+    feed: Any, session: Any, tokens: Ints, depth: Ints | None = None, last: int | None = None
+) -> Step:
     step: Step = feed(tokens, depth, last)
     first = 0 if last is None else tokens.shape[1] - last
     return replace(step, depth=step.depth[:, first:], signal=step.signal[:, first:])
 
 
-def run_all_heads(feed: Any, session: Any, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+def run_heads_of_all_tokens(
+    feed: Any, session: Any, tokens: Ints, depth: Ints | None = None, last: int | None = None
+) -> Step:
     step: Step = feed(tokens, depth)
     return step if last is None else replace(step, logits=step.logits[:, tokens.shape[1] - last :])
 
@@ -326,34 +332,34 @@ def run_all_heads(feed: Any, session: Any, tokens: Ints, depth: Ints | None = No
 # ---------------------------------------------------------------- work
 
 
-def count_as(change: Callable[[Any, Work], Work]) -> MutantFactory:
+def report_changed_work(change: Callable[[Any, Work], Work]) -> MutantFactory:
     """Reports ``change(session, work)`` for the work that was done."""
     return mutate(session={"work": lambda work, session: change(session, work())})
 
 
-def times(work: Work, tokens: int, context: int) -> Work:
+def multiply_work(work: Work, tokens: int, context: int) -> Work:
     return replace(work, tokens=work.tokens * tokens, context=work.context * context)
 
 
-def forget_rolled_back(rollback: Any, session: Any, length: Ints) -> None:
+def uncount_rolled_back_work(rollback: Any, session: Any, length: Ints) -> None:
     for trail, kept in zip(session._trail, length.tolist(), strict=True):
         for depth in trail[kept:]:
             session._store.work.tokens[:depth] -= 1
     rollback(length)
 
 
-def run_all_layers(advance: Any, session: Any, ids: Tensor, *arguments: Any) -> StepOutput:
+def run_all_layers_uncounted(advance: Any, session: Any, ids: Tensor, *arguments: Any) -> StepOutput:
     """All layers run for every token; what the rule leaves out is not counted."""
     stepper = session._stepper
     if stepper.geometry.encoder_layers:
-        raise NotPlantable("blocks that read a source do not run beside a session")
+        raise MutantNotApplicable("blocks that read a source do not run beside a session")
     frame = stepper.prepare_forward(np.tile(np.arange(ids.shape[1]), (len(ids), 1)), None)
     stepper.run_layers(stepper.embed(ids, frame), 0, stepper.layers, frame, None)
     output: StepOutput = advance(ids, *arguments)
     return output
 
 
-def read_every_layer(advance: Any, session: Any, ids: Tensor, *arguments: Any) -> StepOutput:
+def run_uncounted_heads(advance: Any, session: Any, ids: Tensor, *arguments: Any) -> StepOutput:
     """The head reads twice as often as there are layers, whatever the rule asks for."""
     stepper = session._stepper
     states = torch.ones(len(ids), stepper.geometry.hidden, dtype=stepper.dtype, device=stepper.device)
@@ -366,114 +372,130 @@ def read_every_layer(advance: Any, session: Any, ids: Tensor, *arguments: Any) -
 TOGETHER = rf"{PLACE}.*but alone depth|rule gives depth"
 MUTANTS = (
     Mutant("depth-rises", "depth", "every token may go to the ceiling again",
-           mutate(session={"_admissions": rise}, cache=UNCHECKED), DECISIONS, r"depth must not rise|cap"),
+           mutate(session={"_admissions": admit_to_ceiling}, cache=UNCHECKED), DECISIONS, r"depth must not rise|cap"),
     Mutant("depth-rises-unsaid", "depth", "the same, while the cap is reported as if it held",
-           mutate(session={"_admissions": rise, "cap": cap_of_the_trail}, cache=UNCHECKED), DECISIONS,
+           mutate(session={"_admissions": admit_to_ceiling, "cap": report_last_depth_as_cap}, cache=UNCHECKED),
+           DECISIONS,
            r"depth must not rise"),
     Mutant("depth-forced-up", "depth", "a forced depth above the cap is accepted",
-           mutate(session={"_checked_depth": accept_rising}, cache=UNCHECKED), FORCED, r"depth .* accepted under cap"),
+           mutate(session={"_checked_depth": accept_rising_depths}, cache=UNCHECKED), FORCED,
+           r"depth .* accepted under cap"),
     Mutant("depth-refused-late", "depth", "an inadmissible depth is refused after a row was fed",
-           mutate(session={"feed": refuse_late}), FORCED, r"was refused, but length or cap changed"),
+           mutate(session={"feed": refuse_after_feeding}), FORCED, r"was refused, but length or cap changed"),
     Mutant("depth-cap-refused", "depth", "the cap itself is refused",
-           mutate(session={"_checked_depth": refuse_the_cap}), FORCED, r"admissible depth .* refused"),
+           mutate(session={"_checked_depth": refuse_depth_at_cap}), FORCED, r"admissible depth .* refused"),
     Mutant("depth-claimed-shallower", "depth", "tokens are said to have stopped a layer before they did",
-           mutate(session={"process_tokens": claim_shallower}), DECISIONS, PLACE),
+           mutate(session={"process_tokens": claim_shallower_depths}), DECISIONS, PLACE),
     Mutant("depth-unearned", "depth", "logits of full depth under the depths of the rule",
-           mutate(session=FullDepthSession), DECISIONS, rf"{PLACE}logits off by"),
+           mutate(session=FullDepthLogitsSession), DECISIONS, rf"{PLACE}logits off by"),
     Mutant("depth-unearned-in-generate", "depth", "the same, in generate alone",
-           mutate(session=FullDepthInGenerateSession), GENERATED, rf"{PLACE}emitted \d+, but the argmax"),
+           mutate(session=FullDepthGenerateSession), GENERATED, rf"{PLACE}emitted \d+, but the argmax"),
     Mutant("depth-cap-after-rollback", "depth", "rollback does not restore the cap",
-           mutate(session={"rollback": keep_cap}), ROLLBACK, r"after rollback.*cap"),
-    *group("batch", ROWS, TOGETHER,
-        ("batch-exits-together", "all rows leave where the first does", mutate(session=exit_together(2))),
-        ("batch-exits-together-from-4", "the same from four rows on", mutate(session=exit_together(4))),
-        ("batch-exits-together-from-5", "the same from five rows on", mutate(session=exit_together(5)))),
+           mutate(session={"rollback": keep_cap_after_rollback}), ROLLBACK, r"after rollback.*cap"),
+    *mutants_of_test("batch", ROWS, TOGETHER,
+        ("batch-exits-together", "all rows leave where the first does", mutate(session=exit_rows_together(2))),
+        ("batch-exits-together-from-4", "the same from four rows on", mutate(session=exit_rows_together(4))),
+        ("batch-exits-together-from-5", "the same from five rows on", mutate(session=exit_rows_together(5)))),
     Mutant("batch-first-row's-signal", "batch", "every row decides by the first one's signal",
-           misread(lambda decoder, signal, hidden: signal[:1].expand(len(signal)).clone()), DECISIONS,
+           misread_signal(lambda decoder, signal, hidden: signal[:1].expand(len(signal)).clone()), DECISIONS,
            rf"{PLACE}signal off by"),
     Mutant("batch-answers-shifted", "batch", "answers come back one row off",
-           mutate(session={"process_tokens": shift_answers}), FORCED, rf"{PLACE}logits off by"),
-    *group("rule", DECISIONS, rf"{PLACE}signal off by",
+           mutate(session={"process_tokens": shift_logits_by_row}), FORCED, rf"{PLACE}logits off by"),
+    *mutants_of_test("rule", DECISIONS, rf"{PLACE}signal off by",
         ("rule-signal-in-bits", "the signal is in bits, the threshold in nats",
-         misread(lambda decoder, signal, hidden: signal / math.log(2))),
-        ("rule-signal-without-norm", "probes read the state before the last norm", misread(signal_without_norm))),
-    Mutant("rule-threshold-looser", "rule", "thresholds are half a nat too high", decide_by(looser), DECISIONS,
+         misread_signal(lambda decoder, signal, hidden: signal / math.log(2))),
+        ("rule-signal-without-norm", "probes read the state before the last norm",
+         misread_signal(signal_without_norm))),
+    Mutant("rule-threshold-looser", "rule", "thresholds are half a nat too high",
+           decide_at_changed_point(loosen_thresholds), DECISIONS,
            rf"{PLACE}the rule gives depth"),
-    Mutant("rule-probe-later", "rule", "probes are read one layer too late", mutate(prepare=probe_later), DECISIONS,
+    Mutant("rule-probe-later", "rule", "probes are read one layer too late", mutate(prepare=probe_one_layer_later),
+           DECISIONS,
            PLACE),
-    Mutant("rule-signals-unread", "rule", "no signal is reported", mutate(session={"process_tokens": unread_signals}),
+    Mutant("rule-signals-unread", "rule", "no signal is reported",
+           mutate(session={"process_tokens": report_no_signals}),
            DECISIONS, r"a signal that the rule compares was not read"),
     Mutant("arrays-nan", "arrays", "logits are NaN",
-           mutate(session=change_step(nan_logits)), FORCED, r"logits off by nan"),
+           mutate(session=change_feed_step(replace_logits_by_nan)), FORCED, r"logits off by nan"),
     Mutant("arrays-shape", "arrays", "logits lack an axis",
-           mutate(session=change_step(flat_logits)), FORCED, r"shape"),
+           mutate(session=change_feed_step(drop_logits_axis)), FORCED, r"shape"),
 
     # work
-    *group("work", DECISIONS, COUNTED,
+    *mutants_of_test("work", DECISIONS, COUNTED,
         ("work-of-probes-left-out", "readouts are free of charge",
-         count_as(lambda session, work: replace(work, readout_rows=np.zeros_like(work.readout_rows)))),
+         report_changed_work(lambda session, work: replace(work, readout_rows=np.zeros_like(work.readout_rows)))),
         ("work-of-context-left-out", "attention is charged for the new keys alone",
-         count_as(lambda session, work: replace(work, context=np.minimum(work.context, work.tokens)))),
+         report_changed_work(lambda session, work: replace(work, context=np.minimum(work.context, work.tokens)))),
         ("work-halved", "half of the blocks are counted",
-         count_as(lambda session, work: replace(work, tokens=work.tokens // 2))),
-        ("work-doubled", "blocks are counted twice", count_as(lambda session, work: times(work, 2, 2)))),
+         report_changed_work(lambda session, work: replace(work, tokens=work.tokens // 2))),
+        ("work-doubled", "blocks are counted twice",
+         report_changed_work(lambda session, work: multiply_work(work, 2, 2)))),
     Mutant("work-of-rollbacks-forgotten", "work", "rolled-back tokens are taken off the bill",
-           mutate(session={"rollback": forget_rolled_back}), ROLLBACK, r"work fell"),
+           mutate(session={"rollback": uncount_rolled_back_work}), ROLLBACK, r"work fell"),
     Mutant("work-all-layers-then-route", "work", "all layers run, and a router is applied afterwards",
-           mutate(session={"process_tokens": run_all_layers}), OBSERVED, r"layer \d+ ran for .* but its record counts"),
+           mutate(session={"process_tokens": run_all_layers_uncounted}), OBSERVED,
+           r"layer \d+ ran for .* but its record counts"),
     Mutant("work-head-at-every-layer", "work", "the head reads twice as often as there are layers",
-           mutate(session={"process_tokens": read_every_layer}), OBSERVED,
+           mutate(session={"process_tokens": run_uncounted_heads}), OBSERVED,
            r"the head ran for .* but its record counts"),
     Mutant("work-of-context-doubled", "work", "attention is charged twice",
-           count_as(lambda session, work: times(work, 1, 2)), FAR_DECISIONS,
+           report_changed_work(lambda session, work: multiply_work(work, 1, 2)), FAR_DECISIONS,
            r"work\.context per layer .* keys each imply at most"),
     Mutant("work-of-full-depth-doubled", "work", "attention is charged twice at full depth",
-           count_as(lambda session, work: times(work, 1, 2) if session._point.fixed else work), COSTS,
+           report_changed_work(lambda session, work: multiply_work(work, 1, 2) if session._point.fixed else work),
+           COSTS,
            r"layer 1 counts \d+ keys at full depth, but"),
     Mutant("work-of-batches-doubled", "work", "blocks of several rows are counted four times over",
-           count_as(lambda session, work: work if len(session._trail) == 1 else times(work, 4, 4)), DECISIONS,
+           report_changed_work(lambda session, work: work if len(session._trail) == 1 else multiply_work(work, 4, 4)),
+           DECISIONS,
            r"work\.tokens per layer .* imply at most"),
     Mutant("work-of-prompts-unsaid", "work", "the prompts' part of the work is not reported",
            mutate(generate=lambda original, decoder, *arguments: replace(original(*arguments), prompt_work=None)),
            GENERATED, r"prompt_work of models \[\]"),
     Mutant("work-of-no-source", "work", "an encoder is charged that the model does not have",
-           count_as(lambda session, work: replace(work, encoder_tokens=2 * work.encoder_tokens + 1)), COSTS,
+           report_changed_work(lambda session, work: replace(work, encoder_tokens=2 * work.encoder_tokens + 1)), COSTS,
            r"work\.encoder_tokens counts"),
 
     # fields of a point
     Mutant("field-bins-ignored", "fields", "every token takes the first row of thresholds",
-           decode_at(lambda point: replace(point, bins=BinSpec(), thresholds=point.thresholds[:1])), FIELDS,
+           decode_at_changed_point(lambda point: replace(point, bins=BinSpec(), thresholds=point.thresholds[:1])),
+           FIELDS,
            r"bins of \w+: row 0"),
     Mutant("field-estimator-ignored", "fields", "probes read the full head, whatever estimator is asked for",
-           decode_at(full_readouts), FIELDS, r"(estimates|readout|linear probes): row 0"),
+           decode_at_changed_point(drop_estimator), FIELDS, r"(estimates|readout|linear probes): row 0"),
     Mutant("field-signal-ignored", "fields", "entropy is compared, whatever signal is asked for",
-           decode_at(by_entropy), FIELDS, rf"({'|'.join(COMPARED)}): row 0"),
+           decode_at_changed_point(use_entropy_signal), FIELDS, rf"({'|'.join(COMPARED)}): row 0"),
     Mutant("field-decay-ignored", "fields", "thresholds do not fall",
-           decode_at(lambda point: replace(point, decay=None)), FIELDS, r"thresholds that fall: row 0"),
-    Mutant("field-interpolation-ignored", "fields", "tokens leave at probes alone", decode_at(exit_at_probes), FIELDS,
+           decode_at_changed_point(lambda point: replace(point, decay=None)), FIELDS, r"thresholds that fall: row 0"),
+    Mutant("field-interpolation-ignored", "fields", "tokens leave at probes alone",
+           decode_at_changed_point(exit_only_at_probes), FIELDS,
            r"exits between probes: row 0"),
-    Mutant("field-alpha-decay-ignored", "fields", "α stays as it is", decode_at(constant_alpha), FIELDS,
+    Mutant("field-alpha-decay-ignored", "fields", "α stays as it is", decode_at_changed_point(drop_alpha_decay), FIELDS,
            r"a decaying α: row 0"),
     Mutant("field-ceiling-ignored", "fields", "tokens run to the last layer, whatever the ceiling is",
-           decode_at(lambda point: replace(point, ceiling=point.layers)), FIELDS,
+           decode_at_changed_point(lambda point: replace(point, ceiling=point.layers)), FIELDS,
            r"a ceiling below the last layer: "),
     Mutant("field-schedule-ignored", "fields", "depth never rises, whatever the schedule is",
-           decode_at(never_rising), FIELDS, r"free depth, \w+: "),
+           decode_at_changed_point(use_monotone_schedule), FIELDS, r"free depth, \w+: "),
     Mutant("field-lens-ignored", "fields", "heads are the model's own, whatever lens is named",
-           decode_at(lambda point: replace(point, lens=None)), FIELDS, r"a tuned lens that does not exist: decoded at"),
-    *group("comparisons", DIGITS, OWN_WORD,
-        ("compared-thresholds-in-bfloat16", "thresholds are kept in bfloat16", rounded(to_bfloat16)),
+           decode_at_changed_point(lambda point: replace(point, lens=None)), FIELDS,
+           r"a tuned lens that does not exist: decoded at"),
+    *mutants_of_test("comparisons", DIGITS, OWN_WORD,
+        ("compared-thresholds-in-bfloat16", "thresholds are kept in bfloat16", round_thresholds(round_to_bfloat16)),
         ("compared-thresholds-in-float16", "thresholds are kept in float16",
-         rounded(lambda thresholds, sense: thresholds.astype(np.float16).astype(np.float64))),
-        ("compared-in-bfloat16", "signals and thresholds are compared in bfloat16", rounded(compared_in_bfloat16)),
-        ("compared-strictly", "a signal that equals its threshold does not pass", rounded(stricter)),
-        ("compared-with-the-next", "each probe compares with the threshold of the next", decide_by(next_threshold)),
+         round_thresholds(lambda thresholds, sense: thresholds.astype(np.float16).astype(np.float64))),
+        ("compared-in-bfloat16", "signals and thresholds are compared in bfloat16",
+         round_thresholds(round_comparison_to_bfloat16)),
+        ("compared-strictly", "a signal that equals its threshold does not pass", round_thresholds(tighten_thresholds)),
+        ("compared-with-the-next", "each probe compares with the threshold of the next",
+         decide_at_changed_point(shift_thresholds_by_probe)),
         ("compared-margin-twice", "the margin, which thresholds hold already, is subtracted again",
-         decide_by(margin_twice))),
+         decide_at_changed_point(subtract_margin_twice))),
     Mutant("last-from-the-front", "last", "of a feed the first logits are shown, not the last",
-           mutate(session={"feed": show_first}), LAST, r"row \d, position \d+, depth \d+: logits off by"),
+           mutate(session={"feed": show_first_logits}), LAST, r"row \d, position \d+, depth \d+: logits off by"),
     Mutant("last-of-depths-too", "last", "depths and signals are those of the last tokens alone",
-           mutate(session={"feed": show_last_of_all}), LAST, r"step\.depth has shape"),
+           mutate(session={"feed": cut_depths_and_signals}), LAST, r"step\.depth has shape"),
     Mutant("last-heads-all-run", "last", "heads run for all tokens, however few logits are wanted",
-           mutate(session={"feed": run_all_heads}), LAST, r"work counts \d+ heads, but the logits of \d+ positions"),
+           mutate(session={"feed": run_heads_of_all_tokens}), LAST,
+           r"work counts \d+ heads, but the logits of \d+ positions"),
 )  # fmt: skip

@@ -19,7 +19,16 @@ from torch import nn
 from emad_ref.decoding import speculation
 from emad_ref.mutants.cache_defects import FORCED
 from emad_ref.mutants.decision_defects import DECISIONS
-from emad_ref.mutants.mutant import HONEST_FACTORY, RUN, VERIFY, Mutant, MutantFactory, declare, group, mutate
+from emad_ref.mutants.mutant import (
+    HONEST_FACTORY,
+    RUN,
+    VERIFY,
+    Mutant,
+    MutantFactory,
+    declare_capabilities,
+    mutants_of_test,
+    mutate,
+)
 from emad_ref.mutants.request_defects import TIMED
 from emad_ref.protocol import Decoder, Request, Unsupported
 from emad_ref.record import Floats, Record
@@ -35,7 +44,7 @@ SLEEP_S = 0.002
 # ---------------------------------------------------------------- refusals and exits
 
 
-def raising(error: Callable[[], BaseException]) -> MutantFactory:
+def raise_in_factory(error: Callable[[], BaseException]) -> MutantFactory:
     def make(request: Request) -> NoReturn:
         raise error()
 
@@ -46,7 +55,7 @@ def refuse_sessions(start: Any, decoder: Any, *arguments: Any) -> NoReturn:
     raise Unsupported("no sessions")
 
 
-def leaving(leave: Callable[[], Any]) -> MutantFactory:
+def exit_on_start(leave: Callable[[], Any]) -> MutantFactory:
     """Ends the process, or the run, as soon as a session is opened."""
 
     def start(original: Any, decoder: Any, *arguments: Any) -> NoReturn:
@@ -56,28 +65,28 @@ def leaving(leave: Callable[[], Any]) -> MutantFactory:
     return mutate(start=start)
 
 
-def uncounted(generate: Any, decoder: Any, *arguments: Any) -> Record:
+def drop_work_counts(generate: Any, decoder: Any, *arguments: Any) -> Record:
     record: Record = generate(*arguments)
     return replace(record, work=None, prompt_work=None)
 
 
-NOISE_DECLARED = mutate(prepare=declare(logit_noise=1e6))
+NOISE_DECLARED = mutate(prepare=declare_capabilities(logit_noise=1e6))
 
 
 # ---------------------------------------------------------------- the judge's model and process
 
 
-def other_models(mine: nn.Module) -> list[Any]:
+def find_other_models(mine: nn.Module) -> list[Any]:
     """Every model of the process but the decoder's own: nothing in the protocol leads to them."""
     return [each for each in gc.get_objects() if type(each) is type(mine) and each is not mine]
 
 
-def change_models(change: Callable[[Any], None]) -> MutantFactory:
+def change_other_models(change: Callable[[Any], None]) -> MutantFactory:
     """An honest decoder that does ``change`` to every model of the process but its own, once."""
     done: set[int] = set()
 
     def make(request: Request) -> Decoder:
-        for model in other_models(request.model.load().model):
+        for model in find_other_models(request.model.load().model):
             if id(model) not in done:
                 done.add(id(model))
                 change(model)
@@ -86,7 +95,7 @@ def change_models(change: Callable[[Any], None]) -> MutantFactory:
     return make
 
 
-def change_process(change: Callable[[], None]) -> MutantFactory:
+def change_process_state(change: Callable[[], None]) -> MutantFactory:
     """An honest decoder that does ``change`` each time it is made."""
 
     def make(request: Request) -> Decoder:
@@ -96,54 +105,54 @@ def change_process(change: Callable[[], None]) -> MutantFactory:
     return make
 
 
-def matrices(model: Any) -> list[nn.Parameter]:
+def weight_matrices(model: Any) -> list[nn.Parameter]:
     return [weight for weight in model.parameters() if weight.ndim == 2]
 
 
-def change_a_weight(model: Any) -> None:
-    weights = matrices(model)
+def change_one_weight(model: Any) -> None:
+    weights = weight_matrices(model)
     weights[len(weights) // 2].data[0, 0] += 1
 
 
-def zero_the_upper_half(model: Any) -> None:
-    weights = matrices(model)
+def zero_upper_weights(model: Any) -> None:
+    weights = weight_matrices(model)
     for weight in weights[len(weights) // 2 :]:
         weight.data.zero_()
 
 
-def wait(*_: Any) -> None:
+def sleep_briefly(*_: Any) -> None:
     time.sleep(SLEEP_S)
 
 
-def inner(model: Any) -> Any:
+def find_inner_linear(model: Any) -> Any:
     return [each for each in model.modules() if isinstance(each, nn.Linear)][1]
 
 
-def replace_a_forward(model: Any) -> None:
-    module = inner(model)
+def replace_linear_forward(model: Any) -> None:
+    module = find_inner_linear(model)
     forward = module.forward
     module.forward = lambda *given: forward(*given)
 
 
-def one_thread_more() -> None:
+def add_torch_thread() -> None:
     torch.set_num_threads(torch.get_num_threads() + 1)
 
 
-def another_precision() -> None:
+def set_default_dtype_float64() -> None:
     torch.set_default_dtype(torch.float64)
 
 
-def slow_linear() -> None:
+def slow_down_linear() -> None:
     fast = torch.nn.functional.linear
 
     def slow(*given: Any) -> Any:
-        wait()
+        sleep_briefly()
         return fast(*given)
 
     torch.nn.functional.linear = slow  # type: ignore[assignment]  # that is what is wrong
 
 
-def late_clock() -> None:
+def halve_clock_speed() -> None:
     right = time.perf_counter
     time.perf_counter = lambda: right() / 2
 
@@ -153,15 +162,15 @@ def late_clock() -> None:
 VERIFY_ROUND = speculation.SpeculativeSequence.verify_drafts
 
 
-def accept_everything() -> None:
+def accept_all_drafts() -> None:
     speculation.is_accepted = lambda p, q, token, rng: True
 
 
-def residual_of_the_draft() -> None:
+def resample_from_draft() -> None:
     speculation.residual_distribution = lambda p, q: q
 
 
-def bonus_too_early() -> None:
+def read_bonus_token_early() -> None:
     """The token that follows accepted drafts is read where the last of them was."""
 
     def verify(self: speculation.SpeculativeSequence, logits: Floats) -> None:
@@ -172,32 +181,35 @@ def bonus_too_early() -> None:
 
 
 MUTANTS = (
-    *group("speculation", SPECULATION, r"row \d, new token \d+|row \d, position \d+",
-        ("speculation-unverified", "every draft is accepted", change_process(accept_everything)),
+    *mutants_of_test("speculation", SPECULATION, r"row \d, new token \d+|row \d, position \d+",
+        ("speculation-unverified", "every draft is accepted", change_process_state(accept_all_drafts)),
         ("speculation-residual", "a refused draft is drawn again from the draft's own distribution",
-         change_process(residual_of_the_draft)),
+         change_process_state(resample_from_draft)),
         ("speculation-bonus", "the token after accepted drafts is read a position too early",
-         change_process(bonus_too_early))),
-    Mutant("refuses-everything", "refusal", "every request is declined", raising(lambda: Unsupported("busy")),
+         change_process_state(read_bonus_token_early))),
+    Mutant("refuses-everything", "refusal", "every request is declined", raise_in_factory(lambda: Unsupported("busy")),
            FORCED, r"the decoder declined .*busy", by=RUN),
     Mutant("refuses-sessions", "refusal", "there are no sessions", mutate(start=refuse_sessions), KV,
            r"EMAD-E2: not decided .*no sessions", by=RUN),
     Mutant("refuses-to-count", "refusal", "work is not counted",
-           mutate(generate=uncounted, prepare=declare(counted=False)), TIMED, r"EMAD-E5: not decided", case="EMAD-E5",
+           mutate(generate=drop_work_counts, prepare=declare_capabilities(counted=False)), TIMED,
+           r"EMAD-E5: not decided", case="EMAD-E5",
            by=RUN),
-    Mutant("skips", "refusal", "pytest.skip inside the decoder", raising(lambda: pytest.skip.Exception("not today")),
+    Mutant("skips", "refusal", "pytest.skip inside the decoder",
+           raise_in_factory(lambda: pytest.skip.Exception("not today")),
            DECISIONS, r"skipped this test\. Only"),
     Mutant("skips-as-unittest", "refusal", "unittest's SkipTest inside the decoder",
-           raising(lambda: unittest.SkipTest("not today")), DECISIONS, r"skipped this test\. Only"),
+           raise_in_factory(lambda: unittest.SkipTest("not today")), DECISIONS, r"skipped this test\. Only"),
     Mutant("answers-nothing", "refusal", "the hook returns None", lambda request: None,  # type: ignore[arg-type,return-value]  # that is what is wrong
            FORCED, r"returned no decoder|returned None"),
     Mutant("noise-declared", "noise", "noise of a million logits is declared", NOISE_DECLARED, NOISE,
            r"logit_noise=1e\+06, but"),
-    Mutant("exits-process", "exits", "os._exit(0)", leaving(lambda: os._exit(0)), FORCED, r"state='running'",
+    Mutant("exits-process", "exits", "os._exit(0)", exit_on_start(lambda: os._exit(0)), FORCED, r"state='running'",
            by=VERIFY),
-    Mutant("exits-pytest", "exits", "pytest.exit(returncode=0)", leaving(lambda: pytest.exit("enough", returncode=0)),
+    Mutant("exits-pytest", "exits", "pytest.exit(returncode=0)",
+           exit_on_start(lambda: pytest.exit("enough", returncode=0)),
            FORCED, r"state='interrupted'", by=VERIFY),
-    Mutant("exits-system", "exits", "sys.exit(0)", leaving(lambda: sys.exit(0)), FORCED, r"SystemExit|state="),
+    Mutant("exits-system", "exits", "sys.exit(0)", exit_on_start(lambda: sys.exit(0)), FORCED, r"SystemExit|state="),
     Mutant("forges-by-xfail", "forged", "a conftest marks every test as an expected failure", NOISE_DECLARED, NOISE,
            r"xfailed, although audit noise refuted", by=RUN, bystander="xfail"),
     Mutant("forges-by-skip", "forged", "a conftest marks every test to be skipped", NOISE_DECLARED, NOISE,
@@ -207,25 +219,27 @@ MUTANTS = (
     Mutant("forges-outcomes", "forged", "a conftest turns failures into passes", NOISE_DECLARED, NOISE,
            r"passed, although audit noise refuted", by=RUN, bystander="outcomes"),
     Mutant("judge-weight", "judge's model", "a weight of the judge's model is changed in place",
-           change_models(change_a_weight), ALONE, MODEL + r"\w+\.weight"),
+           change_other_models(change_one_weight), ALONE, MODEL + r"\w+\.weight"),
     Mutant("judge-upper-layers", "judge's model", "the upper layers of the judge's model are zeroed",
-           change_models(zero_the_upper_half), ALONE, MODEL + r"\w+\.weight"),
+           change_other_models(zero_upper_weights), ALONE, MODEL + r"\w+\.weight"),
     Mutant("judge-hook", "judge's model", "a hook is left on the judge's model",
-           change_models(lambda model: inner(model).register_forward_hook(lambda *_: None)), ALONE,
+           change_other_models(lambda model: find_inner_linear(model).register_forward_hook(lambda *_: None)), ALONE,
            MODEL + r"\(forward hooks\)"),
     Mutant("judge-slowed", "judge's model", "a hook on the judge's model sleeps",
-           change_models(lambda model: inner(model).register_forward_pre_hook(wait)), ALONE,
+           change_other_models(lambda model: find_inner_linear(model).register_forward_pre_hook(sleep_briefly)), ALONE,
            MODEL + r"\(forward pre hooks\)"),
     Mutant("judge-forward", "judge's model", "a forward of the judge's model is replaced",
-           change_models(replace_a_forward), ALONE, MODEL + r"\(forward\)"),
+           change_other_models(replace_linear_forward), ALONE, MODEL + r"\(forward\)"),
     Mutant("judge-training", "judge's model", "part of the judge's model is in training mode",
-           change_models(lambda model: inner(model).train()), ALONE, MODEL + r"\(training mode\)"),
+           change_other_models(lambda model: find_inner_linear(model).train()), ALONE, MODEL + r"\(training mode\)"),
     Mutant("process-threads", "judge's model", "baselines run on another number of threads",
-           change_process(one_thread_more), ALONE, AROUND + r"set_num_threads"),
+           change_process_state(add_torch_thread), ALONE, AROUND + r"set_num_threads"),
     Mutant("process-precision", "judge's model", "the default dtype of the process is another",
-           change_process(another_precision), ALONE, AROUND + r"set_default_dtype"),
-    Mutant("process-slow-linear", "judge's model", "torch's linear sleeps", change_process(slow_linear), ALONE,
+           change_process_state(set_default_dtype_float64), ALONE, AROUND + r"set_default_dtype"),
+    Mutant("process-slow-linear", "judge's model", "torch's linear sleeps", change_process_state(slow_down_linear),
+           ALONE,
            AROUND + r"linear was replaced"),
-    Mutant("process-clock", "judge's model", "the process's clock runs at half speed", change_process(late_clock),
+    Mutant("process-clock", "judge's model", "the process's clock runs at half speed",
+           change_process_state(halve_clock_speed),
            ALONE, AROUND + r"perf_counter was replaced"),
 )  # fmt: skip

@@ -3,7 +3,7 @@
 Its session, K/V cache, sampler, model, rule and counts can be.
 
 An override is a function ``f(original, self, *arguments)``: ``original`` is the inherited method, bound to ``self``. So
-the same function mutates any class with that method, the reference's or another decoder's (``subclass``).
+the same function mutates any class with that method, the reference's or another decoder's (``override_methods``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RUN = "the run as a whole"
 VERIFY = "emad verify"
 
 
-class NotPlantable(EmadError):
+class MutantNotApplicable(EmadError):
     """The defect makes no sense on this model; the message says why."""
 
 
@@ -41,7 +41,7 @@ class NotPlantable(EmadError):
 class Mutant:
     """One row of the catalogue.
 
-    ``does``: what is wrong, in a sentence. ``make``: makes the decoder, or raises NotPlantable.
+    ``does``: what is wrong, in a sentence. ``make``: makes the decoder, or raises MutantNotApplicable.
 
     ``test``: the shipped test that must catch it, by file and function below ``suites``; ``case``: which parameters.
     ``says``: a pattern of the complaint; "" for an honest decoder, whose ``test`` lists folders that it must pass.
@@ -60,16 +60,16 @@ class Mutant:
     bystander: str = ""
 
     @property
-    def honest(self) -> bool:
+    def is_honest(self) -> bool:
         return not self.says
 
     @property
-    def meant(self) -> str:
+    def expected_detector(self) -> str:
         """The name of the shipped test whose complaint counts, or RUN or VERIFY."""
         return self.by or f"suites/{self.test}"
 
 
-def group(kind: str, test: str, says: str, *rows: tuple[str, str, MutantFactory]) -> tuple[Mutant, ...]:
+def mutants_of_test(kind: str, test: str, says: str, *rows: tuple[str, str, MutantFactory]) -> tuple[Mutant, ...]:
     """Mutants that the same test must catch in the same words: (name, does, make) of each."""
     return tuple(Mutant(name, kind, does, make, test, says) for name, does, make in rows)
 
@@ -77,7 +77,7 @@ def group(kind: str, test: str, says: str, *rows: tuple[str, str, MutantFactory]
 Overrides = Mapping[str, Callable[..., Any]]
 
 
-def subclass(base: type, overrides: Overrides) -> type:
+def override_methods(base: type, overrides: Overrides) -> type:
     """``base`` with methods and properties overridden; see the module's docstring."""
 
     def bind(name: str, override: Callable[..., Any]) -> Any:
@@ -139,13 +139,13 @@ def mutate(
     **methods: Callable[..., Any],
 ) -> MutantFactory:
     """The reference decoder with parts overridden; ``methods``: those of the decoder itself."""
-    kind: Any = subclass(MutantDecoder, methods)
-    opened: Any = session if isinstance(session, type) else subclass(MutantSession, session or {})
+    kind: Any = override_methods(MutantDecoder, methods)
+    opened: Any = session if isinstance(session, type) else override_methods(MutantSession, session or {})
     if cache is not None:
-        opened.cache_type = subclass(LayerKVCache, cache)
+        opened.cache_type = override_methods(LayerKVCache, cache)
     kind.session = opened
     if sampler is not None:
-        kind.sampler = subclass(Sampler, sampler)
+        kind.sampler = override_methods(Sampler, sampler)
     if stepper is not None:
         kind.change_stepper = staticmethod(stepper)
     if prepare is not None:
@@ -168,7 +168,7 @@ def override_stepper(**methods: Callable[..., Any]) -> Callable[[Stepper], Stepp
     return change
 
 
-def declare(**capabilities: Any) -> Callable[[Any], None]:
+def declare_capabilities(**capabilities: Any) -> Callable[[Any], None]:
     """For ``prepare``: declares other capabilities."""
 
     def prepare(decoder: Any) -> None:
@@ -184,13 +184,13 @@ DECLARED_NOISE = 0.02  # logits
 CHUNK = 16  # tokens
 
 
-def noisy_logits(logits: Callable[[Tensor], Tensor], stepper: Stepper, hidden: Tensor) -> Tensor:
+def add_logit_noise(logits: Callable[[Tensor], Tensor], stepper: Stepper, hidden: Tensor) -> Tensor:
     """Off by up to ``DECLARED_NOISE``; the same call twice gives the same numbers."""
     exact = logits(hidden)
     return exact + 0.9 * DECLARED_NOISE * torch.sin(1e5 * exact)  # a tenth is left for rounding proper
 
 
-def prompt_chunks(lengths: Ints) -> Iterator[tuple[Ints, int, Ints]]:
+def iterate_prompt_chunks(lengths: Ints) -> Iterator[tuple[Ints, int, Ints]]:
     """(rows, first position, tokens of each) of prompts of ``lengths``, ``CHUNK`` positions at once."""
     for first in range(0, int(lengths.max(initial=0)), CHUNK):
         rows = np.flatnonzero(lengths > first)
@@ -202,7 +202,7 @@ def run_prompts_in_chunks(original: Any, session: Any, heads: Any, lengths: Ints
     stepper, store, ceiling = session._stepper, session._store, session._point.ceiling
     present = np.flatnonzero(lengths > 0)
     states: Tensor | None = None
-    for rows, first, held in prompt_chunks(lengths):
+    for rows, first, held in iterate_prompt_chunks(lengths):
         tokens = np.zeros((len(rows), int(held.max())), dtype=np.int64)
         for i, (row, n) in enumerate(zip(rows.tolist(), held.tolist(), strict=True)):
             tokens[i, :n] = heads[row][first : first + n]
@@ -221,9 +221,9 @@ def run_prompts_in_chunks(original: Any, session: Any, heads: Any, lengths: Ints
     return states
 
 
-def chunked_prompt_work(original: Any, decoder: Any, prompts: Sequence[Prompt]) -> Work:
+def count_chunked_prompt_work(original: Any, decoder: Any, prompts: Sequence[Prompt]) -> Work:
     work, before = Work.none(decoder.stepper.layers), np.array([len(prompt.tokens) - 1 for prompt in prompts])
-    for rows, first, held in prompt_chunks(before):
+    for rows, first, held in iterate_prompt_chunks(before):
         work.count_blocks(0, decoder.point.ceiling, len(rows), int(held.max()), first + int(held.max()))
     counted: Work = decoder._with_sources(work, prompts)
     return counted
@@ -232,10 +232,11 @@ def chunked_prompt_work(original: Any, decoder: Any, prompts: Sequence[Prompt]) 
 HONEST = (
     Mutant("honest", "honest", "ours, over the copy of the model that decoders are lent", HONEST_FACTORY, ALL_SUITES),
     Mutant("honest-by-the-token", "honest", "one token a feed, and the monotone schedule alone",
-           mutate(prepare=declare(max_feed=1, schedules=frozenset({"monotone"}))), ALL_SUITES),
+           mutate(prepare=declare_capabilities(max_feed=1, schedules=frozenset({"monotone"}))), ALL_SUITES),
     Mutant("honest-in-chunks", "honest", "prompts are read in chunks of 16 tokens",
-           mutate(session={"_run_prompts": run_prompts_in_chunks}, prompt_work=chunked_prompt_work), ALL_SUITES),
+           mutate(session={"_run_prompts": run_prompts_in_chunks}, prompt_work=count_chunked_prompt_work), ALL_SUITES),
     Mutant("honest-noise", "honest", "logits are off by up to 0.02, which is declared",
-           mutate(stepper=override_stepper(logits=noisy_logits), prepare=declare(logit_noise=DECLARED_NOISE)),
+           mutate(stepper=override_stepper(logits=add_logit_noise),
+           prepare=declare_capabilities(logit_noise=DECLARED_NOISE)),
            ALL_SUITES),
 )  # fmt: skip

@@ -15,8 +15,13 @@ from torch import Tensor
 
 from emad_ref.models.kv_cache import LayerKVCache
 from emad_ref.mutants.cache_defects import LOGITS, ROLLBACK
-from emad_ref.mutants.decision_defects import GENERATED, decide_by, exit_together, looser_where_calibrated
-from emad_ref.mutants.mutant import Mutant, MutantFactory, Overrides, group, mutate
+from emad_ref.mutants.decision_defects import (
+    GENERATED,
+    decide_at_changed_point,
+    exit_rows_together,
+    loosen_if_calibrated,
+)
+from emad_ref.mutants.mutant import Mutant, MutantFactory, Overrides, mutants_of_test, mutate
 from emad_ref.protocol import Prompt, Step
 from emad_ref.record import DECODE, Ints, Record, StopReason, Tokens
 
@@ -45,7 +50,7 @@ NO_STOP: frozenset[int] = frozenset()
 
 
 @torch.inference_mode()
-def blank(layers: Sequence[LayerKVCache], row: int) -> None:
+def zero_row_kv(layers: Sequence[LayerKVCache], row: int) -> None:
     """Zeros in the place of what ``layers`` hold of ``row``."""
     for layer in layers:
         if row in layer.rows and layer.length[layer.rows == row].any():
@@ -53,13 +58,13 @@ def blank(layers: Sequence[LayerKVCache], row: int) -> None:
                 entries.zero_()
 
 
-def free_from(above: int) -> Callable[..., None]:
+def free_layers_on_commit(above: int) -> Callable[..., None]:
     """Commit frees all layers from cap + ``above`` on, by the cap of now."""
 
     def commit(original: Any, session: Any, length: Ints) -> None:
         original(length)
         for row, cap in enumerate(session.cap.tolist()):
-            blank(session._store.cache.layers[cap - 1 + above :], row)
+            zero_row_kv(session._store.cache.layers[cap - 1 + above :], row)
 
     return commit
 
@@ -70,12 +75,12 @@ def drop_by_shifting_indices(drop: Any, session: Any, rows: Ints) -> None:
         drop(np.array([min(row, len(session._trail) - 1)]))
 
 
-def remember_fed(feed: Any, session: Any, *arguments: Any, **named: Any) -> Any:
+def remember_fed_session(feed: Any, session: Any, *arguments: Any, **named: Any) -> Any:
     vars(session._forward).setdefault("fed", WeakSet()).add(session)
     return feed(*arguments, **named)
 
 
-def empty_other_sessions(drop: Any, session: Any, rows: Ints) -> None:
+def zero_other_sessions_kv(drop: Any, session: Any, rows: Ints) -> None:
     """Every other session that was fed finds zeros for its values."""
     drop(rows)
     for other in vars(session._forward).get("fed", ()):
@@ -84,7 +89,7 @@ def empty_other_sessions(drop: Any, session: Any, rows: Ints) -> None:
                 layer._values = torch.zeros_like(layer._values)
 
 
-def share_buffers(pool_of: Callable[[Any], Any]) -> Overrides:
+def share_cache_buffers(pool_of: Callable[[Any], Any]) -> Overrides:
     """Overrides of a cache: its buffers come from ``pool_of(cache)``, by layer, where another session may still be."""
 
     def make_room(original: Any, cache: Any, like: Tensor, slots: int) -> None:
@@ -99,37 +104,37 @@ def share_buffers(pool_of: Callable[[Any], Any]) -> Overrides:
     return {"_make_room": make_room}
 
 
-def kept(holder: Any, name: str = "kept") -> list[Any]:
+def leaked_items(holder: Any, name: str = "kept") -> list[Any]:
     """What ``holder`` keeps for ever."""
     held: list[Any] = vars(holder).setdefault(name, [])
     return held
 
 
-def keep_every_session(open_session: Any, decoder: Any, *arguments: Any, **named: Any) -> Any:
+def leak_closed_sessions(open_session: Any, decoder: Any, *arguments: Any, **named: Any) -> Any:
     session = open_session(*arguments, **named)
-    kept(decoder).append(session._store)
+    leaked_items(decoder).append(session._store)
     return session
 
 
-def keep_rolled_back(rollback: Any, session: Any, length: Ints) -> None:
+def leak_rolled_back_kv(rollback: Any, session: Any, length: Ints) -> None:
     for row, left in enumerate(length.tolist()):
         for layer in session._store.cache.layers:
             if row in layer.rows:
-                kept(session).extend(entries[:, left:].clone() for entries in layer.entries(row))
+                leaked_items(session).extend(entries[:, left:].clone() for entries in layer.entries(row))
     rollback(length)
 
 
-def keep_a_layer(original: Any, session: Any, *arguments: Any) -> None:
+def leak_first_layer_kv(original: Any, session: Any, *arguments: Any) -> None:
     """K/V of the first layer outlive the call, where there are several rows or the session is closed."""
     if len(session._trail) > 1 or not arguments:
         layer = session._store.cache.layers[0]
-        kept(session._forward).extend(
+        leaked_items(session._forward).extend(
             entry.clone() for row in range(len(session._trail)) for entry in layer.entries(row)
         )
     original(*arguments)
 
 
-def reuse_logits(feed: Any, session: Any, *arguments: Any) -> Step:
+def reuse_logits_buffer(feed: Any, session: Any, *arguments: Any) -> Step:
     """Each step's logits are written where the last ones were."""
     step: Step = feed(*arguments)
     buffer = vars(session).get("buffer")
@@ -139,7 +144,7 @@ def reuse_logits(feed: Any, session: Any, *arguments: Any) -> Step:
     return replace(step, logits=buffer)
 
 
-def live_length(length: Any, session: Any) -> Ints:
+def return_live_length(length: Any, session: Any) -> Ints:
     """``length`` is the session's own array."""
     now = np.array([len(trail) for trail in session._trail], dtype=np.int64)
     live: Ints = vars(session).setdefault("live", now)
@@ -161,10 +166,10 @@ def generate_in_shared_buffers() -> MutantFactory:
         decoder.pool = {}  # what sessions share is what generate takes
         return original(prompts)
 
-    return mutate(cache=share_buffers(lambda cache: cache.owner.pool), _open=open_session, start=start)
+    return mutate(cache=share_cache_buffers(lambda cache: cache.owner.pool), _open=open_session, start=start)
 
 
-def share_between_decoders() -> MutantFactory:
+def share_buffers_across_decoders() -> MutantFactory:
     """Buffers belong to the process: a session begins where one of another decoder still is."""
     last: dict[str, Any] = {"decoder": None, "pool": {}}
 
@@ -177,35 +182,35 @@ def share_between_decoders() -> MutantFactory:
         last.update(decoder=decoder, pool=session.pool)
         return session
 
-    return mutate(cache=share_buffers(pool_of), _open=open_session)
+    return mutate(cache=share_cache_buffers(pool_of), _open=open_session)
 
 
-def close_the_newest(close: Any, session: Any) -> None:
+def close_newest_session(close: Any, session: Any) -> None:
     """Closing a session frees what the one of its decoder opened last holds."""
     opened = session.opened
     newest = opened.pop()
     if newest is not session:
         for row in range(len(newest._trail)):
-            blank(newest._store.cache.layers, row)
+            zero_row_kv(newest._store.cache.layers, row)
         opened[opened.index(session)] = newest
     close()
 
 
-def remember_opened(start: Any, decoder: Any, prompts: Sequence[Prompt]) -> Any:
+def remember_open_sessions(start: Any, decoder: Any, prompts: Sequence[Prompt]) -> Any:
     session, step = start(prompts)
-    session.opened = kept(decoder, "opened")
+    session.opened = leaked_items(decoder, "opened")
     session.opened.append(session)
     return session, step
 
 
-def begin_with_leftovers(begin: Any, decoder: Any, prompts: Sequence[Prompt], max_new: int) -> Any:
+def begin_with_aborted_token(begin: Any, decoder: Any, prompts: Sequence[Prompt], max_new: int) -> Any:
     """After a request that was aborted the next one begins with a token of that one."""
     if (left := vars(decoder).get("left")) is not None:
         prompts = [Prompt(np.concatenate([[left], each.tokens[1:]]), each.source) for each in prompts]
     return begin(prompts, max_new)
 
 
-def leave_leftovers(generate: Any, decoder: Any, prompts: Sequence[Prompt], *arguments: Any) -> Record:
+def leak_aborted_request(generate: Any, decoder: Any, prompts: Sequence[Prompt], *arguments: Any) -> Record:
     try:
         record: Record = generate(prompts, *arguments)
     except BaseException:
@@ -218,7 +223,7 @@ def leave_leftovers(generate: Any, decoder: Any, prompts: Sequence[Prompt], *arg
 # ---------------------------------------------------------------- many rows
 
 
-def take_other_rows(first: int) -> Callable[..., Tensor]:
+def take_tokens_of_other_rows(first: int) -> Callable[..., Tensor]:
     """From row ``first`` on each row takes the token of the row ``first`` before it, where that is still there."""
 
     def pick(original: Any, sampler: Any, logits: Tensor, rows: list[int]) -> Tensor:
@@ -230,7 +235,7 @@ def take_other_rows(first: int) -> Callable[..., Tensor]:
     return pick
 
 
-def take_second_best(is_wrong: Callable[[int, int], bool]) -> Overrides:
+def take_second_best_token(is_wrong: Callable[[int, int], bool]) -> Overrides:
     """Rows take the second-best token where ``is_wrong(row, rows of the request)``."""
 
     def init(original: Any, sampler: Any, rows: int, *options: Any) -> None:
@@ -244,7 +249,7 @@ def take_second_best(is_wrong: Callable[[int, int], bool]) -> Overrides:
     return {"__init__": init, "pick_next_tokens": pick}
 
 
-def show_the_first_row(feed: Any, session: Any, *arguments: Any) -> Step:
+def show_logits_of_first_row(feed: Any, session: Any, *arguments: Any) -> Step:
     """A session shows of its ninth row and of all after it the logits of its first."""
     step: Step = feed(*arguments)
     step.logits[8:] = step.logits[:1]
@@ -254,7 +259,7 @@ def show_the_first_row(feed: Any, session: Any, *arguments: Any) -> Step:
 # ---------------------------------------------------------------- where rows end
 
 
-class LaterStops(frozenset[int]):
+class DelayedStopTokens(frozenset[int]):
     """Holds nothing for the first ``blind`` times that it is asked."""
 
     blind: int = 0
@@ -264,7 +269,7 @@ class LaterStops(frozenset[int]):
         return self.blind < 0 and super().__contains__(token)
 
 
-def request_as(change: Callable[[Any, Sequence[Prompt], int, frozenset[int]], tuple[Any, ...]]) -> MutantFactory:
+def change_request(change: Callable[[Any, Sequence[Prompt], int, frozenset[int]], tuple[Any, ...]]) -> MutantFactory:
     """``generate`` answers (prompts, max_new, stop) as ``change(decoder, prompts, max_new, stop)`` gives them."""
 
     def generate(
@@ -276,18 +281,22 @@ def request_as(change: Callable[[Any, Sequence[Prompt], int, frozenset[int]], tu
     return mutate(generate=generate)
 
 
-def never_stop_at_first(decoder: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> tuple[Any, ...]:
-    later = LaterStops(stop)
+def ignore_first_stop_token(
+    decoder: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]
+) -> tuple[Any, ...]:
+    later = DelayedStopTokens(stop)
     later.blind = len(prompts)
     return prompts, max_new, later
 
 
-def remember_stops(decoder: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> tuple[Any, ...]:
+def remember_stop_tokens(
+    decoder: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]
+) -> tuple[Any, ...]:
     decoder.known = vars(decoder).get("known", NO_STOP) | stop
     return prompts, max_new, decoder.known
 
 
-def stop_in_prompt(decoder: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> tuple[Any, ...]:
+def stop_if_in_prompt(decoder: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> tuple[Any, ...]:
     held = any(stop & set(prompt.tokens.tolist()) for prompt in prompts)
     return prompts, 1 if held else max_new, stop
 
@@ -303,7 +312,7 @@ def drop_stop_tokens(generate: Any, decoder: Any, *arguments: Any) -> Record:
 # ---------------------------------------------------------------- prompts that share a beginning
 
 
-def remember_prompts(key: Callable[[Ints], Hashable]) -> MutantFactory:
+def reuse_prompt_kv(key: Callable[[Ints], Hashable]) -> MutantFactory:
     """K and V of an earlier prompt that has the same key stand in for those of a prompt."""
 
     def run_prompts(original: Any, session: Any, heads: Any, lengths: Ints) -> Tensor:
@@ -317,7 +326,7 @@ def remember_prompts(key: Callable[[Ints], Hashable]) -> MutantFactory:
 # ---------------------------------------------------------------- drawn tokens
 
 
-def draw_with(change: Callable[[float, int], tuple[float, int]]) -> MutantFactory:
+def change_temperature_and_seed(change: Callable[[float, int], tuple[float, int]]) -> MutantFactory:
     """Draws at the (temperature, seed) that ``change`` gives for those requested."""
 
     def init(original: Any, sampler: Any, rows: int, temperature: float = 0.0, seed: int = 0) -> None:
@@ -326,7 +335,7 @@ def draw_with(change: Callable[[float, int], tuple[float, int]]) -> MutantFactor
     return mutate(sampler={"__init__": init})
 
 
-def share_generator(one: Callable[[int, int], list[torch.Generator]]) -> MutantFactory:
+def replace_generators(one: Callable[[int, int], list[torch.Generator]]) -> MutantFactory:
     """``one(rows, seed)`` gives the generators of all rows."""
 
     def init(original: Any, sampler: Any, rows: int, temperature: float = 0.0, seed: int = 0) -> None:
@@ -336,7 +345,7 @@ def share_generator(one: Callable[[int, int], list[torch.Generator]]) -> MutantF
     return mutate(sampler={"__init__": init})
 
 
-def truncate(excluded: Callable[[Tensor], Tensor]) -> MutantFactory:
+def truncate_distribution(excluded: Callable[[Tensor], Tensor]) -> MutantFactory:
     """Never draws tokens that ``excluded`` marks: bool [rows, V], of probabilities [rows, V]."""
 
     def pick(original: Any, sampler: Any, logits: Tensor, rows: list[int]) -> Tensor:
@@ -349,7 +358,7 @@ def truncate(excluded: Callable[[Tensor], Tensor]) -> MutantFactory:
     return mutate(sampler={"pick_next_tokens": pick})
 
 
-def beyond_nucleus(mass: float) -> Callable[[Tensor], Tensor]:
+def exclude_beyond_nucleus(mass: float) -> Callable[[Tensor], Tensor]:
     def excluded(shares: Tensor) -> Tensor:
         ordered, order = shares.sort(dim=-1, descending=True)
         return torch.zeros_like(shares, dtype=torch.bool).scatter(-1, order, ordered.cumsum(-1) - ordered > mass)
@@ -357,7 +366,7 @@ def beyond_nucleus(mass: float) -> Callable[[Tensor], Tensor]:
     return excluded
 
 
-def penalise(by: float) -> MutantFactory:
+def penalise_repetition(by: float) -> MutantFactory:
     """Lowers the logits of tokens that a row has drawn by ``by``."""
 
     def penalising(pick: Any, sampler: Any, logits: Tensor, rows: list[int]) -> Tensor:
@@ -376,7 +385,7 @@ def penalise(by: float) -> MutantFactory:
     return mutate(sampler={"pick_next_tokens": penalising})
 
 
-def seed_anew(pick: Any, sampler: Any, logits: Tensor, rows: list[int]) -> Tensor:
+def reseed_each_token(pick: Any, sampler: Any, logits: Tensor, rows: list[int]) -> Tensor:
     for generator in sampler._generators:
         generator.manual_seed(generator.initial_seed())
     picked: Tensor = pick(logits, rows)
@@ -386,17 +395,17 @@ def seed_anew(pick: Any, sampler: Any, logits: Tensor, rows: list[int]) -> Tenso
 # ---------------------------------------------------------------- requests that are timed
 
 
-def is_timed(prompts: Sequence[Prompt]) -> bool:
+def is_timed_request(prompts: Sequence[Prompt]) -> bool:
     return all(len(prompt.tokens) >= TIMED_LENGTH for prompt in prompts)
 
 
-def made_up(where: Callable[[Any, Sequence[Prompt]], bool], answer: Callable[..., Record]) -> MutantFactory:
+def fake_timed_answers(where: Callable[[Any, Sequence[Prompt]], bool], answer: Callable[..., Record]) -> MutantFactory:
     """Long prompts are answered by ``answer(generate, prompts, max_new, stop)`` where ``where(decoder, prompts)``."""
 
     def generate(
         original: Any, decoder: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = NO_STOP
     ) -> Record:
-        if is_timed(prompts) and where(decoder, prompts):
+        if is_timed_request(prompts) and where(decoder, prompts):
             return answer(original, prompts, max_new, stop)
         record: Record = original(prompts, max_new, stop)
         return record
@@ -404,17 +413,17 @@ def made_up(where: Callable[[Any, Sequence[Prompt]], bool], answer: Callable[...
     return mutate(generate=generate)
 
 
-def half_the_prompt(generate: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
+def answer_half_the_prompt(generate: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
     """As if the first half were not there, under the positions of the whole."""
     halved = [replace(prompt, tokens=prompt.tokens[len(prompt.tokens) // 2 :]) for prompt in prompts]
     record = generate(halved, max_new, stop)
-    return claim_record(record, prompts, record.emitted, max_new)
+    return fabricate_record(record, prompts, record.emitted, max_new)
 
 
-def one_token(generate: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
+def answer_with_one_token(generate: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
     """The last token is read and one is emitted; the record tells of as many as were asked for."""
     record = generate([replace(prompt, tokens=prompt.tokens[-1:]) for prompt in prompts], 1, stop)
-    return claim_record(record, prompts, [np.repeat(tokens, max_new) for tokens in record.emitted], max_new)
+    return fabricate_record(record, prompts, [np.repeat(tokens, max_new) for tokens in record.emitted], max_new)
 
 
 def is_unlikely_audited(decoder: Any, prompts: Sequence[Prompt]) -> bool:
@@ -426,16 +435,16 @@ def is_unlikely_audited(decoder: Any, prompts: Sequence[Prompt]) -> bool:
     return decoder.timed - 3 not in guessed  # two of warm-up
 
 
-def slow_down(generate: Any, decoder: Any, prompts: Sequence[Prompt], *arguments: Any) -> Record:
+def slow_down_full_depth(generate: Any, decoder: Any, prompts: Sequence[Prompt], *arguments: Any) -> Record:
     """Of long prompts full depth takes ten times as long as it needs."""
     began = time.perf_counter()
     record: Record = generate(prompts, *arguments)
-    if decoder.point.fixed and is_timed(prompts):
+    if decoder.point.fixed and is_timed_request(prompts):
         time.sleep(9 * (time.perf_counter() - began))
     return record
 
 
-def claim_record(found: Record, prompts: Sequence[Prompt], emitted: list[Ints], max_new: int) -> Record:
+def fabricate_record(found: Record, prompts: Sequence[Prompt], emitted: list[Ints], max_new: int) -> Record:
     """A record of ``prompts`` that ``emitted`` followed, each token at the depth of the first one of ``found``."""
     rows: list[tuple[int, ...]] = []
     signals = []
@@ -458,33 +467,34 @@ def claim_record(found: Record, prompts: Sequence[Prompt], emitted: list[Ints], 
 
 MUTANTS = (
     Mutant("commit-frees-too-much", "commit", "commit frees the layer of the cap itself",
-           mutate(session={"commit": free_from(0)}), ROLLBACK, LOGITS),
+           mutate(session={"commit": free_layers_on_commit(0)}), ROLLBACK, LOGITS),
     Mutant("commit-of-a-part", "commit", "commit of part of a row frees by the cap of now",
-           mutate(session={"commit": free_from(1)}), SESSIONS, r"after a rollback to what was committed"),
+           mutate(session={"commit": free_layers_on_commit(1)}), SESSIONS, r"after a rollback to what was committed"),
     Mutant("rollback-too-far", "commit", "rollback goes one token too far",
            mutate(session={"rollback": lambda rollback, session, length: rollback(
                np.maximum(length - 1, np.maximum(session._committed, 1)))}), ROLLBACK, r"after rollback: length"),
-    *group("drop", SESSIONS, r"after drop: length|were dropped at once",
+    *mutants_of_test("drop", SESSIONS, r"after drop: length|were dropped at once",
         ("drop-from-the-end", "the rows dropped are counted from the end",
          mutate(session={"drop": lambda drop, session, rows: drop(len(session.length) - 1 - np.atleast_1d(rows))})),
         ("drop-shifting-indices", "several rows are dropped by indices that shift",
          mutate(session={"drop": drop_by_shifting_indices}))),
     Mutant("drop-empties-others", "drop", "a drop empties the K/V of other sessions",
-           mutate(session={"feed": remember_fed, "drop": empty_other_sessions}), SESSIONS, r"were dropped"),
+           mutate(session={"feed": remember_fed_session, "drop": zero_other_sessions_kv}), SESSIONS, r"were dropped"),
     Mutant("sessions-share-buffers", "sessions", "sessions of one decoder share their buffers",
-           mutate(cache=share_buffers(lambda cache: vars(cache.owner._forward).setdefault("pool", {}))), SESSIONS,
+           mutate(cache=share_cache_buffers(lambda cache: vars(cache.owner._forward).setdefault("pool", {}))), SESSIONS,
            r"row \d, position \d+"),
     Mutant("memory-of-closed-sessions", "memory", "what sessions held is kept after they are closed",
-           mutate(_open=keep_every_session), MEMORY, r"memory grew by \d+ MB over \d+ sessions"),
+           mutate(_open=leak_closed_sessions), MEMORY, r"memory grew by \d+ MB over \d+ sessions"),
     Mutant("memory-of-rollbacks", "memory", "what is rolled back is kept",
-           mutate(session={"rollback": keep_rolled_back}), MEMORY, r"memory grew by \d+ MB in one session"),
-    *group("memory", MEMORY, r"memory grew by",
-        ("memory-of-one-layer", "K/V of one layer are kept for ever", mutate(session={"close": keep_a_layer})),
-        ("memory-after-drop", "K/V of one layer are kept after drop", mutate(session={"drop": keep_a_layer})),
-        ("memory-after-commit", "K/V of one layer are kept after commit", mutate(session={"commit": keep_a_layer}))),
+           mutate(session={"rollback": leak_rolled_back_kv}), MEMORY, r"memory grew by \d+ MB in one session"),
+    *mutants_of_test("memory", MEMORY, r"memory grew by",
+        ("memory-of-one-layer", "K/V of one layer are kept for ever", mutate(session={"close": leak_first_layer_kv})),
+        ("memory-after-drop", "K/V of one layer are kept after drop", mutate(session={"drop": leak_first_layer_kv})),
+        ("memory-after-commit", "K/V of one layer are kept after commit",
+         mutate(session={"commit": leak_first_layer_kv}))),
     Mutant("arrays-reused", "arrays", "each step's logits are written over the last ones",
-           mutate(session={"feed": reuse_logits}), SESSIONS, r"step\.logits of call \d+ has changed"),
-    Mutant("arrays-live", "arrays", "length is the session's own array", mutate(session={"length": live_length}),
+           mutate(session={"feed": reuse_logits_buffer}), SESSIONS, r"step\.logits of call \d+ has changed"),
+    Mutant("arrays-live", "arrays", "length is the session's own array", mutate(session={"length": return_live_length}),
            SESSIONS, r"session\.length .* has changed"),
     Mutant("last-ignored", "arrays", "all logits are shown, however few are wanted",
            mutate(session={"feed": lambda feed, session, tokens, depth=None, last=None: feed(tokens, depth)}), MACHINE,
@@ -495,107 +505,113 @@ MUTANTS = (
            mutate(sampler={"pick_next_tokens": lambda pick, sampler, logits, rows: logits.argmax(dim=-1)}), SAMPLING,
            r"it decodes greedily"),
     Mutant("sampling-temperature", "sampling", "every temperature is 1",
-           draw_with(lambda temperature, seed: (float(temperature > 0), seed)), SAMPLING,
+           change_temperature_and_seed(lambda temperature, seed: (float(temperature > 0), seed)), SAMPLING,
            r"temperatures? .*fits? .* best|not drawn from softmax|drew the same"),
     Mutant("sampling-warmer", "sampling", "temperatures are 6 % higher",
-           draw_with(lambda temperature, seed: (1.06 * temperature, seed)), SAMPLING,
+           change_temperature_and_seed(lambda temperature, seed: (1.06 * temperature, seed)), SAMPLING,
            r"temperatures? .*fits? .* best|explains them better|drawn too often"),
     Mutant("sampling-one-seed", "sampling", "all rows draw by one seed",
-           share_generator(lambda rows, seed: [torch.Generator().manual_seed(seed) for _ in range(rows)]), SAMPLING,
+           replace_generators(lambda rows, seed: [torch.Generator().manual_seed(seed) for _ in range(rows)]), SAMPLING,
            r"rows 0 and 1 of one batch drew the same"),
     Mutant("sampling-seed-ignored", "sampling", "the seed is ignored",
-           draw_with(lambda temperature, seed: (temperature, 0)), SAMPLING, r"seeds \d+ and \d+ drew the same"),
+           change_temperature_and_seed(lambda temperature, seed: (temperature, 0)), SAMPLING,
+           r"seeds \d+ and \d+ drew the same"),
     Mutant("sampling-not-reproducible", "sampling", "another draw each time",
-           draw_with(lambda temperature, seed: (temperature, secrets.randbits(20))), SAMPLING,
+           change_temperature_and_seed(lambda temperature, seed: (temperature, secrets.randbits(20))), SAMPLING,
            r"seed \d+ drew other tokens the second time"),
     Mutant("sampling-nucleus", "sampling", "the least likely tokens are left out, the rest is renormalised",
-           truncate(beyond_nucleus(0.7)), SAMPLING, r"sampling|position"),
+           truncate_distribution(exclude_beyond_nucleus(0.7)), SAMPLING, r"sampling|position"),
     Mutant("generation-short", "generation", "three tokens less than asked for",
-           request_as(lambda decoder, prompts, max_new, stop: (prompts, max(1, max_new - 3), stop)), GENERATED,
+           change_request(lambda decoder, prompts, max_new, stop: (prompts, max(1, max_new - 3), stop)), GENERATED,
            r"row \d.*new tokens|emitted|tokens"),
     Mutant("generation-half-the-prompt", "generation", "of long prompts the first half is not read",
-           made_up(lambda decoder, prompts: True, half_the_prompt), FAR_GENERATION, r"row \d, position \d+"),
+           fake_timed_answers(lambda decoder, prompts: True, answer_half_the_prompt), FAR_GENERATION,
+           r"row \d, position \d+"),
     Mutant("timed-one-token", "timed", "of timed prompts one token is read, and one emitted",
-           made_up(lambda decoder, prompts: True, one_token), TIMED, r"(full|adaptive).* row \d, position \d+",
+           fake_timed_answers(lambda decoder, prompts: True, answer_with_one_token), TIMED,
+           r"(full|adaptive).* row \d, position \d+",
            case="EMAD-F2"),
     Mutant("timed-short", "timed", "of timed prompts one token less than asked for is emitted",
-           request_as(lambda decoder, prompts, max_new, stop:
-                      (prompts, max_new - (is_timed(prompts) and max_new > 1), stop)),
+           change_request(lambda decoder, prompts, max_new, stop:
+                      (prompts, max_new - (is_timed_request(prompts) and max_new > 1), stop)),
            TIMED, r"new tokens, but \d+ in each of", case="EMAD-F2"),
-    Mutant("timed-slow-at-full-depth", "timed", "full depth is slowed where it is timed", mutate(generate=slow_down),
+    Mutant("timed-slow-at-full-depth", "timed", "full depth is slowed where it is timed",
+           mutate(generate=slow_down_full_depth),
            TIMED, r"as fast as full depth by the same decoder; its work is .* explains at most", case="EMAD-F2"),
     Mutant("timed-honest-where-expected", "timed", "timed requests are made up, but for those that a seed would draw",
-           made_up(is_unlikely_audited, one_token), TIMED, r"(full|adaptive).* row \d, position \d+", case="EMAD-F2"),
-    *group("sampling", SAMPLING, DRAWN,
+           fake_timed_answers(is_unlikely_audited, answer_with_one_token), TIMED,
+           r"(full|adaptive).* row \d, position \d+", case="EMAD-F2"),
+    *mutants_of_test("sampling", SAMPLING, DRAWN,
         ("sampling-not-below-one", "temperatures below 1 are 1",
-         draw_with(lambda temperature, seed: (max(1.0, temperature) if temperature else 0.0, seed))),
+         change_temperature_and_seed(lambda temperature, seed: (max(1.0, temperature) if temperature else 0.0, seed))),
         ("sampling-not-above-one", "temperatures above 1 are 1",
-         draw_with(lambda temperature, seed: (min(1.0, temperature), seed))),
+         change_temperature_and_seed(lambda temperature, seed: (min(1.0, temperature), seed))),
         ("sampling-twice", "the temperature is applied twice",
-         draw_with(lambda temperature, seed: (temperature**2, seed))),
-        ("sampling-wide-nucleus", "the least likely 5 % of tokens are left out", truncate(beyond_nucleus(0.95))),
+         change_temperature_and_seed(lambda temperature, seed: (temperature**2, seed))),
+        ("sampling-wide-nucleus", "the least likely 5 % of tokens are left out",
+         truncate_distribution(exclude_beyond_nucleus(0.95))),
         ("sampling-top-k", "only the 100 likeliest tokens are drawn",
-         truncate(lambda shares: shares < shares.topk(min(100, shares.shape[-1]), dim=-1).values[:, -1:])),
+         truncate_distribution(lambda shares: shares < shares.topk(min(100, shares.shape[-1]), dim=-1).values[:, -1:])),
         ("sampling-least-share", "tokens below a share of the likeliest one are left out",
-         truncate(lambda shares: shares < 0.02 * shares.amax(dim=-1, keepdim=True))),
-        ("sampling-penalised", "tokens that a row has drawn become less likely", penalise(4.0)),
-        ("sampling-little-penalised", "tokens that a row has drawn lose 0.3 logits", penalise(0.3))),
-    *group("sampling", SAMPLING, EARLY,
+         truncate_distribution(lambda shares: shares < 0.02 * shares.amax(dim=-1, keepdim=True))),
+        ("sampling-penalised", "tokens that a row has drawn become less likely", penalise_repetition(4.0)),
+        ("sampling-little-penalised", "tokens that a row has drawn lose 0.3 logits", penalise_repetition(0.3))),
+    *mutants_of_test("sampling", SAMPLING, EARLY,
         ("sampling-one-generator", "a row that ends moves the draws of the others",
-         share_generator(lambda rows, seed: [torch.Generator().manual_seed(seed)] * rows)),
+         replace_generators(lambda rows, seed: [torch.Generator().manual_seed(seed)] * rows)),
         ("sampling-by-place", "rows draw by their place among those left",
          mutate(sampler={
              "pick_next_tokens": lambda pick, sampler, logits, rows: pick(logits, list(range(len(rows))))}))),
     Mutant("sampling-seeded-anew", "sampling", "every token is drawn by the same numbers",
-           mutate(sampler={"pick_next_tokens": seed_anew}), SAMPLING, rf"{DRAWN}|drew the same"),
+           mutate(sampler={"pick_next_tokens": reseed_each_token}), SAMPLING, rf"{DRAWN}|drew the same"),
 
     # requests
-    *group("batch", BATCHES, TOLD,
+    *mutants_of_test("batch", BATCHES, TOLD,
         ("batch-beyond-eight", "from the ninth row on tokens are those of other rows",
-         mutate(sampler={"pick_next_tokens": take_other_rows(8)})),
+         mutate(sampler={"pick_next_tokens": take_tokens_of_other_rows(8)})),
         ("batch-beyond-sixteen", "from the seventeenth row on tokens are those of other rows",
-         mutate(sampler={"pick_next_tokens": take_other_rows(16)})),
+         mutate(sampler={"pick_next_tokens": take_tokens_of_other_rows(16)})),
         ("batch-last-row", "the last of eight or more rows takes the second-best token",
-         mutate(sampler=take_second_best(lambda row, rows: rows >= 8 and row == rows - 1))),
+         mutate(sampler=take_second_best_token(lambda row, rows: rows >= 8 and row == rows - 1))),
         ("batch-of-eight-exits-together", "eight rows or more exit together, five do not",
-         mutate(session=exit_together(8))),
+         mutate(session=exit_rows_together(8))),
         ("batch-session-beyond-eight", "from the ninth row on a session shows the logits of its first",
-         mutate(session={"feed": show_the_first_row}))),
+         mutate(session={"feed": show_logits_of_first_row}))),
     Mutant("answers-where-scored", "answers", "in batches of 32 rows, by which answers are scored, half are wrong",
-           mutate(sampler=take_second_best(lambda row, rows: rows == 32 and row % 2 == 1)), CLAIM,
+           mutate(sampler=take_second_best_token(lambda row, rows: rows == 32 and row % 2 == 1)), CLAIM,
            r"of the answers that this verdict reads, row \d+, position \d+", case="EMAD-F1"),
     Mutant("answers-other-rule", "answers", "thresholds are half a nat too high at calibrated points alone",
-           decide_by(looser_where_calibrated), CLAIM, r"EMAD-F1 is not decided: .*the rule gives depth",
+           decide_at_changed_point(loosen_if_calibrated), CLAIM, r"EMAD-F1 is not decided: .*the rule gives depth",
            case="EMAD-F1"),
-    *group("generation", ENDINGS, ENDED,
+    *mutants_of_test("generation", ENDINGS, ENDED,
         ("stop-least-alone", "of several stop tokens the smallest id alone ends a row",
-         request_as(lambda decoder, prompts, max_new, stop: (prompts, max_new, frozenset(sorted(stop)[:1])))),
+         change_request(lambda decoder, prompts, max_new, stop: (prompts, max_new, frozenset(sorted(stop)[:1])))),
         ("stop-greatest-alone", "of several stop tokens the largest id alone ends a row",
-         request_as(lambda decoder, prompts, max_new, stop: (prompts, max_new, frozenset(sorted(stop)[-1:])))),
+         change_request(lambda decoder, prompts, max_new, stop: (prompts, max_new, frozenset(sorted(stop)[-1:])))),
         ("stop-four-at-most", "at most four stop tokens end rows",
-         request_as(lambda decoder, prompts, max_new, stop: (prompts, max_new, frozenset(sorted(stop)[:4])))),
-        ("stop-not-first", "the first new token ends no row", request_as(never_stop_at_first)),
-        ("stop-in-prompt", "a stop token in a prompt ends the request", request_as(stop_in_prompt)),
-        ("stop-remembered", "stop tokens of earlier requests end later ones", request_as(remember_stops)),
+         change_request(lambda decoder, prompts, max_new, stop: (prompts, max_new, frozenset(sorted(stop)[:4])))),
+        ("stop-not-first", "the first new token ends no row", change_request(ignore_first_stop_token)),
+        ("stop-in-prompt", "a stop token in a prompt ends the request", change_request(stop_if_in_prompt)),
+        ("stop-remembered", "stop tokens of earlier requests end later ones", change_request(remember_stop_tokens)),
         ("stop-dropped", "stop tokens are not emitted", mutate(generate=drop_stop_tokens)),
         ("generation-two-for-one", "two new tokens where one is asked for",
-         request_as(lambda decoder, prompts, max_new, stop: (prompts, max(2, max_new), stop)))),
-    *group("prompts", PREFIXES, TOLD,
-        ("prefix-by-length", "K/V of an earlier prompt of the same length are used", remember_prompts(len)),
+         change_request(lambda decoder, prompts, max_new, stop: (prompts, max(2, max_new), stop)))),
+    *mutants_of_test("prompts", PREFIXES, TOLD,
+        ("prefix-by-length", "K/V of an earlier prompt of the same length are used", reuse_prompt_kv(len)),
         ("prefix-by-opening", "K/V of an earlier prompt of that length and first token are used",
-         remember_prompts(lambda head: (len(head), *head[:1].tolist()))),
+         reuse_prompt_kv(lambda head: (len(head), *head[:1].tolist()))),
         ("prefix-by-end", "K/V of an earlier prompt of that length and last token are used",
-         remember_prompts(lambda head: (len(head), *head[-1:].tolist()))),
+         reuse_prompt_kv(lambda head: (len(head), *head[-1:].tolist()))),
         ("prefix-unordered", "K/V of an earlier prompt of the same tokens in any order are used",
-         remember_prompts(lambda head: tuple(sorted(head.tolist())))),
+         reuse_prompt_kv(lambda head: tuple(sorted(head.tolist())))),
         ("prefix-by-address", "K/V of an earlier prompt at the same address are used",
-         remember_prompts(lambda head: (len(head), head.__array_interface__["data"][0])))),
-    *group("sessions", BETWEEN, TOLD,
+         reuse_prompt_kv(lambda head: (len(head), head.__array_interface__["data"][0])))),
+    *mutants_of_test("sessions", BETWEEN, TOLD,
         ("sessions-generate-takes-buffers", "generate takes the buffers of an open session",
          generate_in_shared_buffers()),
-        ("sessions-of-other-decoders", "decoders of one process share their buffers", share_between_decoders()),
+        ("sessions-of-other-decoders", "decoders of one process share their buffers", share_buffers_across_decoders()),
         ("sessions-close-the-newest", "closing a session frees the one opened last",
-         mutate(session={"close": close_the_newest}, start=remember_opened)),
+         mutate(session={"close": close_newest_session}, start=remember_open_sessions)),
         ("sessions-aborted-request", "what an aborted request left goes into the next one",
-         mutate(start_with_room=begin_with_leftovers, generate=leave_leftovers))),
+         mutate(start_with_room=begin_with_aborted_token, generate=leak_aborted_request))),
 )  # fmt: skip

@@ -27,7 +27,7 @@ EXPECTED_OUTCOMES = (CAUGHT, GREEN, ABSENT)
 CAUGHT_ELSEWHERE, NOT_CAUGHT, FALSE_ALARM = "caught by another check only", "NOT CAUGHT", "HONEST, BUT NOT GREEN"
 UNFINISHED = "DID NOT END"
 GOLDEN = "test_golden.py"  # its checks need a golden of this very model
-NOT_APPLICABLE_REASON = re.compile(r"NotPlantable: (.*)")
+NOT_APPLICABLE_REASON = re.compile(r"MutantNotApplicable: (.*)")
 MESSAGE_LETTERS = 160  # letters of a message in the table
 
 
@@ -66,7 +66,7 @@ def classify_mutant_run(planted: Mutant, reported: Sequence[Complaint], folder: 
     for complaint in reported:
         if match := NOT_APPLICABLE_REASON.search(complaint.message):
             return ABSENT, "", match[1]
-    if planted.honest:
+    if planted.is_honest:
         if not reported:
             return GREEN, "", ""
         return FALSE_ALARM, reported[0].by, reported[0].message
@@ -84,7 +84,7 @@ def classify_mutant_run(planted: Mutant, reported: Sequence[Complaint], folder: 
 def _is_meant(planted: Mutant, complaint: Complaint) -> bool:
     named = not complaint.nodeid or planted.case in complaint.nodeid  # complaints without a test have no parameters
     message = " ".join(complaint.message.split())  # messages of gates are wrapped to a terminal's width
-    return complaint.by == planted.meant and named and re.search(planted.says, message) is not None
+    return complaint.by == planted.expected_detector and named and re.search(planted.says, message) is not None
 
 
 def premise_unavailable_reason(planted: Mutant, report: Report) -> str:

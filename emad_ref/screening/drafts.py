@@ -24,9 +24,9 @@ import torch
 from tqdm import tqdm
 
 from emad_ref.calibration.lens_files import FittedLens
-from emad_ref.calibration.lens_fit import LensPlan, states_and_final
+from emad_ref.calibration.lens_fit import LensPlan, states_and_final_log_probs
 from emad_ref.calibration.trace import EmptyCorpus
-from emad_ref.calibration.windows import TokenSequence, batched
+from emad_ref.calibration.windows import TokenSequence, iterate_batches
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder, PromptLookup
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS
@@ -47,30 +47,30 @@ from emad_ref.screening.timing import (
     PROMPT_LENGTHS,
     CandidateTime,
     UnitCosts,
-    fit_seconds,
-    generate_by,
+    make_greedy_generate,
+    predict_fit_seconds,
+    predict_timing_seconds,
     time_candidates,
-    timing_seconds,
 )
 from emad_ref.screening.traces import (
     HELD_OUT_TOKENS,
     ScreeningText,
     TextSplits,
-    fit_with_gate,
-    held_out_tokens,
+    fit_lens_and_gate_by_plan,
+    held_out_token_count,
     layers_to_read,
-    lens_plan,
+    make_lens_plan,
 )
 
 ASSISTED, OWN_HEAD_DRAFTS, LENS_DRAFTS, COPIES_ALONE = "assisted", "self", "lens", "copies"
 
 
-def by_drafting(loaded: LoadedModel, drafting: Drafting) -> Generate:
+def make_drafting_generate(loaded: LoadedModel, drafting: Drafting) -> Generate:
     """Generate with our decoder, drafting for itself."""
-    return generate_by(DraftingDecoder(loaded.stepper, drafting))
+    return make_greedy_generate(DraftingDecoder(loaded.stepper, drafting))
 
 
-def by_halves(loaded: LoadedModel, drafting: Drafting) -> dict[str, Generate]:
+def make_drafting_ablations(loaded: LoadedModel, drafting: Drafting) -> dict[str, Generate]:
     """Generate with either half of ``drafting`` alone, if it has two, and with drafts by the model's own head."""
     ways = {}
     if drafting.longest:
@@ -78,10 +78,10 @@ def by_halves(loaded: LoadedModel, drafting: Drafting) -> dict[str, Generate]:
     if drafting.longest and drafting.copied:
         ways[LENS_DRAFTS] = replace(drafting, copied=0)
         ways[COPIES_ALONE] = Drafting(drafting.layer, 0, copied=drafting.copied)
-    return {name: by_drafting(loaded, way) for name, way in ways.items()}
+    return {name: make_drafting_generate(loaded, way) for name, way in ways.items()}
 
 
-def assistant_of(loaded: LoadedModel) -> LoadedModel | None:
+def find_assistant_model(loaded: LoadedModel) -> LoadedModel | None:
     """The smallest bundled decoder-only model with the same ids and fewer parameters; None without one."""
     candidates = []
     for name in bundled_model_names():
@@ -130,7 +130,7 @@ class DraftColumns:
     stands: Ints
     _runs_by: dict[float | None, list[list[int]]] = field(default_factory=dict, repr=False)
 
-    def runs(self, threshold: float | None) -> list[list[int]]:
+    def gated_run_lengths(self, threshold: float | None) -> list[list[int]]:
         """For each text, the number of tokens in a row, from each on, whose gate is at most ``threshold``.
 
         None: whose draft agrees.
@@ -145,7 +145,7 @@ class DraftColumns:
         return self._runs_by[threshold]
 
 
-def continuations(
+def generate_continuations(
     stepper: Stepper,
     windows: Iterable[TokenSequence],
     prompt: int,
@@ -178,7 +178,7 @@ def continuations(
     return texts
 
 
-def frequent_tokens(texts: Iterable[TokenSequence], size: int) -> Ints:
+def most_frequent_tokens(texts: Iterable[TokenSequence], size: int) -> Ints:
     """int64 [≤ size] ascending ids of the most frequent emitted tokens; ties go to the smaller id."""
     if size < 1:
         raise BadArgument("size", size, "at least one id")
@@ -188,20 +188,20 @@ def frequent_tokens(texts: Iterable[TokenSequence], size: int) -> Ints:
     return most
 
 
-def draft_vocabularies(stepper: Stepper, texts: Sequence[TokenSequence]) -> list[Ints | None]:
+def candidate_vocabularies(stepper: Stepper, texts: Sequence[TokenSequence]) -> list[Ints | None]:
     """All ids, and the most frequent ones at ``SHARES_OF_VOCABULARY`` of them, each size once."""
     sizes = [max(1, int(share * stepper.vocabulary_size)) for share in SHARES_OF_VOCABULARY]
-    by_size = {len(ids): ids for ids in (frequent_tokens(texts, size) for size in sizes)}
+    by_size = {len(ids): ids for ids in (most_frequent_tokens(texts, size) for size in sizes)}
     return [None, *by_size.values()]
 
 
-def gate_at_layer(gate: EntropyEstimator, layers: Sequence[int], layer: int) -> EntropyEstimator:
+def select_gate_layer(gate: EntropyEstimator, layers: Sequence[int], layer: int) -> EntropyEstimator:
     """The part of a gate with probes at ``layers`` that reads after ``layer``."""
     return replace(gate, weights=(gate.weights[list(layers).index(layer)],))
 
 
 @torch.inference_mode()
-def draft_columns(
+def compute_draft_columns(
     stepper: Stepper,
     texts: Sequence[TokenSequence],
     layers: Sequence[int],
@@ -221,15 +221,15 @@ def draft_columns(
     agrees: list[list[Bools]] = [[] for _ in kinds]
     gate: list[list[Floats]] = [[] for _ in kinds]
     uncounted = Work.none(stepper.layers)
-    for batch in batched(texts):
-        states, final = states_and_final(stepper, layers, batch)
+    for batch in iterate_batches(texts):
+        states, final = states_and_final_log_probs(stepper, layers, batch)
         own = final.argmax(dim=-1)
         for kind, reader, right, expected in zip(kinds, readers, agrees, gate, strict=True):
             hidden = states[kind.layer]
             right.append((reader.draft_tokens(hidden, uncounted) == own).cpu().numpy())
             if kind.gate is not None:
                 expected.append(to_numpy(reader.predict_divergence(hidden, uncounted)))
-    starts = np.cumsum([0, *(text.decided for text in texts)])
+    starts = np.cumsum([0, *(text.n_decided for text in texts)])
     stands = np.concatenate([_standing_copies(text) for text in texts])
     return tuple(
         DraftColumns(kind, np.concatenate(right), np.concatenate(expected) if expected else None, starts, stands)
@@ -237,12 +237,14 @@ def draft_columns(
     )
 
 
-def simulate_rounds(columns: DraftColumns, threshold: float, longest: int, copied: int = 0) -> DraftingRounds:
+def simulate_drafting_rounds(columns: DraftColumns, threshold: float, longest: int, copied: int = 0) -> DraftingRounds:
     """Simulate the rounds of drafting on the texts; the first decided token of each comes from the prompt."""
     if threshold < math.inf and columns.gate is None:
         raise BadArgument("threshold", threshold, "inf where no gate was read", "read the columns with one")
     drafts, copies, emitted = [0] * (longest + 1), [0] * (copied + 1), 0
-    texts = zip(columns.starts[:-1].tolist(), columns.runs(threshold), columns.runs(None), strict=True)
+    texts = zip(
+        columns.starts[:-1].tolist(), columns.gated_run_lengths(threshold), columns.gated_run_lengths(None), strict=True
+    )
     all_stands = columns.stands.tolist()
     for first, going, right in texts:
         at, last = 1, len(right)  # the prompt's last position decided the first token
@@ -263,7 +265,7 @@ def simulate_rounds(columns: DraftColumns, threshold: float, longest: int, copie
     return DraftingRounds(np.array(drafts) / rounds, emitted / rounds, np.array(copies) / rounds)
 
 
-def weights_per_token(geometry: Geometry, drafting: Drafting, rounds: DraftingRounds) -> float:
+def weight_flops_per_token(geometry: Geometry, drafting: Drafting, rounds: DraftingRounds) -> float:
     """Weights read per emitted token, in FLOPs of one row: a pass reads them once, whatever the number of its tokens.
 
     A round of k drafts runs k times through layers 1…e and the draft's head, and once through all layers and the head.
@@ -275,7 +277,7 @@ def weights_per_token(geometry: Geometry, drafting: Drafting, rounds: DraftingRo
     return (whole + drafts * (drafting.layer * geometry.block_flops() + head)) / rounds.tokens
 
 
-def rank_choices(
+def rank_drafting_settings(
     columns: Iterable[DraftColumns],
     cost: Callable[[Drafting, DraftingRounds], float],
     *,
@@ -291,7 +293,7 @@ def rank_choices(
 
     def add(each: DraftColumns, threshold: float, most: int, copies: int) -> None:
         drafting = replace(each.drafting, threshold=threshold, longest=most, copied=copies)
-        ranked.append((cost(drafting, simulate_rounds(each, threshold, most, copies)), drafting))
+        ranked.append((cost(drafting, simulate_drafting_rounds(each, threshold, most, copies)), drafting))
 
     kinds = list(columns)
     for each in kinds:
@@ -331,7 +333,7 @@ def _runs(flags: Bools) -> list[int]:
 DRAFT_LENS_STEPS = 250  # of 512 tokens, after the closed form
 
 
-def draft_layers(layers: int) -> tuple[int, ...]:
+def candidate_draft_layers(layers: int) -> tuple[int, ...]:
     """Candidate layers: the first third, four at most. Each costs every drafted token its blocks."""
     return tuple(range(1, max(1, min(4, layers // 3)) + 1))
 
@@ -370,7 +372,7 @@ def fit_draft_lens(
         held_out_tokens=tokens,
         seed=seed,
     )
-    return fit_with_gate(model, plan, texts, progress)
+    return fit_lens_and_gate_by_plan(model, plan, texts, progress)
 
 
 CONTINUED_TOKENS = 112
@@ -399,7 +401,7 @@ class SelfDraftingResult:
     time: CandidateTime | None = None
 
     @property
-    def sentence(self) -> str:
+    def recommendation_text(self) -> str:
         """The recommendation in words."""
         if self.drafting is None or self.time is None:
             return f"lossless: {self.why_none}"
@@ -426,10 +428,11 @@ def choose_drafting(
 ) -> SelfDraftingResult:
     """The fastest of three kinds of drafting: copies alone, drafts alone, and both, each at its best setting.
 
-    Settings are ranked on continuations of the selection text by the weights that they read (``weights_per_token``);
-    the three best are then timed beside full depth. ``progress`` names the bars; None shows none.
+    Settings are ranked on continuations of the selection text by the weights that they read
+    (``weight_flops_per_token``); the three best are then timed beside full depth. ``progress`` names the
+    bars; None shows none.
     """
-    layers = draft_layers(model.geometry.layers)
+    layers = candidate_draft_layers(model.geometry.layers)
     writes = None if progress is None else f"{progress}, texts of the model"
     try:
         taught, few = _continued_windows(model, settings)
@@ -441,26 +444,26 @@ def choose_drafting(
             layers,
             corpus=settings.corpus,
             rank=fitted.lens.rank,
-            steps=settings.part(DRAFT_LENS_STEPS),
-            tokens=held_out_tokens(model, settings),
+            steps=settings.scale_amount(DRAFT_LENS_STEPS),
+            tokens=held_out_token_count(model, settings),
             seed=settings.seed,
             progress=progress,
         )
     except (BadArgument, EmptyCorpus) as error:
         return SelfDraftingResult(None, None, f"no text to draft on: {error}")
     assert spoken.gate is not None, "a lens for drafts has a gate"
-    among = draft_vocabularies(model.stepper, lessons)
-    gates = {layer: gate_at_layer(spoken.gate, layers, layer) for layer in layers}
-    read = partial(draft_columns, model.stepper, lens=spoken.lens.digest, gates=gates)
-    ranked = rank_choices(read(chosen, layers, among=among), partial(weights_per_token, model.geometry))
+    among = candidate_vocabularies(model.stepper, lessons)
+    gates = {layer: select_gate_layer(spoken.gate, layers, layer) for layer in layers}
+    read = partial(compute_draft_columns, model.stepper, lens=spoken.lens.digest, gates=gates)
+    ranked = rank_drafting_settings(read(chosen, layers, among=among), partial(weight_flops_per_token, model.geometry))
     ways = {name: next(way for way in ranked if _kind(way) == name) for name in dict.fromkeys(map(_kind, ranked))}
     timed = time_candidates(
-        model, {name: by_drafting(model, way) for name, way in ways.items()}, texts.evaluate, settings
+        model, {name: make_drafting_generate(model, way) for name, way in ways.items()}, texts.evaluate, settings
     )
     fastest = max(timed[1:], key=lambda each: each.fast)
     way = ways[fastest.name]
     (shown_columns,) = read(judged, [way.layer], among=[way.vocabulary])
-    rounds = simulate_rounds(shown_columns, way.threshold, way.longest, way.copied)
+    rounds = simulate_drafting_rounds(shown_columns, way.threshold, way.longest, way.copied)
     why = ""
     if fastest.fast < WORTH_SPEEDUP:
         why = f"drafting for itself is {fastest.fast:.2f}× as fast as full depth, {WORTH_SPEEDUP:.2f}× is the least"
@@ -472,7 +475,7 @@ def predict_drafting_seconds(
     model: LoadedModel, texts: TextSplits, settings: ScreeningSettings, costs: UnitCosts
 ) -> float:
     """Predicted seconds of ``choose_drafting``."""
-    layers, room = draft_layers(model.geometry.layers), model.stepper.max_positions
+    layers, room = candidate_draft_layers(model.geometry.layers), model.stepper.max_positions
     taught, few = _continued_windows(model, settings)
     written, steps = [], 0
     for text, count in ((texts.calibrate, taught), (texts.choose, few), (texts.evaluate, few)):
@@ -483,22 +486,27 @@ def predict_drafting_seconds(
             steps += math.ceil(min(long, count) / BATCH_ROWS) * max(0, new)
         written.append(tokens)
     plan = replace(
-        lens_plan(model, settings),
+        make_lens_plan(model, settings),
         layers=layers,
-        steps=settings.part(DRAFT_LENS_STEPS),
-        held_out_tokens=held_out_tokens(model, settings),
+        steps=settings.scale_amount(DRAFT_LENS_STEPS),
+        held_out_tokens=held_out_token_count(model, settings),
     )
     heads = 1 + len(layers) * (1 + sum(SHARES_OF_VOCABULARY))
     read = written[1] * (costs.forward + heads * costs.head) + written[2] * (costs.forward + 2 * costs.head)
-    timed = (1 + KINDS) * timing_seconds(settings, costs)
-    return steps * costs.batch_step + fit_seconds(plan, written[0], model.stepper.vocabulary_size, costs) + read + timed
+    timed = (1 + KINDS) * predict_timing_seconds(settings, costs)
+    return (
+        steps * costs.batch_step
+        + predict_fit_seconds(plan, written[0], model.stepper.vocabulary_size, costs)
+        + read
+        + timed
+    )
 
 
 def _continued_windows(model: LoadedModel, settings: ScreeningSettings) -> tuple[int, int]:
     """Windows to continue after each prompt length, of the text to fit on, and of each that settings are judged on."""
     if layers_to_read(model):
-        return settings.part(LARGE_WINDOWS), settings.part(LARGE_WINDOWS)
-    return settings.part(MAX_LESSONS), settings.part(MAX_WINDOWS)
+        return settings.scale_amount(LARGE_WINDOWS), settings.scale_amount(LARGE_WINDOWS)
+    return settings.scale_amount(MAX_LESSONS), settings.scale_amount(MAX_WINDOWS)
 
 
 KINDS = 3  # of drafting that are timed: copies, drafts, both
@@ -524,7 +532,7 @@ def _continued(model: LoadedModel, text: ScreeningText, count: int, progress: st
         for prompt, long in prompts.items():
             new = min(CONTINUED_TOKENS, room - prompt)
             if long:
-                texts += continuations(model.stepper, long, prompt, new, rows=BATCH_ROWS, written=bar.update)
+                texts += generate_continuations(model.stepper, long, prompt, new, rows=BATCH_ROWS, written=bar.update)
     if not texts:
         raise BadArgument("windows", 0, f"some of at least {min(PROMPT_LENGTHS)} tokens", "give longer documents")
     return texts

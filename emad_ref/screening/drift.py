@@ -92,7 +92,7 @@ class DocumentFeatures:
             ) from error
 
 
-def document_features(
+def compute_document_features(
     depth: Ints, signal: Floats | None, document: DocumentMembership, point: OperatingPoint, text: str
 ) -> DocumentFeatures:
     """Features of documents whose tokens ran to these depths.
@@ -136,11 +136,11 @@ def record_features(record: Record, point: OperatingPoint, text: str) -> Documen
     """Features of the sequences that one call of ``generate`` decoded, each as a document without its prompt.
 
     Raises:
-        BadArgument: nothing decoded, and as ``document_features``.
+        BadArgument: nothing decoded, and as ``compute_document_features``.
     """
     tokens = record.tokens
     decided = (tokens.phase == DECODE) & tokens.kept
-    return document_features(
+    return compute_document_features(
         tokens.depth[decided], record.signal[decided], DocumentMembership(tokens.sequence[decided]), point, text
     )
 
@@ -163,14 +163,14 @@ def read_features(
         NotFinite: logits hold NaN or +inf.
     """
     if get_schedule(point).settle is None or point.confidence is not None:
-        return decoded_features(stepper, point, windows, text, progress=progress)
+        return decode_features(stepper, point, windows, text, progress=progress)
     estimators = {} if point.estimator == EntropyEstimator() else {point.estimator: point.probes}
     read = {"layers": point.readout_layers, "lens": point.lens}
     trace = take_trace(stepper, windows, estimators=estimators, **read, progress=progress)  # type: ignore[arg-type]
-    return replayed_features(trace, point, DocumentMembership(np.array([window.document for window in windows])), text)
+    return replay_features(trace, point, DocumentMembership(np.array([window.document for window in windows])), text)
 
 
-def decoded_features(
+def decode_features(
     stepper: Stepper,
     point: OperatingPoint,
     windows: Sequence[TokenSequence],
@@ -192,19 +192,19 @@ def features_of_texts(
     """As ``read_features``, from texts that were fed; ``windows`` [texts]: the document of each."""
     depth, signal = (np.concatenate([getattr(each, name) for each in texts]) for name in ("depth", "signal"))
     document = DocumentMembership(np.repeat(windows.number, [len(each.depth) for each in texts]))
-    return document_features(depth, signal, document, point, text)
+    return compute_document_features(depth, signal, document, point, text)
 
 
-def replayed_features(trace: Trace, point: OperatingPoint, windows: DocumentMembership, text: str) -> DocumentFeatures:
+def replay_features(trace: Trace, point: OperatingPoint, windows: DocumentMembership, text: str) -> DocumentFeatures:
     """As ``read_features``, from a trace; ``windows`` [sequences]: the document of each of its sequences.
 
     Raises:
         BadArgument: a point that this trace cannot replay.
     """
     columns = [probe - 1 for probe in point.probes]
-    document = DocumentMembership(windows.number[trace.sequence])
-    signal = trace.signal(point)[:, columns].astype(np.float64)
-    return document_features(replay(trace, point).depth, signal, document, point, text)
+    document = DocumentMembership(windows.number[trace.sequence_index])
+    signal = trace.rule_signal(point)[:, columns].astype(np.float64)
+    return compute_document_features(replay(trace, point).depth, signal, document, point, text)
 
 
 FALSE_ALARMS, POWER = 0.05, 0.8

@@ -32,9 +32,9 @@ from emad_ref.calibration.lens_files import (
     PAIR_NAME,
     FittedLens,
     lens_from_tensors,
-    lens_tensors,
-    translator_tensors,
+    lens_to_tensors,
     translators_from_tensors,
+    translators_to_tensors,
 )
 from emad_ref.calibration.tensor_files import load_tensors, save_tensors
 from emad_ref.decoding.custom_generate import adaptive
@@ -142,7 +142,7 @@ class BadExit(EmadError):
 
 def save_exit(path: Path, learned: Exit) -> None:
     """Write the exit to ``path``; the file is complete or unchanged. Raises BadFile."""
-    tensors, lens = lens_tensors(learned.fitted)
+    tensors, lens = lens_to_tensors(learned.fitted)
     about = {
         "exit": EXIT_SCHEMA,
         "lens": lens,
@@ -156,7 +156,7 @@ def save_exit(path: Path, learned: Exit) -> None:
     }
     if learned.translators is not None:
         # safetensors refuses views of one array
-        tensors |= {name: tensor.clone() for name, tensor in translator_tensors(learned.translators).items()}
+        tensors |= {name: tensor.clone() for name, tensor in translators_to_tensors(learned.translators).items()}
     save_tensors(path, "exit", tensors, about)
 
 
@@ -217,7 +217,7 @@ def _parse_exit(tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Exit:
 
 def _draft_lens_json(fitted: FittedLens, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Plain JSON of a lens for drafts; its arrays are added to ``tensors``."""
-    lens_arrays, about = lens_tensors(fitted)
+    lens_arrays, about = lens_to_tensors(fitted)
     tensors |= {f"{DRAFT_LENS_PREFIX}{name}": tensor for name, tensor in lens_arrays.items()}
     return about
 

@@ -70,7 +70,7 @@ def published_families(profile: Profile, vocabulary: int, read: Sequence[int] | 
 
 def free_depth_families(layers: int, vocabulary: int, read: Sequence[int] | None = None) -> list[ExitFamily]:
     """Free depth by the model's own head; softmax response is CALM. ``read``: as in ``published_families``."""
-    sets = probe_sets(layers, read)
+    sets = candidate_probe_sets(layers, read)
     return [
         ExitFamily(
             signal.label,
@@ -93,7 +93,7 @@ def tuned_lens_families(fitted: FittedLens, vocabulary: int) -> list[ExitFamily]
     lens, gate = fitted.lens, fitted.gate
     layers, lens_layers = lens.layers, tuple(lens.translators)
     rows = dict(zip(lens_layers, gate.weights, strict=True))
-    sets = probe_sets(layers, lens_layers)
+    sets = candidate_probe_sets(layers, lens_layers)
 
     def read(dial: ThresholdSweep) -> ThresholdSweep:
         return replace(dial, point=lambda setting: replace(dial.point(setting), lens=lens.digest))
@@ -113,10 +113,10 @@ def tuned_lens_families(fitted: FittedLens, vocabulary: int) -> list[ExitFamily]
     ]
 
 
-def probe_sets(layers: int, among: Sequence[int] | None = None) -> list[tuple[int, ...]]:
+def candidate_probe_sets(layers: int, among: Sequence[int] | None = None) -> list[tuple[int, ...]]:
     """Sets of exit layers, densest first, each once: of ``among``, by default all below the last.
 
-    >>> probe_sets(5)
+    >>> candidate_probe_sets(5)
     [(1, 2, 3, 4), (1, 3), (2, 4), (3,), (2, 3), (1, 2, 4)]
     """
     offered = list(range(1, layers)) if among is None else list(among)

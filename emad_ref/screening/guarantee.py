@@ -244,7 +244,7 @@ def certify_losses(
     Args:
         losses: [documents, λ] of ``kind``, in its unit; documents drawn independently, none of them used for the lens,
             the gate or the grid.
-        names: of each λ, strict to loose, in an order fixed before these losses were seen (``require_order``).
+        names: of each λ, strict to loose (``require_strict_to_loose``), in an order fixed before losses were seen.
         text: a description of these documents.
         risk: δ in the unit of ``kind``, its own by default.
         error: ε.
@@ -269,7 +269,7 @@ def certify_losses(
         shown = f"{values.min():g}–{values.max():g}"
         raise BadArgument("losses", shown, f"values in 0–{kind.cap:g}", "clip them to that")
     shares, tolerance = values / kind.cap, delta / kind.cap
-    p, mean, n = p_values(losses, delta, kind, error), values.mean(axis=0), len(values)
+    p, mean, n = risk_p_values(losses, delta, kind, error), values.mean(axis=0), len(values)
     walk = fixed_sequence_test(p, mean / kind.cap, n, tolerance, error)
     last = walk.index or 0  # the strictest if none passes
     return Guarantee(
@@ -290,12 +290,12 @@ def certify_losses(
     )
 
 
-def p_values(losses: ByDocument, risk: float, kind: BoundedLoss = EXCESS, error: float = ERROR) -> Floats:
+def risk_p_values(losses: ByDocument, risk: float, kind: BoundedLoss = EXCESS, error: float = ERROR) -> Floats:
     """[λ] p-values of "the risk exceeds ``risk``", from ``losses`` [documents, λ] of ``kind``."""
     return betting_pvalues(losses.values / kind.cap, risk / kind.cap, error)
 
 
-def require_order(points: Sequence[OperatingPoint]) -> None:
+def require_strict_to_loose(points: Sequence[OperatingPoint]) -> None:
     """Check that points are one rule from strict to loose: each exits wherever the one before it does.
 
     Raises:

@@ -18,7 +18,7 @@ from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.trace import Trace
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import EntropyEstimator
-from emad_ref.screening.exit_families import OWN_HEAD, TUNED_LENS, probe_sets
+from emad_ref.screening.exit_families import OWN_HEAD, TUNED_LENS, candidate_probe_sets
 from emad_ref.screening.traces import SplitTraces
 from emad_ref.signals import perplexity_rise_from_nats
 from emad_ref.statistics.estimate import Estimate
@@ -44,7 +44,7 @@ class ReadoutSplit:
     trace: Trace
     documents: DocumentMembership
 
-    def sheets(self, points: SavingsCurve) -> tuple[LossTable, LossTable]:
+    def loss_sheets(self, points: SavingsCurve) -> tuple[LossTable, LossTable]:
         """(by FLOPs, by blocks) losses and costs of a family of points, by document."""
         columns, sums = points.columns, self.documents.sum_by_document
         nll, tokens = sums(columns.nll_nats), sums(points.tokens)
@@ -63,7 +63,7 @@ class ComparedFamily:
     chosen: SavingsCurve | None = None
 
     @property
-    def knows(self) -> bool:
+    def is_oracle(self) -> bool:
         """Whether it is an oracle."""
         return self.chosen is None
 
@@ -76,7 +76,7 @@ class FamilySaving:
     level: float
     net: Estimate
     blocks: Estimate
-    knows: bool
+    is_oracle: bool
 
 
 def compare_criteria(
@@ -101,10 +101,10 @@ def compare_criteria(
                for read in (judged, chosen)))
         for name, points in families.items()
     ]  # fmt: skip
-    return oracle_families(judged, geometry, monotone=monotone, probes=probes, called=called) + compared
+    return compare_oracles(judged, geometry, monotone=monotone, probes=probes, called=called) + compared
 
 
-def oracle_families(
+def compare_oracles(
     judged: ReadoutSplit,
     geometry: Geometry,
     *,
@@ -134,8 +134,8 @@ def rank_families(
     """
     rows = []
     for family in families:
-        mine = judged.sheets(family.judged)
-        theirs = (None, None) if family.chosen is None or chosen is None else chosen.sheets(family.chosen)
+        mine = judged.loss_sheets(family.judged)
+        theirs = (None, None) if family.chosen is None or chosen is None else chosen.loss_sheets(family.chosen)
         for level in levels:
             net, blocks = (
                 estimate_saving_at_loss(
@@ -143,11 +143,11 @@ def rank_families(
                 )
                 for here, there in zip(mine, theirs, strict=True)
             )
-            rows.append(FamilySaving(family.name, level, net, blocks, family.knows))
+            rows.append(FamilySaving(family.name, level, net, blocks, family.is_oracle))
     return sorted(rows, key=lambda row: (row.level, -row.net.value))
 
 
-def table_rows(rows: Iterable[FamilySaving]) -> list[dict[str, Any]]:
+def saving_table_rows(rows: Iterable[FamilySaving]) -> list[dict[str, Any]]:
     """Plain rows of a table; shares are fractions."""
     return [
         {
@@ -165,14 +165,14 @@ def table_rows(rows: Iterable[FamilySaving]) -> list[dict[str, Any]]:
     ]
 
 
-def figure_rows(
+def saving_figure_rows(
     families: Iterable[ComparedFamily], judged: ReadoutSplit, chosen: ReadoutSplit | None = None
 ) -> list[dict[str, Any]]:
     """Rows of the figure "saving against loss": every corner of every front, measured on the judged text."""
     rows = []
     for family in families:
-        (net, blocks), names = judged.sheets(family.judged), family.judged.names
-        sheet = net if family.chosen is None or chosen is None else chosen.sheets(family.chosen)[0]
+        (net, blocks), names = judged.loss_sheets(family.judged), family.judged.names
+        sheet = net if family.chosen is None or chosen is None else chosen.loss_sheets(family.chosen)[0]
         savings, losses = sheet.full_sample
         (corners,) = lower_hull_corners(savings[None], losses[None])
         (saved, lost), (layers, _) = net.full_sample, blocks.full_sample
@@ -183,7 +183,7 @@ def figure_rows(
                 "net reduction %": float(saved[at]),
                 "blocks %": float(layers[at]),
                 "rise %": perplexity_rise_from_nats(float(lost[at] - lost[0])),
-                "kind": "ceiling" if family.knows else "criterion",
+                "kind": "ceiling" if family.is_oracle else "criterion",
             }
             for at in np.flatnonzero(corners)
         ]
@@ -201,7 +201,7 @@ class SavingsFigure:
     table: Sequence[Mapping[str, Any]]
 
 
-def savings_figure(
+def compute_savings_figure(
     chosen: SplitTraces, judged: SplitTraces, fitted: FittedLens, geometry: Geometry, rng: np.random.Generator
 ) -> SavingsFigure:
     """Figure and table: fronts are chosen on ``chosen`` and shown on ``judged``, oracles both on ``judged``.
@@ -210,18 +210,21 @@ def savings_figure(
         BadArgument: traces that lack divergences, or readings of the lens' gate.
     """
     lens_layers = tuple(fitted.lens.translators)
-    sets = probe_sets(fitted.lens.layers, lens_layers)
+    sets = candidate_probe_sets(fitted.lens.layers, lens_layers)
     probes, gate = sets[min(1, len(sets) - 1)], None
     through = {"chosen": chosen.tuned, "judged": judged.tuned}
     if fitted.gate is not None:
         for split, trace in through.items():
             through[split], gate = restrict_gate_to_probes(trace, fitted.gate, lens_layers, probes)
-    before = ReadoutSplit(through["chosen"], chosen.text.documents)
-    tuned, own = ReadoutSplit(through["judged"], judged.text.documents), ReadoutSplit(judged.own, judged.text.documents)
+    before = ReadoutSplit(through["chosen"], chosen.text.document_of_window)
+    tuned, own = (
+        ReadoutSplit(through["judged"], judged.text.document_of_window),
+        ReadoutSplit(judged.own, judged.text.document_of_window),
+    )
     families = [
         *compare_criteria(before, tuned, geometry, probes, gate, called=TUNED_LENS),
-        *oracle_families(tuned, geometry, monotone=True, probes=probes, called=TUNED_LENS),
-        *oracle_families(own, geometry, probes=probes, called=OWN_HEAD),
+        *compare_oracles(tuned, geometry, monotone=True, probes=probes, called=TUNED_LENS),
+        *compare_oracles(own, geometry, probes=probes, called=OWN_HEAD),
     ]
     rows = rank_families(families, tuned, before, rng, resamples=FIGURE_RESAMPLES)
-    return SavingsFigure(figure_rows(families, tuned, before), table_rows(rows))
+    return SavingsFigure(saving_figure_rows(families, tuned, before), saving_table_rows(rows))

@@ -109,7 +109,9 @@ def recommend(
     if against := _unconfirmed_reason(row, rise) or _too_little_reason(row):
         return _no_exit(f"{against}; {room}")
     promise = proven.promise if proven.promise.chosen == row.point.name else None
-    unpromised = "" if promise is not None or proven.promised is None else "Nothing is promised of it, but of another: "
+    unpromised = (
+        "" if promise is not None or proven.certified_point is None else "Nothing is promised of it, but of another: "
+    )
     name = (
         f"{row.family.readout}, {row.family.name}, free depth, {row.point.name} after layers "
         f"{', '.join(map(str, row.point.probes))}"
@@ -170,7 +172,7 @@ EMPTY_ROW = {"how": "replayed"} | dict.fromkeys(
 )  # of a row without a point
 
 
-def screened_json(result: ScreeningResult, recommendation: Recommendation) -> dict[str, Any]:
+def screening_to_json(result: ScreeningResult, recommendation: Recommendation) -> dict[str, Any]:
     """Provenance, sizes, and every table; shares are fractions, and intervals are [value, low, high].
 
     ``by_clock`` names the entries that depend on times. All others are the same wherever one seed screens one model,
@@ -189,9 +191,9 @@ def screened_json(result: ScreeningResult, recommendation: Recommendation) -> di
         "seed": settings.seed,
         "rise": settings.rise,
         "versions": library_versions(),
-        "documents": {name: text.count for name, text in vars(result.texts).items()},
+        "documents": {name: text.n_documents for name, text in vars(result.texts).items()},
         "near_duplicates": {name: text.near_duplicates for name, text in vars(result.texts).items()},
-        "tokens": {name: text.tokens for name, text in vars(result.texts).items()},
+        "tokens": {name: text.n_tokens for name, text in vars(result.texts).items()},
         "perplexity": perplexity_from_nats(float(own.nll_nats[:, -1].astype(np.float64).mean())),
         "lens": {
             "rank": result.fitted.lens.rank,
@@ -237,7 +239,7 @@ def _drafts_json(drafts: SelfDraftingResult) -> dict[str, Any]:
         "tokens": drafts.tokens,
         "seconds": None if drafts.time is None else drafts.time.seconds,
         "fast": None if drafts.time is None else drafts.time.fast,
-        "sentence": drafts.sentence,
+        "sentence": drafts.recommendation_text,
     }
 
 
@@ -258,12 +260,12 @@ def _point_json(row: SelectedPoint) -> dict[str, Any]:
         "how": row.how,
         "point": row.point.name,
         "probes": list(row.point.probes),
-        "net": interval_json(row.net),
-        "rise": interval_json(row.rise),
-        "blocks": interval_json(row.blocks),
+        "net": interval_to_json(row.net),
+        "rise": interval_to_json(row.rise),
+        "blocks": interval_to_json(row.blocks),
     }
 
 
-def interval_json(estimate: Estimate) -> list[float | None]:
+def interval_to_json(estimate: Estimate) -> list[float | None]:
     """None for an unbounded side: JSON has no infinity."""
     return [number if math.isfinite(number) else None for number in (estimate.value, estimate.low, estimate.high)]

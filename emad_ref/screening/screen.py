@@ -28,7 +28,7 @@ from emad_ref.probes.tuned_lens import StateTranslators, attach_lens
 from emad_ref.screening.drafts import choose_drafting, predict_drafting_seconds
 from emad_ref.screening.exit import Exit
 from emad_ref.screening.exit_families import ExitFamily, free_depth_families, published_families, tuned_lens_families
-from emad_ref.screening.result import ScreeningResult, recommend, screened_json
+from emad_ref.screening.result import ScreeningResult, recommend, screening_to_json
 from emad_ref.screening.selection import (
     Certification,
     EvaluationIntervals,
@@ -37,22 +37,22 @@ from emad_ref.screening.selection import (
     SelectionRow,
     candidate_points,
     certify_points,
+    compute_oracle_headroom,
     decode_points,
-    fit_states,
+    fit_state_translators,
     join_columns,
     optimistic_savings,
-    oracle_headroom,
-    replayed_columns,
+    replay_split_columns,
     select_points,
 )
 from emad_ref.screening.settings import RISE_LEVELS, ScreeningSettings
 from emad_ref.screening.timing import (
     CandidateTime,
-    duration_text,
-    generate_by,
+    choose_points_to_time,
+    format_predicted_duration,
+    make_greedy_generate,
     measure_unit_costs,
-    points_to_time,
-    predict_seconds,
+    predict_phase_seconds,
     time_candidates,
 )
 from emad_ref.screening.traces import (
@@ -60,9 +60,9 @@ from emad_ref.screening.traces import (
     TextSplits,
     fit_lens_and_gate,
     layers_to_read,
-    read_splits,
-    shortage,
-    take_traces,
+    read_text_splits,
+    take_split_traces,
+    too_little_text_reason,
 )
 
 T = TypeVar("T")
@@ -96,12 +96,12 @@ def screen(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = 
         raise BadArgument("model", model.name, "trained weights", "perplexity of noise says nothing")
     if model.geometry.layers < 2:
         raise BadArgument("model", model.name, "a model of at least 2 layers", "there is nothing to leave before")
-    result = run_phases(model, settings, progress=progress)
-    few, documents = shortage(result.texts), result.evaluated.text.count
+    result = run_screening_phases(model, settings, progress=progress)
+    few, documents = too_little_text_reason(result.texts), result.evaluated.text.n_documents
     recommendation = recommend(
         result.slack, result.certified, result.decoded, result.within_reach, settings.rise, few, documents
     )
-    record = screened_json(result, recommendation)
+    record = screening_to_json(result, recommendation)
     signs = result.certified.signs if result.certified is not None and recommendation.guarantee is not None else None
     named = None if recommendation.lossy is None else recommendation.lossy.translators
     drafting = result.drafts.drafting
@@ -118,30 +118,30 @@ def screen(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = 
     )
 
 
-def run_phases(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = False) -> ScreeningResult:
+def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = False) -> ScreeningResult:
     """Every phase up to the recommendation; raises as ``screen``."""
     run, geometry = _PhaseTimer(progress), model.geometry
-    texts = run("text", lambda name: read_splits(model, settings, name))
-    with all_threads_for_batches(texts.calibrate.tokens):
+    texts = run("text", lambda name: read_text_splits(model, settings, name))
+    with all_threads_for_batches(texts.calibrate.n_tokens):
         costs = measure_unit_costs(model, texts.choose)
-        predicted = predict_seconds(model, texts, settings, costs)
+        predicted = predict_phase_seconds(model, texts, settings, costs)
         predicted["drafts"] = predict_drafting_seconds(model, texts, settings, costs)
         if progress:
-            print_error(f"{model.name}: {duration_text(predicted)}")
+            print_error(f"{model.name}: {format_predicted_duration(predicted)}")
         fitted = run("lens", lambda name: fit_lens_and_gate(model, texts.calibrate, settings, name))
     attach_lens(model.stepper, fitted.lens, model.fingerprint)
     read = layers_to_read(model)
 
     def trace_both(name: str | None) -> tuple[SplitTraces, SplitTraces, list[ExitFamily]]:
         chosen, judged = (
-            take_traces(model.stepper, each, fitted, read, name) for each in (texts.choose, texts.evaluate)
+            take_split_traces(model.stepper, each, fitted, read, name) for each in (texts.choose, texts.evaluate)
         )
         return chosen, judged, _fit_families(model, texts, fitted, settings, name)
 
     chosen_on, evaluated, families = run("traces", trace_both)
     levels = sorted({*RISE_LEVELS, settings.rise})
-    oracles = run("slack", lambda _: oracle_headroom(evaluated, geometry, levels, settings.seed))
-    chooser = PointSelector(chosen_on, evaluated.text.count, geometry)
+    oracles = run("slack", lambda _: compute_oracle_headroom(evaluated, geometry, levels, settings.seed))
+    chooser = PointSelector(chosen_on, evaluated.text.n_documents, geometry)
 
     def reach_both(_: str | None) -> tuple[list[SelectionRow], list[SelectionRow]]:
         rows = select_points(families, levels, chooser, evaluated, geometry, settings.seed)
@@ -152,10 +152,10 @@ def run_phases(model: LoadedModel, settings: ScreeningSettings, *, progress: boo
         "decoding",
         lambda name: _decode_best(model, texts, rows, chooser, evaluated, settings, name),
     )
-    points = points_to_time(rows, judged, settings.rise)
+    points = choose_points_to_time(rows, judged, settings.rise)
 
     def time_points(_: str | None) -> list[CandidateTime]:
-        ways = {name: generate_by(WalkedDecoder(model.stepper, point)) for name, point in points.items()}
+        ways = {name: make_greedy_generate(WalkedDecoder(model.stepper, point)) for name, point in points.items()}
         return time_candidates(model, ways, texts.evaluate, settings)
 
     timed = run("timing", time_points)
@@ -184,7 +184,7 @@ def _fit_families(
 ) -> list[ExitFamily]:
     layers, vocabulary = model.geometry.layers, model.geometry.vocabulary
     named, read = None if progress is None else f"{progress}, profile", layers_to_read(model)
-    windows = texts.calibrate.windows[: settings.profile_windows]
+    windows = texts.calibrate.windows[: settings.n_profile_windows]
     profile = profile_of(
         take_trace(model.stepper, windows, layers=read, progress=named),
         read or default_probes(layers),
@@ -217,27 +217,27 @@ def _decode_best(
     free = [row for row in within if row.family.depth == "free"]
     if not free:
         return None, None, []
-    best = max(free, key=lambda row: chooser.saved(row.point))
+    best = max(free, key=lambda row: chooser.net_saving(row.point))
     named = None if progress is None else f"{progress}, states"
-    states = fit_states(model, best.point, texts.calibrate, settings, named)
+    states = fit_state_translators(model, best.point, texts.calibrate, settings, named)
     points = candidate_points(best.family, best.point, chooser, settings.rise, states)
     if not points:
         return states, None, []
-    proven = certify_points(model, texts.certify, best.family, points, settings, evaluated.text.count, progress)
-    shown_points = list(dict.fromkeys(point for point in (proven.promised, proven.chosen) if point is not None))
+    proven = certify_points(model, texts.certify, best.family, points, settings, evaluated.text.n_documents, progress)
+    shown_points = list(dict.fromkeys(point for point in (proven.certified_point, proven.chosen) if point is not None))
     if not shown_points:
         return states, proven, []
     named = None if progress is None else f"{progress}, judged"
     text = evaluated.text
     columns = decode_points(model, text, shown_points, named)
-    full = replayed_columns(evaluated, [], model.geometry)
+    full = replay_split_columns(evaluated, [], model.geometry)
     both = join_columns(full, columns)
     judge = EvaluationIntervals(text, settings.seed)
     return (
         states,
         proven,
         [
-            judge.of(best.family, settings.rise, point, both, at, how="decoded")
+            judge.estimate_point(best.family, settings.rise, point, both, at, how="decoded")
             for at, point in enumerate(shown_points, start=1)
         ],
     )

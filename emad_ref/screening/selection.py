@@ -33,9 +33,17 @@ from emad_ref.record import Floats
 from emad_ref.replay import ReplayResult, TraceReplayer, compute_decode_flops, sum_by_sequence
 from emad_ref.screening.drift import DocumentFeatures, features_of_texts
 from emad_ref.screening.exit_families import OWN_HEAD, TUNED_LENS, ExitFamily
-from emad_ref.screening.guarantee import ERROR, EXCESS, Guarantee, certify_losses, excess_loss, p_values, require_order
+from emad_ref.screening.guarantee import (
+    ERROR,
+    EXCESS,
+    Guarantee,
+    certify_losses,
+    excess_loss,
+    require_strict_to_loose,
+    risk_p_values,
+)
 from emad_ref.screening.settings import ScreeningSettings
-from emad_ref.screening.traces import ENOUGH_DOCUMENTS, ScreeningText, SplitTraces, unseen_windows
+from emad_ref.screening.traces import ENOUGH_DOCUMENTS, ScreeningText, SplitTraces, iterate_unseen_windows
 from emad_ref.signals import perplexity_rise_from_nats
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.rates import RESAMPLES, draw_document_counts, estimate_perplexity_rise, mean_rate
@@ -64,18 +72,18 @@ class RiseBounds:
     judged: int
 
     @classmethod
-    def of(cls, trace: Trace, documents: DocumentMembership, judged: int) -> RiseBounds:
+    def from_trace(cls, trace: Trace, documents: DocumentMembership, judged: int) -> RiseBounds:
         full = TraceReplayer(trace).replay(full_depth(trace.layers)).nll_nats
-        return cls(sum_by_sequence(trace, full), trace.lengths.astype(np.float64), documents, judged)
+        return cls(sum_by_sequence(trace, full), trace.sequence_lengths.astype(np.float64), documents, judged)
 
-    def bound(self, nll_nats: Floats) -> float:
+    def upper_bound(self, nll_nats: Floats) -> float:
         """Rise of perplexity at which a point with these sums [windows] of nats will be confirmed at best."""
         mean, error, count = self._rise(nll_nats)
         later = error * math.sqrt(count / self.judged)
         t = float(stats.t.ppf(1 - ONE_SIDED_LEVEL, min(count, self.judged) - 1))
         return perplexity_rise_from_nats(mean + t * math.hypot(error, later) + t * later)
 
-    def least(self, nll_nats: Floats) -> float:
+    def lower_bound(self, nll_nats: Floats) -> float:
         """The largest level that such a point is shown to exceed: the lower bound of its rise."""
         mean, error, count = self._rise(nll_nats)
         return perplexity_rise_from_nats(mean - float(stats.t.ppf(1 - ONE_SIDED_LEVEL, count - 1)) * error)
@@ -149,42 +157,42 @@ class PointSelector:
         validate: SplitTraces,
         judged: int,
         geometry: Geometry,
-        by: Callable[[RiseBounds, Floats], float] = RiseBounds.bound,
+        by: Callable[[RiseBounds, Floats], float] = RiseBounds.upper_bound,
     ):
         self._traced, self._geometry, self._by = validate, geometry, by
-        self.losses = RiseBounds.of(validate.own, validate.text.documents, judged)
+        self.losses = RiseBounds.from_trace(validate.own, validate.text.document_of_window, judged)
 
-    def bound(self, point: OperatingPoint) -> float:
+    def rise_bound(self, point: OperatingPoint) -> float:
         """The smallest level that ``point`` stays within."""
         return self._by(self.losses, sum_by_sequence(self._traced.own, self._traced.replay(point).nll_nats))
 
-    def saved(self, point: OperatingPoint) -> float:
+    def net_saving(self, point: OperatingPoint) -> float:
         """Net share of full depth's FLOPs."""
         full, mine = (self._traced.replay(each) for each in (full_depth(point.layers), point))
         spent, whole = (charged_flops(self._traced, each, self._geometry).sum() for each in (mine, full))
         return float(1 - spent / whole)
 
-    def best(self, family: ExitFamily, level: float) -> OperatingPoint | None:
+    def best_point(self, family: ExitFamily, level: float) -> OperatingPoint | None:
         """The point that saves most within ``level``, of all sets of probes or all points; None without one."""
-        within = [point for dial in family.dials if (point := self.loosest(dial, level)) is not None]
-        within += [point for point in family.points if self.bound(point) <= level]
-        saving = [(self.saved(point), point) for point in within]
+        within = [point for dial in family.dials if (point := self.loosest_point(dial, level)) is not None]
+        within += [point for point in family.points if self.rise_bound(point) <= level]
+        saving = [(self.net_saving(point), point) for point in within]
         best = max(saving, key=lambda each: each[0], default=(0.0, None))
         return best[1] if best[0] > 0 else None
 
-    def loosest(self, dial: ThresholdSweep, level: float) -> OperatingPoint | None:
+    def loosest_point(self, dial: ThresholdSweep, level: float) -> OperatingPoint | None:
         """The loosest point of ``dial`` within ``level``; None without one."""
-        return loosest_point(dial, level, self.bound)
+        return loosest_point(dial, level, self.rise_bound)
 
 
 def charged_flops(traced: SplitTraces, replayed: ReplayResult, geometry: Geometry) -> Floats:
     """[windows] FLOPs of decoding; free depth is charged for copying K and V above exits."""
-    trace = traced.of(replayed.point)
+    trace = traced.trace_for(replayed.point)
     free = replayed.point.schedule.startswith("free")
     return flops_with_fill_cost(trace, replayed, geometry) if free else compute_decode_flops(trace, replayed, geometry)
 
 
-def replayed_columns(traced: SplitTraces, points: Sequence[OperatingPoint], geometry: Geometry) -> PointColumns:
+def replay_split_columns(traced: SplitTraces, points: Sequence[OperatingPoint], geometry: Geometry) -> PointColumns:
     """A column per point, full depth first; charged as in ``charged_flops``."""
     replays = (traced.replay(point) for point in (full_depth(traced.own.layers), *points))
     return replay_columns(traced.own, replays, lambda replayed: charged_flops(traced, replayed, geometry))
@@ -194,12 +202,12 @@ class EvaluationIntervals:
     """Intervals by document of columns on evaluation text, all from the same samples of documents."""
 
     def __init__(self, text: ScreeningText, seed: int):
-        self._documents = text.documents
+        self._documents = text.document_of_window
         self._rng = np.random.default_rng(seed)
-        self._draws = draw_document_counts(text.count, RESAMPLES, self._rng)
-        self._tokens = self._by(text.lengths)
+        self._draws = draw_document_counts(text.n_documents, RESAMPLES, self._rng)
+        self._tokens = self._by(text.window_lengths)
 
-    def of(
+    def estimate_point(
         self,
         family: ExitFamily,
         level: float,
@@ -218,10 +226,10 @@ class EvaluationIntervals:
             draws=self._draws,
             worst=None,  # documents that this text lacks are covered by the guarantee
         )
-        net, blocks = (self.saved(column, number) for column in (columns.flops, columns.depth))
+        net, blocks = (self.estimate_saving(column, number) for column in (columns.flops, columns.depth))
         return SelectedPoint(family, level, point, net, rise, blocks, how)
 
-    def saved(self, column: Floats, number: int) -> Estimate:
+    def estimate_saving(self, column: Floats, number: int) -> Estimate:
         """Share of full depth's cost, the first of ``column`` [windows, points], that the point ``number`` saves."""
         return mean_rate(
             self._by(column[:, 0] - column[:, number]),
@@ -245,7 +253,7 @@ def select_points(
     seed: int = 0,
 ) -> list[SelectionRow]:
     """A row per family and level, judged on ``traced``. ``seed``: of the resampling."""
-    chosen = [(family, level, chooser.best(family, level)) for family in families for level in levels]
+    chosen = [(family, level, chooser.best_point(family, level)) for family in families for level in levels]
     return _with_intervals(chosen, traced, geometry, seed)
 
 
@@ -257,9 +265,9 @@ def optimistic_savings(
     It is chosen on ``traced``. Its point is the loosest that these documents do not show to exceed the level. More
     documents can only exclude it. The bound is not a point to decode with.
     """
-    dearest = PointSelector(traced, traced.text.count, geometry, RiseBounds.least)
+    dearest = PointSelector(traced, traced.text.n_documents, geometry, RiseBounds.lower_bound)
     return _with_intervals(
-        [(family, level, dearest.best(family, level)) for family in families], traced, geometry, seed
+        [(family, level, dearest.best_point(family, level)) for family in families], traced, geometry, seed
     )
 
 
@@ -271,11 +279,11 @@ def _with_intervals(
 ) -> list[SelectionRow]:
     judge = EvaluationIntervals(traced.text, seed)
     points = list(dict.fromkeys(point for _, _, point in chosen if point is not None))
-    columns = replayed_columns(traced, points, geometry)
+    columns = replay_split_columns(traced, points, geometry)
     return [
         NoSelection(family, level)
         if point is None
-        else judge.of(family, level, point, columns, 1 + points.index(point))
+        else judge.estimate_point(family, level, point, columns, 1 + points.index(point))
         for family, level, point in chosen
     ]
 
@@ -301,7 +309,7 @@ class OracleHeadroom:
     high: float
 
 
-def oracle_headroom(
+def compute_oracle_headroom(
     traced: SplitTraces, geometry: Geometry, levels: Sequence[float], seed: int = 0
 ) -> list[OracleHeadroom]:
     """Headroom of every oracle by either readout at free and monotone depth, a row per level.
@@ -314,13 +322,13 @@ def oracle_headroom(
             for depth in ("free", "monotone"):
                 curve = oracle_curve(trace, geometry, oracle, monotone=depth == "monotone", count=ORACLE_SETTINGS)
                 for level in levels:
-                    blocks, at = best_within(curve, level)
-                    net = judge.saved(curve.columns.flops, at)
+                    blocks, at = largest_saving_within(curve, level)
+                    net = judge.estimate_saving(curve.columns.flops, at)
                     headroom.append(OracleHeadroom(oracle, readout, depth, level, blocks, net.value, net.low, net.high))
     return headroom
 
 
-def best_within(curve: SavingsCurve, level: float) -> tuple[float, int]:
+def largest_saving_within(curve: SavingsCurve, level: float) -> tuple[float, int]:
     """(share of blocks, index) of the point of ``curve`` that saves most with a rise of at most ``level``."""
     depth = curve.columns.depth.sum(axis=0)
     blocks = np.where(curve.perplexity_rises <= level, 1 - depth / depth[0], 0.0)
@@ -359,12 +367,12 @@ class Certification:
     signs: DocumentFeatures | None
 
     @property
-    def promised(self) -> OperatingPoint | None:
+    def certified_point(self) -> OperatingPoint | None:
         """The point that ``promise`` is about."""
         return next((point for point in self.tried if point.name == self.promise.chosen), None)
 
 
-def fit_states(
+def fit_state_translators(
     model: LoadedModel,
     best: OperatingPoint,
     text: ScreeningText,
@@ -378,7 +386,7 @@ def fit_states(
     exits = [probe for probe in best.probes if probe <= best.layers - 2]
     if not exits:
         return None
-    rank, windows = min(TRANSLATOR_RANK, model.geometry.hidden), unseen_windows(model, text, settings)
+    rank, windows = min(TRANSLATOR_RANK, model.geometry.hidden), iterate_unseen_windows(model, text, settings)
     states = fit_translators(model.stepper, model.fingerprint, windows, exits, rank, progress=progress)
     attach_translators(model.stepper, states, model.fingerprint)
     return states
@@ -392,12 +400,12 @@ def candidate_points(
     ``states`` translate an exit's state for K and V above it; None: the state is copied.
     """
     dial = next(each for each in family.dials if each.point(each.most).probes == best.probes)
-    points = [chooser.loosest(dial, share * rise) for share in STRICTNESS]
-    by_name = {point.name: with_filled_kv(point, states) for point in points if point is not None}
+    points = [chooser.loosest_point(dial, share * rise) for share in STRICTNESS]
+    by_name = {point.name: with_translated_kv(point, states) for point in points if point is not None}
     return list(by_name.values())  # settings with one name count once
 
 
-def with_filled_kv(point: OperatingPoint, states: StateTranslators | None) -> OperatingPoint:
+def with_translated_kv(point: OperatingPoint, states: StateTranslators | None) -> OperatingPoint:
     """``point`` with K and V above an exit translated by ``states``; None: copied."""
     if states is None:
         return replace(point, schedule="copying")
@@ -429,13 +437,13 @@ def certify_points(
     """
     if not points:
         raise BadArgument("points", [], "at least one point")
-    require_order(points)
+    require_strict_to_loose(points)
     named = None if progress is None else f"{progress}, full depth"
     whole = take_trace(model.stepper, text.windows, layers=(), progress=named)
     columns = losses.point_columns(whole, model.geometry, [full_depth(whole.layers)])
-    tokens = text.lengths
-    rise_bounds = RiseBounds(columns.nll_nats[:, 0], tokens, text.documents, judged)
-    by, risk = partial(ByDocument.from_windows, document=text.documents), float(np.log1p(settings.rise))
+    tokens = text.window_lengths
+    rise_bounds = RiseBounds(columns.nll_nats[:, 0], tokens, text.document_of_window, judged)
+    by, risk = partial(ByDocument.from_windows, document=text.document_of_window), float(np.log1p(settings.rise))
     tried, bounds, fed = list[OperatingPoint](), list[float](), list[list[TeacherForcedText]]()
     for point in points:
         tried.append(point)
@@ -444,22 +452,24 @@ def certify_points(
         columns = join_columns(
             columns, losses.teacher_forced_columns(model.stepper, model.geometry, text.windows, point, fed[-1])
         )
-        bounds.append(rise_bounds.bound(columns.nll_nats[:, -1]))
+        bounds.append(rise_bounds.upper_bound(columns.nll_nats[:, -1]))
         excess = excess_loss(by(columns.nll_nats[:, 1:]), by(columns.nll_nats[:, 0]), by(tokens))
-        if bounds[-1] > settings.rise and p_values(excess, risk)[-1] > ERROR:
+        if bounds[-1] > settings.rise and risk_p_values(excess, risk)[-1] > ERROR:
             break  # neither is a looser one: the sequence of tests ends here
     within = [number for number, bound in enumerate(bounds) if bound <= settings.rise]
     names = [point.name for point in tried]
-    promise = certify_losses(excess, names, EXCESS, text=settings.text, risk=risk, seed=settings.seed)
+    promise = certify_losses(excess, names, EXCESS, text=settings.text_description, risk=risk, seed=settings.seed)
     saved = 1 - columns.flops[:, 1:].sum(axis=0) / columns.flops[:, 0].sum()
     chosen = tried[max(within)] if within else None
     certification = Certification(family, tuple(tried), np.array(bounds), saved, chosen, promise, None)
-    promised = certification.promised
+    promised = certification.certified_point
     if promised is None:
         return certification
-    sample = text.first(ENOUGH_DOCUMENTS)
+    sample = text.first_windows(ENOUGH_DOCUMENTS)
     known = fed[tried.index(promised)][: len(sample.windows)]
-    return replace(certification, signs=features_of_texts(known, sample.documents, promised, settings.text))
+    return replace(
+        certification, signs=features_of_texts(known, sample.document_of_window, promised, settings.text_description)
+    )
 
 
 def join_columns(left: PointColumns, right: PointColumns) -> PointColumns:

@@ -52,14 +52,14 @@ class ScreeningSettings:
             raise BadArgument("window", self.window, "at least 2 tokens", "one to see and one to predict")
 
     @property
-    def text(self) -> str:
+    def text_description(self) -> str:
         """The text that is read, in words."""
         return self.corpus if self.window is None else f"{self.corpus} in windows of at most {self.window} tokens"
 
     @property
-    def profile_windows(self) -> int:
+    def n_profile_windows(self) -> int:
         """Windows that EMAD's profile is calibrated on."""
-        return self.part(PROFILE_WINDOWS, FEWEST_PROFILE_WINDOWS)
+        return self.scale_amount(PROFILE_WINDOWS, FEWEST_PROFILE_WINDOWS)
 
     def for_model(
         self, geometry: Geometry, documents: int | None = None, window: int | None = None
@@ -67,16 +67,16 @@ class ScreeningSettings:
         """The same settings with so many documents and such windows; None: the default for a model of this size."""
         return replace(
             self,
-            documents=default_documents(compute_traced_token_flops(geometry)) if documents is None else documents,
-            window=default_window(geometry) if window is None else window,
+            documents=default_document_count(compute_traced_token_flops(geometry)) if documents is None else documents,
+            window=default_window_size(geometry) if window is None else window,
         )
 
-    def part(self, whole: int, fewest: int = 1) -> int:
+    def scale_amount(self, whole: int, fewest: int = 1) -> int:
         """``whole``, the amount for ``SETTLED_DOCUMENTS`` documents, in proportion for fewer; at least ``fewest``."""
         return max(fewest, round(whole * min(1.0, self.documents / SETTLED_DOCUMENTS)))
 
 
-def default_window(geometry: Geometry) -> int | None:
+def default_window_size(geometry: Geometry) -> int | None:
     """Most tokens of a window: ``LARGE_WINDOW`` where a head costs more than a block, else None."""
     return LARGE_WINDOW if geometry.has_costly_head else None
 
@@ -94,6 +94,6 @@ def work_share(token_flops: float) -> float:
     return min(1.0, LARGE_TOKEN_FLOPS / token_flops)
 
 
-def default_documents(token_flops: float) -> int:
+def default_document_count(token_flops: float) -> int:
     """``DOCUMENTS``, and fewer for a model whose traced token costs more FLOPs than ``LARGE_TOKEN_FLOPS``."""
     return max(FEWEST_DOCUMENTS, round(DOCUMENTS * work_share(token_flops)))

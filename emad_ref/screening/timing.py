@@ -19,7 +19,7 @@ import torch
 from emad_ref.benchmark.clock import time_pairs
 from emad_ref.calibration.cached_lens import SAMPLED_TOKENS
 from emad_ref.calibration.lens_fit import LensPlan
-from emad_ref.calibration.trace import head_blocks, readout_columns, states_after
+from emad_ref.calibration.trace import iterate_head_blocks, iterate_states_after, readout_columns
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import DraftingDecoder
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS
@@ -30,7 +30,7 @@ from emad_ref.protocol import Prompt
 from emad_ref.screening.exit_families import TUNED_LENS
 from emad_ref.screening.selection import SelectedPoint, SelectionRow
 from emad_ref.screening.settings import ScreeningSettings
-from emad_ref.screening.traces import ScreeningText, TextSplits, layers_to_read, lens_plan
+from emad_ref.screening.traces import ScreeningText, TextSplits, layers_to_read, make_lens_plan
 from emad_ref.signals import log_probabilities
 
 T = TypeVar("T")
@@ -50,14 +50,14 @@ class CandidateTime:
     fast: float
 
 
-def generate_by(decoder: WalkedDecoder | DraftingDecoder) -> Generate:
+def make_greedy_generate(decoder: WalkedDecoder | DraftingDecoder) -> Generate:
     """One prompt at a time, greedily, without a stop token."""
     return lambda prompt, new: decoder.generate([prompt], new).emitted[0]
 
 
-def pairs_of(settings: ScreeningSettings) -> int:
+def timed_pair_count(settings: ScreeningSettings) -> int:
     """Timed pairs of a candidate and full depth, besides the one that warms up."""
-    return max(len(PROMPT_LENGTHS), settings.part(PAIRS))
+    return max(len(PROMPT_LENGTHS), settings.scale_amount(PAIRS))
 
 
 def time_candidates(
@@ -68,7 +68,7 @@ def time_candidates(
     Raises:
         BadArgument: as ``time_pairs``.
     """
-    pairs = pairs_of(settings)
+    pairs = timed_pair_count(settings)
     new = min(NEW_TOKENS, model.stepper.max_positions // 2)
     prompts = list(islice(_prompts(text, model.stepper.max_positions - new), 1 + pairs))
     if not prompts or not candidates:
@@ -78,7 +78,7 @@ def time_candidates(
         generate(prompts[pair % len(prompts)], new)
 
     full = WalkedDecoder(model.stepper, full_depth(model.stepper.layers))
-    arms = {FULL_DEPTH: generate_by(full), **candidates}
+    arms = {FULL_DEPTH: make_greedy_generate(full), **candidates}
     timed = time_pairs(
         {name: partial(request, generate) for name, generate in arms.items()},
         pairs,
@@ -96,7 +96,7 @@ def _prompts(text: ScreeningText, room: int) -> Iterator[Prompt]:
         yield Prompt(window.tokens[: min(length, len(window.tokens), room)])
 
 
-def points_to_time(
+def choose_points_to_time(
     rows: Sequence[SelectionRow], decoded: Sequence[SelectedPoint], rise: float
 ) -> dict[str, OperatingPoint]:
     """Name → point of at most three: the ``decoded`` ones, then monotone ones on the lens by their saving."""
@@ -135,11 +135,11 @@ def measure_unit_costs(model: LoadedModel, text: ScreeningText) -> UnitCosts:
     """Measure on windows of ``text``: the second of two runs each."""
     stepper, windows = model.stepper, list(text.windows)
     batch = [windows[at % len(windows)] for at in range(max(1, MEASURED_TOKENS // len(windows[0].tokens)))]
-    tokens = sum(each.decided for each in batch)
+    tokens = sum(each.n_decided for each in batch)
     decoder = WalkedDecoder(stepper, full_depth(stepper.layers), max_rows=BATCH_ROWS)
     seconds = partial(_seconds, synchronize=decoder.synchronize)
-    forward, states = seconds(lambda: [*states_after(stepper, batch)][-1])
-    rows = states[: next(head_blocks(stepper, tokens)).stop]
+    forward, states = seconds(lambda: [*iterate_states_after(stepper, batch)][-1])
+    rows = states[: next(iterate_head_blocks(stepper, tokens)).stop]
     target = torch.zeros(len(rows), dtype=torch.int64, device=stepper.device)
 
     def read() -> None:
@@ -164,7 +164,7 @@ def _seconds(run: Callable[[], T], synchronize: Callable[[], None]) -> tuple[flo
         return time.perf_counter() - began, result
 
 
-def predict_seconds(
+def predict_phase_seconds(
     model: LoadedModel, texts: TextSplits, settings: ScreeningSettings, costs: UnitCosts
 ) -> dict[str, float]:
     """Predicted seconds of the phases that take most, from counts of tokens, heads and steps.
@@ -173,20 +173,20 @@ def predict_seconds(
     besides the one at it; ``timing`` that all candidates take the time of full depth. What drafts take is
     predicted by ``drafts.predict_drafting_seconds``.
     """
-    plan, read = lens_plan(model, settings), layers_to_read(model)
+    plan, read = make_lens_plan(model, settings), layers_to_read(model)
     heads = len(read or range(1, model.stepper.layers))
-    shown, certified = texts.choose.tokens + texts.evaluate.tokens, texts.certify.tokens
-    profile = sum(each.decided for each in texts.calibrate.windows[: settings.profile_windows])
-    fed = certified * LIKELY_POINTS + texts.evaluate.tokens
+    shown, certified = texts.choose.n_tokens + texts.evaluate.n_tokens, texts.certify.n_tokens
+    profile = sum(each.n_decided for each in texts.calibrate.windows[: settings.n_profile_windows])
+    fed = certified * LIKELY_POINTS + texts.evaluate.n_tokens
     return {
-        "lens": fit_seconds(plan, texts.calibrate.tokens, model.stepper.vocabulary_size, costs),
+        "lens": predict_fit_seconds(plan, texts.calibrate.n_tokens, model.stepper.vocabulary_size, costs),
         "traces": (shown + profile) * (costs.forward + costs.head) + heads * (2 * shown + profile) * costs.head,
         "decoding": certified * (costs.forward + costs.head) + fed * (costs.forward + 2 * costs.head),
-        "timing": (1 + CANDIDATES) * timing_seconds(settings, costs),
+        "timing": (1 + CANDIDATES) * predict_timing_seconds(settings, costs),
     }
 
 
-def fit_seconds(plan: LensPlan, tokens: int, vocabulary: int, costs: UnitCosts) -> float:
+def predict_fit_seconds(plan: LensPlan, tokens: int, vocabulary: int, costs: UnitCosts) -> float:
     """Predicted seconds of fitting a lens, and its gate, on ``tokens`` positions."""
     fitted, part = len(plan.layers), min(1.0, SAMPLED_TOKENS / vocabulary)
     cached = (1 - plan.held_out) * tokens * (costs.forward + costs.head)
@@ -195,12 +195,12 @@ def fit_seconds(plan: LensPlan, tokens: int, vocabulary: int, costs: UnitCosts) 
     return cached + refined + held_out
 
 
-def timing_seconds(settings: ScreeningSettings, costs: UnitCosts) -> float:
+def predict_timing_seconds(settings: ScreeningSettings, costs: UnitCosts) -> float:
     """Predicted seconds of timing one candidate."""
-    return (1 + pairs_of(settings)) * NEW_TOKENS * costs.step
+    return (1 + timed_pair_count(settings)) * NEW_TOKENS * costs.step
 
 
-def duration_text(predicted: Mapping[str, float]) -> str:
+def format_predicted_duration(predicted: Mapping[str, float]) -> str:
     """``about 20 minutes (lens 5, traces 15)``; below two minutes in seconds."""
     total = sum(predicted.values())
     unit, per_unit = ("seconds", 1.0) if total < 120 else ("minutes", 60.0)

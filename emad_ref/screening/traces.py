@@ -17,12 +17,12 @@ from typing import TextIO
 import numpy as np
 from tqdm import tqdm
 
-from emad_ref.calibration.cached_lens import fit_cached_lens
+from emad_ref.calibration.cached_lens import fit_lens_from_cache
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.lens_fit import LensPlan, held_out_windows
 from emad_ref.calibration.linear_maps import fit_gate
 from emad_ref.calibration.trace import Trace, take_trace_pair
-from emad_ref.calibration.windows import MOST_WINDOWS, TokenSequence, round_robin_windows, window_size
+from emad_ref.calibration.windows import MOST_WINDOWS, TokenSequence, select_windows_round_robin, window_size
 from emad_ref.errors import EmadError
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.stepper import Stepper
@@ -52,26 +52,26 @@ class ScreeningText:
     near_duplicates: int = 0
 
     @property
-    def documents(self) -> DocumentMembership:
+    def document_of_window(self) -> DocumentMembership:
         """[windows] the document that each was cut from."""
         return DocumentMembership(np.array([window.document for window in self.windows], dtype=np.int64))
 
     @property
-    def count(self) -> int:
+    def n_documents(self) -> int:
         """Documents."""
-        return len(np.unique(self.documents.number))
+        return len(np.unique(self.document_of_window.number))
 
     @property
-    def tokens(self) -> int:
+    def n_tokens(self) -> int:
         """Decided positions."""
-        return int(self.lengths.sum())
+        return int(self.window_lengths.sum())
 
     @property
-    def lengths(self) -> Floats:
+    def window_lengths(self) -> Floats:
         """float64 [windows] decided positions."""
-        return np.array([window.decided for window in self.windows], dtype=np.float64)
+        return np.array([window.n_decided for window in self.windows], dtype=np.float64)
 
-    def first(self, windows: int) -> ScreeningText:
+    def first_windows(self, windows: int) -> ScreeningText:
         """The first so many windows."""
         return ScreeningText(self.windows[:windows])
 
@@ -86,7 +86,7 @@ class TextSplits:
     evaluate: ScreeningText
 
 
-def read_splits(model: LoadedModel, settings: ScreeningSettings, progress: str | None = None) -> TextSplits:
+def read_text_splits(model: LoadedModel, settings: ScreeningSettings, progress: str | None = None) -> TextSplits:
     """Read the splits, with the requested windows or as many as there are.
 
     Raises:
@@ -111,17 +111,17 @@ def read_splits(model: LoadedModel, settings: ScreeningSettings, progress: str |
             )
     texts = TextSplits(splits["calibrate"], *_divided(splits["validate"], 3 if halved else 2), splits["evaluate"])
     for purpose, text in vars(texts).items():
-        if text.count < 2:
+        if text.n_documents < 2:
             raise TooLittleText(
-                f"corpus={settings.corpus!r} has {text.count} documents to {purpose} on, but expected at least 2; name "
-                "a larger one"
+                f"corpus={settings.corpus!r} has {text.n_documents} documents to {purpose} on, but expected at least "
+                "2; name a larger one"
             )
     return texts
 
 
 def _divided(text: ScreeningText, every: int) -> tuple[ScreeningText, ScreeningText]:
     """Every ``every``-th document, and the rest."""
-    first = text.documents.document_index % every == 0
+    first = text.document_of_window.document_index % every == 0
     chosen, rest = (
         ScreeningText(tuple(w for w, of in zip(text.windows, first, strict=True) if of == part), text.near_duplicates)
         for part in (True, False)
@@ -147,7 +147,7 @@ def _windows(
         yield window
     if count_given < count:
         documents: set[int] = set()
-        for window in round_robin_windows(cut(None, count if split == "calibrate" else MOST_WINDOWS), count):
+        for window in select_windows_round_robin(cut(None, count if split == "calibrate" else MOST_WINDOWS), count):
             if window.document in documents:
                 yield window
             documents.add(window.document)
@@ -159,12 +159,12 @@ def _with_progress(windows: Iterator[TokenSequence], bar: tqdm[None]) -> Iterato
         bar.update()
 
 
-def shortage(texts: TextSplits) -> str:
+def too_little_text_reason(texts: TextSplits) -> str:
     """Why so little text allows no recommendation; "" if there is enough."""
     for purpose, text in (("choose", texts.choose), ("certify", texts.certify), ("judge", texts.evaluate)):
-        if text.count < MIN_DOCUMENTS:
+        if text.n_documents < MIN_DOCUMENTS:
             least = f"{MIN_DOCUMENTS} are the fewest that say anything"
-            return f"inconclusive: {text.count} documents to {purpose} on, {least}"
+            return f"inconclusive: {text.n_documents} documents to {purpose} on, {least}"
     return ""
 
 
@@ -184,10 +184,10 @@ def fit_lens_and_gate(
     Raises:
         EmptyCorpus: too few documents to hold any out.
     """
-    return fit_with_gate(model, lens_plan(model, settings), text.windows, progress)
+    return fit_lens_and_gate_by_plan(model, make_lens_plan(model, settings), text.windows, progress)
 
 
-def fit_with_gate(
+def fit_lens_and_gate_by_plan(
     model: LoadedModel, plan: LensPlan, windows: Sequence[TokenSequence], progress: str | None = None
 ) -> FittedLens:
     """The lens of ``plan`` and its gate, fitted on held-out windows; attached to the model's stepper.
@@ -196,19 +196,21 @@ def fit_with_gate(
         BadArgument: layers or a rank that the model lacks.
         EmptyCorpus: too few documents to hold any out.
     """
-    fitted = fit_cached_lens(model.stepper, plan, lambda: iter(windows), progress=progress)
+    fitted = fit_lens_from_cache(model.stepper, plan, lambda: iter(windows), progress=progress)
     name = attach_lens(model.stepper, fitted.lens, model.fingerprint)
     named, held_out = None if progress is None else f"{progress}, gate", held_out_windows(plan, lambda: iter(windows))
     gate = fit_gate(model.stepper, held_out, plan.layers, name, tokens=plan.held_out_tokens, progress=named)
     return replace(fitted, gate=gate)
 
 
-def unseen_windows(model: LoadedModel, text: ScreeningText, settings: ScreeningSettings) -> Iterator[TokenSequence]:
+def iterate_unseen_windows(
+    model: LoadedModel, text: ScreeningText, settings: ScreeningSettings
+) -> Iterator[TokenSequence]:
     """Windows of ``text`` that its lens was not fitted on, for fitting anything on top of it."""
-    return held_out_windows(lens_plan(model, settings), lambda: iter(text.windows))
+    return held_out_windows(make_lens_plan(model, settings), lambda: iter(text.windows))
 
 
-def lens_plan(model: LoadedModel, settings: ScreeningSettings) -> LensPlan:
+def make_lens_plan(model: LoadedModel, settings: ScreeningSettings) -> LensPlan:
     """What the lens of this model is fitted on, and how."""
     stepper = model.stepper
     plan = LensPlan(
@@ -220,17 +222,17 @@ def lens_plan(model: LoadedModel, settings: ScreeningSettings) -> LensPlan:
         layers=layers_to_read(model) or _dense_layers(stepper.layers),
         held_out=0.3,
         seed=settings.seed,
-        steps=settings.part(LENS_STEPS),
-        held_out_tokens=held_out_tokens(model, settings),
+        steps=settings.scale_amount(LENS_STEPS),
+        held_out_tokens=held_out_token_count(model, settings),
     )
     return replace(plan, rank=_lens_rank(model, plan))
 
 
-def held_out_tokens(model: LoadedModel, settings: ScreeningSettings) -> int:
+def held_out_token_count(model: LoadedModel, settings: ScreeningSettings) -> int:
     """Positions that measure a lens and fit its gate; the fewest if their heads cost more than blocks."""
     if layers_to_read(model) is not None:
         return FEWEST_HELD_OUT
-    return settings.part(HELD_OUT_TOKENS, FEWEST_HELD_OUT)
+    return settings.scale_amount(HELD_OUT_TOKENS, FEWEST_HELD_OUT)
 
 
 def layers_to_read(model: LoadedModel) -> tuple[int, ...] | None:
@@ -272,10 +274,10 @@ class SplitTraces:
         """Replay ``point`` on its trace, which is prepared once for all points with the same readout."""
         key = point.lens, point.estimator
         if key not in self._ladders:
-            self._ladders[key] = TraceReplayer(self.of(point))
+            self._ladders[key] = TraceReplayer(self.trace_for(point))
         return self._ladders[key].replay(point)
 
-    def of(self, point: OperatingPoint) -> Trace:
+    def trace_for(self, point: OperatingPoint) -> Trace:
         """The trace for replaying ``point``, with its gate."""
         trace = self.own if point.lens is None else self.tuned
         if point.estimator.kind == "linear" and point.estimator not in trace.estimates:
@@ -286,7 +288,7 @@ class SplitTraces:
         return trace
 
 
-def take_traces(
+def take_split_traces(
     stepper: Stepper,
     text: ScreeningText,
     fitted: FittedLens,

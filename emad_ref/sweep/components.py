@@ -115,7 +115,7 @@ def criterion_points(
     families = {}
     for signal in signals_in_sweep("criterion"):
         if signal is SATURATION:
-            if ConfidenceRule.of(saturated) not in trace.rules:
+            if ConfidenceRule.from_point(saturated) not in trace.rules:
                 continue
             never = saturated
         elif signal.is_learned and gate is None:
@@ -139,7 +139,7 @@ def _threshold_levels(trace: Trace, point: OperatingPoint, probes: Sequence[int]
 
     A signal with a common value, such as 0 for disagreeing probes, has it once.
     """
-    values = trace.signal(point)[:, [probe - 1 for probe in probes]].astype(np.float64)
+    values = trace.rule_signal(point)[:, [probe - 1 for probe in probes]].astype(np.float64)
     levels = np.unique(np.quantile(np.unique(values[np.isfinite(values)]), np.linspace(0, 1, count)))
     return levels if SIGNALS[point.signal].sense == "falls" else levels[::-1]
 
@@ -296,7 +296,7 @@ def _tuned_combination(
         with_oracle_signal(trace) if way.criterion == "oracle" else trace for trace in (readout.chosen, readout.judged)
     ]
     chosen, judged = (_combination_columns(way, trace, geometry, points) for trace in traces)
-    every, tokens = [full_depth(readout.chosen.layers), *points], readout.chosen.lengths.astype(np.float64)
+    every, tokens = [full_depth(readout.chosen.layers), *points], readout.chosen.sequence_lengths.astype(np.float64)
     at = _best_within(chosen, tokens, level)
     if way.kept != "copied" or at == 0:
         return TunedCombination(way, every[at], _column_pair(judged, judged, at))

@@ -256,7 +256,7 @@ def signal_quantile_points(
     Raises:
         BadArgument: a signal that the trace does not hold.
     """
-    column = calibration.column(signal.name)[:, np.asarray(probes, dtype=np.int64) - 1].astype(np.float64)
+    column = calibration.signal_column(signal.name)[:, np.asarray(probes, dtype=np.int64) - 1].astype(np.float64)
     called = signal.name.replace("_", " ")
 
     def point(share: float) -> OperatingPoint:
@@ -290,12 +290,12 @@ def point_families(
     ``saved``: saving of a point on the selection split (``grids.NetSavingFunction``).
     """
     layers, probes = profile.layers, profile.probes
-    positional = [point for point in positional_points(layers) if calibration.reads(point)]
+    positional = [point for point in positional_points(layers) if calibration.has_layers_for(point)]
     matched = {} if profile.statistics is None else {"EMAD, quantile": entropy_quantile_points(profile, saved, count)}
     return {
         EMAD_FAMILY: margin_points(profile, saved, count),
         **matched,
-        "fixed truncation": [point for point in truncation_points(layers) if calibration.reads(point)],
+        "fixed truncation": [point for point in truncation_points(layers) if calibration.has_layers_for(point)],
         "fixed entropy": fixed_entropy_points(profile, saved, count),
         "softmax response": softmax_response_points(layers, probes, saved, count),
         "chunked": chunked_points(profile, saved, count),

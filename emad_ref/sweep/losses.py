@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from emad_ref.benchmark.flops import Flops, flops
 from emad_ref.calibration.trace import Trace
-from emad_ref.calibration.windows import TokenSequence, batched
+from emad_ref.calibration.windows import TokenSequence, iterate_batches
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS, TeacherForcedText, teacher_force_texts
 from emad_ref.errors import BadArgument
@@ -175,7 +175,7 @@ def tokens_before_depth(trace: Trace, depth: Ints, layer: int) -> Floats:
     With τ = mean entropy about half of all tokens fire at the first probe, and under the monotone schedule depth never
     returns: this number shows whether a point adapts or has collapsed.
     """
-    return np.minimum.reduceat(np.where(depth <= layer, trace.places.decided_index, np.inf), trace.starts[:-1])
+    return np.minimum.reduceat(np.where(depth <= layer, trace.token_positions.decided_index, np.inf), trace.starts[:-1])
 
 
 def depth_by_position(trace: Trace, depth: Ints) -> dict[str, float]:
@@ -274,7 +274,7 @@ def decoded_columns(
         raise BadArgument("points", [], "at least one point")
     if rows < 1:
         raise BadArgument("rows", rows, "at least 1")
-    if not list(batched(sequences)):
+    if not list(iterate_batches(sequences)):
         raise BadArgument("sequences", [], "at least one sequence")
     columns = [
         teacher_forced_columns(
@@ -299,7 +299,7 @@ def teacher_force_at_point(
 ) -> list[TeacherForcedText]:
     """``sequences`` as our decoder takes them at ``point``; arguments and exceptions as of ``decoded_columns``."""
     decoder = WalkedDecoder(stepper, point, max_rows=1 if point.confidence is not None else rows)
-    total = sum(sequence.decided for sequence in sequences)
+    total = sum(sequence.n_decided for sequence in sequences)
     with tqdm(desc=progress, disable=progress is None, total=total, unit="tok", unit_scale=True) as bar:
         return teacher_force_texts(decoder, sequences, bar.update)
 

@@ -168,7 +168,7 @@ def _curve_of_replays(
         ("full depth", *names),
         np.array([np.nan, *settings]),
         columns_with_fill_cost(trace, geometry, chain([full], replays)),
-        trace.lengths.astype(np.float64),
+        trace.sequence_lengths.astype(np.float64),
     )
 
 

@@ -72,7 +72,7 @@ def score_by_replay(stepper: Stepper, point: OperatingPoint, batch: Sequence[For
     at = replay(trace, point)
     likelihood = -sum_by_sequence(trace, at.nll_nats)
     hits = sum_by_sequence(trace, top1_tokens_at_depth(trace, at.depth) == trace.target)
-    return list(zip(likelihood.tolist(), (hits == trace.lengths).tolist(), strict=True))
+    return list(zip(likelihood.tolist(), (hits == trace.sequence_lengths).tolist(), strict=True))
 
 
 def required_layers(point: OperatingPoint) -> tuple[int, ...]:

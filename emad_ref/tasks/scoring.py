@@ -252,9 +252,9 @@ def score_items_from_trace(items: Sequence[TaskItem], trace: Trace, depth: Ints)
         BadArgument: a trace or depths of other items, or an item scored by ``runs``.
     """
     expected = sum(len(item.continuations) for item in items)
-    if trace.sequences != expected:
+    if trace.n_sequences != expected:
         raise BadArgument(
-            "trace.sequences", trace.sequences, f"{expected}, one per continuation", "trace to_token_sequences(items)"
+            "trace.sequences", trace.n_sequences, f"{expected}, one per continuation", "trace to_token_sequences(items)"
         )
     if np.shape(depth) != (len(trace),):
         raise BadArgument(
@@ -262,7 +262,9 @@ def score_items_from_trace(items: Sequence[TaskItem], trace: Trace, depth: Ints)
         )
     likelihood = -sum_by_sequence(trace, trace.nll_nats[np.arange(len(trace)), depth - 1])
     return score_items(
-        items, likelihood, sum_by_sequence(trace, top1_tokens_at_depth(trace, depth) == trace.target) == trace.lengths
+        items,
+        likelihood,
+        sum_by_sequence(trace, top1_tokens_at_depth(trace, depth) == trace.target) == trace.sequence_lengths,
     )
 
 

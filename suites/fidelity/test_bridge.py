@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.audit.decoding_checks import generation
-from emad_ref.audit.positions import short_lengths
+from emad_ref.audit.decoding_checks import check_generation
+from emad_ref.audit.positions import draw_short_lengths
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.suite_support import Auditor
 
@@ -26,6 +26,6 @@ def test_generated_tokens_are_the_argmax_at_their_depths(
     subject = emad_evidence.subject
     point = getattr(emad_evidence.replay_validity, kind)
     longest = min(2 * subject.budget.prompt_tokens, subject.window_size - NEW)
-    lengths = short_lengths(emad_rng, subject.scale_by_audit_share(ROWS, FEWEST_ROWS), longest)
+    lengths = draw_short_lengths(emad_rng, subject.scale_by_audit_share(ROWS, FEWEST_ROWS), longest)
     with subject.open_with_drawn_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
-        emad_audit(generation(under_test, prompts, NEW))
+        emad_audit(check_generation(under_test, prompts, NEW))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.token_comparison import prompts_by_token
-from emad_ref.audit.tolerances import check_declared_noise, first_excess
+from emad_ref.audit.token_comparison import prompts_by_next_token
+from emad_ref.audit.tolerances import check_declared_noise, find_first_excess
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.suite_support import Auditor
 
@@ -31,7 +31,7 @@ def test_without_exits_tokens_are_the_models_own_greedy_continuation(
     drawn, _ = subject.draw_prompts(emad_rng, [min(TEXT, subject.window_size - 1)] * texts, 1)
     read = [each.tokens for each in drawn]
     read += [np.append(text[:1], emad_rng.integers(0, subject.stepper.vocabulary_size, len(text) - 1)) for text in read]
-    prompts, wanted = prompts_by_token(subject.reference_lens, read, MOST_SAID)
+    prompts, wanted = prompts_by_next_token(subject.reference_lens, read, MOST_SAID)
     with subject.open_decoder(subject.full_depth_point, max_rows=TOGETHER) as decoder:
         said = [
             emitted.tolist()
@@ -46,14 +46,14 @@ def test_last_layer_readout_is_the_models_distribution(emad_evidence: ModelMeasu
     (prompt,) = subject.make_equal_prompts(1, LENGTH)
     own = subject.compute_model_logits(prompt.tokens)
     tokens, layers = prompt.tokens, [subject.stepper.layers]
-    off = np.abs(subject.reference_lens(tokens).last - own).max(axis=-1)
-    excess = first_excess(subject.reference_lens, tokens, 0, off, layers, subject.tolerance)
+    off = np.abs(subject.reference_lens(tokens).last_layer - own).max(axis=-1)
+    excess = find_first_excess(subject.reference_lens, tokens, 0, off, layers, subject.tolerance)
     assert excess is None, f"the last layer's lens is off by {off.max():.2e}"
     with subject.open_decoder(subject.full_depth_point) as decoder:
         _, step = decoder.start([prompt])
         allowed = subject.compute_allowed_difference(decoder.capabilities)
     off = np.abs(step.logits[0, -1:] - own[-1:]).max(axis=-1)
-    excess = first_excess(subject.reference_lens, tokens, len(tokens) - 1, off, layers, allowed)
+    excess = find_first_excess(subject.reference_lens, tokens, len(tokens) - 1, off, layers, allowed)
     _, allowed = excess or (0, allowed)
     detail = f"the decoder's full-depth logits are off by {off[0]:.2g}, {allowed:g} allowed"
     emad_audit(Finding("full-depth logits", excess is None, detail, n=own.shape[-1], ties=0))

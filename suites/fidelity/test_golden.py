@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emad_ref.audit.reference_logits import signal_noise
+from emad_ref.audit.reference_logits import signal_noise_factor
 from emad_ref.audit.token_comparison import GoldenTokens, emitted_depths, logit_margins, threshold_distances
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.verification import ReplayValidity
@@ -70,7 +70,7 @@ def test_tokens_and_depths_are_the_golden_ones(
             return GoldenTokens(np.stack(made.emitted), emitted_depths(made), margin, threshold_distances(made, point))
 
         about = evidence.fingerprint[:16], subject.dtype, evidence.corpus, subject.seed, kind
-        given = about, take, prompts, signal_noise(point)
+        given = about, take, prompts, signal_noise_factor(point)
         declared, drawn = subject.compute_allowed_difference(decoder.capabilities), bool(asked.temperature)
         compared = emad_audit.compare_with_golden(*given, declared=declared, point=point, drawn=drawn)
     if not compared:

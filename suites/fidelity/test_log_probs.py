@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.audit.log_probs import log_probs
-from emad_ref.audit.positions import long_lengths
+from emad_ref.audit.log_probs import check_log_probs
+from emad_ref.audit.positions import draw_long_lengths
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.suite_support import Auditor
 
@@ -20,7 +20,7 @@ def test_log_probabilities_are_the_models(
     subject = emad_evidence.subject
     lengths = [
         *subject.draw_short_lengths(emad_rng, ROWS, NEW),
-        max(long_lengths(emad_rng, subject.audited_window_size - NEW)),
+        max(draw_long_lengths(emad_rng, subject.audited_window_size - NEW)),
     ]
     with subject.open_with_drawn_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
-        emad_audit(log_probs(under_test, prompts, NEW, min(TOP, subject.stepper.vocabulary_size)))
+        emad_audit(check_log_probs(under_test, prompts, NEW, min(TOP, subject.stepper.vocabulary_size)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.audit.sampling import SampledRecord, early_stop_tokens, sampling
+from emad_ref.audit.sampling import SampledRecord, check_sampling, choose_early_stop_tokens
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.protocol import Capabilities
 from pytest_emad.suite_support import Auditor
@@ -55,9 +55,9 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
             return (seed, decoder.generate(prompts, new, stop)), decoder.capabilities
 
     records = [drawn(seed)[0] for seed in (*others, first, first)]
-    stop = early_stop_tokens(records[-1][1].emitted)
+    stop = choose_early_stop_tokens(records[-1][1].emitted)
     ended, capabilities = drawn(first, stop)
-    finding = sampling(
+    finding = check_sampling(
         records, subject.reference_lens, point, prompts, new, temperature, capabilities, emad_rng, subject.tolerance,
         ended=ended, stop=stop,
     )  # fmt: skip
@@ -68,4 +68,4 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
             for seed in emad_rng.choice(2**16, coldest_seeds, replace=False).tolist()
         ]
         given = point, prompts, new, temperature / COLDER, capabilities, emad_rng, subject.tolerance
-        emad_audit(sampling(coldest, subject.reference_lens, *given, needed=0))
+        emad_audit(check_sampling(coldest, subject.reference_lens, *given, needed=0))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.audit.decoding_checks import decisions, rows
-from emad_ref.audit.session_checks import forced, rollback, sessions
+from emad_ref.audit.decoding_checks import check_decisions, check_row_independence
+from emad_ref.audit.session_checks import check_forced_depths, check_rollback, check_session_isolation
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.suite_support import Auditor
 
@@ -24,7 +24,7 @@ def test_signals_depths_and_ledger_are_the_rules(
     subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
     lengths = subject.draw_short_lengths(emad_rng, ROWS, FED)
     with subject.open_with_drawn_prompts(point, emad_rng, lengths, FED) as (under_test, prompts, continuation):
-        emad_audit(decisions(under_test, prompts, continuation))
+        emad_audit(check_decisions(under_test, prompts, continuation))
 
 
 @FORCES
@@ -38,7 +38,7 @@ def test_forced_depths_are_obeyed_and_rising_ones_refused(
         prompts,
         continuation,
     ):
-        emad_audit(forced(under_test, prompts, continuation, emad_rng))
+        emad_audit(check_forced_depths(under_test, prompts, continuation, emad_rng))
 
 
 @FORCES
@@ -52,7 +52,7 @@ def test_rollback_restores_tokens_cache_and_cap(
         prompts,
         continuation,
     ):
-        emad_audit(rollback(under_test, prompts, continuation))
+        emad_audit(check_rollback(under_test, prompts, continuation))
 
 
 @FORCES
@@ -66,7 +66,7 @@ def test_sessions_side_by_side_keep_to_themselves(
         prompts,
         continuation,
     ):
-        emad_audit(sessions(under_test, prompts, continuation, emad_rng))
+        emad_audit(check_session_isolation(under_test, prompts, continuation, emad_rng))
 
 
 def test_rows_of_a_batch_decide_alone(
@@ -79,4 +79,4 @@ def test_rows_of_a_batch_decide_alone(
         prompts,
         _,
     ):
-        emad_audit(rows(under_test, prompts, NEW))
+        emad_audit(check_row_independence(under_test, prompts, NEW))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.point_fields import VARIANTS, FieldsCheck, ModelDimensions
-from emad_ref.audit.session_checks import WIDEST_PARTLY_SHOWN, last_logits, partly_shown_feeds
-from emad_ref.audit.threshold_comparisons import comparisons
-from emad_ref.audit.work import counters
+from emad_ref.audit.session_checks import WIDEST_PARTLY_SHOWN, check_last_logits, partial_feed_sizes
+from emad_ref.audit.threshold_comparisons import check_threshold_comparisons
+from emad_ref.audit.work import check_work_counters
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import FixedEncoderInput
@@ -21,7 +21,7 @@ from pytest_emad.suite_support import Auditor
 LENGTH, FED, NEW = 6, 14, 8
 FEWEST_PART = 3  # at least one variant of three, of our own decoder on a large model
 ROWS, BATCHES = 4, 6
-SHOWN = sum(n for n, _ in partly_shown_feeds(WIDEST_PARTLY_SHOWN))  # tokens fed under every number of logits wanted
+SHOWN = sum(n for n, _ in partial_feed_sizes(WIDEST_PARTLY_SHOWN))  # tokens fed under every number of logits wanted
 COUNTED = 24  # tokens after a prompt of a quarter of the window
 
 
@@ -41,7 +41,7 @@ def test_every_field_of_a_point_is_honoured_or_declined(
         : subject.scale_by_audit_share(len(VARIANTS), len(VARIANTS) // FEWEST_PART)
     ]
     asked = {name: variant for name, variant in VARIANTS.items() if name in names}
-    emad_audit(check.finding(prompt, continuation[0], asked))
+    emad_audit(check.check_variants(prompt, continuation[0], asked))
 
 
 def test_thresholds_are_compared_to_the_last_digit(
@@ -54,9 +54,11 @@ def test_thresholds_are_compared_to_the_last_digit(
         subject.draw_prompts(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, 1), 1)[0] for _ in range(BATCHES)
     ]
     opened, layers = partial(subject.open_decoder, max_rows=ROWS), subject.stepper.layers
-    emad_audit(comparisons(opened, layers, batches))
+    emad_audit(check_threshold_comparisons(opened, layers, batches))
     try:
-        emad_audit(comparisons(opened, layers, batches, signal="softmax_response"))  # it rises: ≥ takes the place of ≤
+        emad_audit(
+            check_threshold_comparisons(opened, layers, batches, signal="softmax_response")
+        )  # it rises: ≥ takes the place of ≤
     except Unsupported:
         return  # as ``test_every_field_of_a_point_is_honoured_or_declined`` says
 
@@ -77,7 +79,7 @@ def test_as_many_logits_are_shown_as_are_wanted(
         prompts,
         continuation,
     ):
-        emad_audit(last_logits(under_test, prompts, continuation, emad_rng))
+        emad_audit(check_last_logits(under_test, prompts, continuation, emad_rng))
 
 
 def test_the_same_tokens_cost_the_same_at_every_point(
@@ -92,4 +94,4 @@ def test_the_same_tokens_cost_the_same_at_every_point(
     room = subject.audited_window_size - fed
     (prompt,), (continuation,) = subject.draw_prompts(emad_rng, [int(emad_rng.integers(room // 2, room))], fed)
     with subject.open_decoder(subject.full_depth_point) as full, subject.open_decoder(point) as exiting:
-        emad_audit(counters(full, exiting, prompt, continuation, fed, source))
+        emad_audit(check_work_counters(full, exiting, prompt, continuation, fed, source))

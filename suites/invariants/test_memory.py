@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from emad_ref.audit.memory import MemoryReading, memory
+from emad_ref.audit.memory import MemoryReading, check_session_memory
 from emad_ref.benchmark.machine import live_tensor_bytes, memory_unreadable_reason, used_memory_bytes
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.suite_support import Auditor
@@ -37,4 +37,6 @@ def test_what_is_closed_or_rolled_back_gives_its_memory_back(
 
     prompts, _ = subject.draw_prompts(emad_rng, [tokens // rows] * rows, 1)
     with subject.open_decoder(subject.full_depth_point, max_rows=rows) as decoder:
-        emad_audit(memory(decoder, prompts, rounds, math.ceil(FED / token / rows), token, geometry.layers, read))
+        emad_audit(
+            check_session_memory(decoder, prompts, rounds, math.ceil(FED / token / rows), token, geometry.layers, read)
+        )

@@ -10,10 +10,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit.decoding_checks import decisions, generation, judge_record
+from emad_ref.audit.decoding_checks import check_decisions, check_generation, judge_record
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.positions import block_end_lengths, buffer_edge_lengths, long_lengths, positions, short_lengths
-from emad_ref.audit.session_checks import forced
+from emad_ref.audit.positions import (
+    check_positions,
+    draw_block_end_lengths,
+    draw_buffer_edge_lengths,
+    draw_long_lengths,
+    draw_short_lengths,
+)
+from emad_ref.audit.session_checks import check_forced_depths
 from emad_ref.audit.threshold_comparisons import UNREACHED_THRESHOLD
 from emad_ref.audit.trajectory import Judge
 from emad_ref.measurements.model_measurements import ModelMeasurements
@@ -24,7 +30,7 @@ from pytest_emad.recorder import Recorder
 from pytest_emad.suite_support import Auditor
 
 FED, LONG, LONG_AT_LEAST = 12, 72, 36  # tokens after a prompt, beyond one buffer and beyond several
-LENGTHS = {"far": long_lengths, "edges": buffer_edge_lengths}
+LENGTHS = {"far": draw_long_lengths, "edges": draw_buffer_edge_lengths}
 LAST = {1: 16, 2: 8}  # new tokens that a prompt leaves room for, and rows: a cut changes one token in ten
 OWN_ROWS = 4  # rows of our own decoder that cover the window: other tests have more rows
 AFTER_BLOCKS = 8  # new tokens after prompts that end at the edges of blocks: one token that was not read shows late
@@ -41,7 +47,7 @@ def test_forced_depths_are_obeyed_far_into_the_window(
     subject = emad_evidence.subject
     point, drawn = subject.full_depth_point, LENGTHS[lengths](emad_rng, subject.audited_window_size - FED)
     with subject.open_with_drawn_prompts(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
-        emad_audit(forced(under_test, prompts, continuation, emad_rng))
+        emad_audit(check_forced_depths(under_test, prompts, continuation, emad_rng))
 
 
 def test_every_position_is_written_and_read(
@@ -65,8 +71,8 @@ def test_every_position_is_written_and_read(
     texts = np.stack([prompt.tokens for prompt in prompts])
     with subject.open_decoder(subject.full_depth_point, max_rows=rows) as decoder:
         under_test = subject.prepare_for_audit(decoder, subject.full_depth_point)
-        edges = buffer_edge_lengths if ours else block_end_lengths
-        emad_audit(positions(under_test, subject.compute_model_logits, texts, emad_rng, edges))
+        edges = draw_buffer_edge_lengths if ours else draw_block_end_lengths
+        emad_audit(check_positions(under_test, subject.compute_model_logits, texts, emad_rng, edges))
 
 
 def test_generation_passes_every_position(
@@ -91,10 +97,10 @@ def check_generation_to_window_end(
     new = min(new, subject.audited_window_size - 1, MOST // (subject.stepper.vocabulary_size * subject.stepper.layers))
     lengths = rng.permutation(np.linspace(1, subject.audited_window_size - new, rows).astype(int)).tolist()
     with subject.open_with_drawn_prompts(point, rng, lengths, 1) as (under_test, prompts, _):
-        judge = Judge.of("generation", under_test, needed=0)
+        judge = Judge.for_check("generation", under_test, needed=0)
         with judge.tally:
             judge_record(judge, under_test.decoder.generate(prompts, new, frozenset()), prompts, new)
-    return judge.tally.finding()
+    return judge.tally.to_finding()
 
 
 def test_forced_depths_are_obeyed_late_in_a_session(
@@ -105,18 +111,18 @@ def test_forced_depths_are_obeyed_late_in_a_session(
         subject.full_depth_point,
         min(subject.scale_by_audit_share(LONG, LONG_AT_LEAST), subject.audited_window_size // 2),
     )
-    drawn = short_lengths(emad_rng, 3, subject.audited_window_size - fed)
+    drawn = draw_short_lengths(emad_rng, 3, subject.audited_window_size - fed)
     with subject.open_with_drawn_prompts(point, emad_rng, drawn, fed) as (under_test, prompts, continuation):
-        emad_audit(forced(under_test, prompts, continuation, emad_rng))
+        emad_audit(check_forced_depths(under_test, prompts, continuation, emad_rng))
 
 
 def test_decisions_are_the_rules_far_into_the_window(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
-    drawn = long_lengths(emad_rng, subject.audited_window_size - FED)[:2]
+    drawn = draw_long_lengths(emad_rng, subject.audited_window_size - FED)[:2]
     with subject.open_with_drawn_prompts(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
-        emad_audit(decisions(under_test, prompts, continuation))
+        emad_audit(check_decisions(under_test, prompts, continuation))
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
@@ -131,18 +137,18 @@ def test_generation_holds_far_into_the_window(
     """
     subject = emad_evidence.subject
     point = subject.full_depth_point if full else emad_evidence.replay_validity.probing_point
-    requests = [(long_lengths(emad_rng, subject.audited_window_size - FED)[: None if full else 2], FED)]
+    requests = [(draw_long_lengths(emad_rng, subject.audited_window_size - FED)[: None if full else 2], FED)]
     others = full and not subject.has_reference_decoder
     if full:
         requests += [
             ([subject.audited_window_size - room] * (rows if others else 1), room) for room, rows in LAST.items()
         ]
     if others:
-        ends = block_end_lengths(emad_rng, subject.audited_window_size - AFTER_BLOCKS)
+        ends = draw_block_end_lengths(emad_rng, subject.audited_window_size - AFTER_BLOCKS)
         requests += [(ends[first : first + ROWS], AFTER_BLOCKS) for first in range(0, len(ends), ROWS)]
     for lengths, new in requests:
         with subject.open_with_drawn_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
-            emad_audit(generation(under_test, prompts, new, needed=0))
+            emad_audit(check_generation(under_test, prompts, new, needed=0))
     if others:
         emad_audit(
             check_generation_to_window_end(subject, point, emad_rng, PASSING, subject.audited_window_size - SHORTER)

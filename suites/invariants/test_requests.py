@@ -15,15 +15,15 @@ import pytest
 
 from emad_ref.audit.requests import (
     VARIATIONS,
-    batches,
-    endings,
-    interleaved,
-    prefixes,
-    repetitions,
-    sampled_at_once,
-    sampled_streams,
-    simultaneous,
-    streams,
+    check_batches,
+    check_interleaved_requests,
+    check_repeated_requests,
+    check_row_endings,
+    check_sampled_streams,
+    check_shared_prefixes,
+    check_simultaneous_requests,
+    check_simultaneous_samples,
+    check_streams,
 )
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.point import OperatingPoint
@@ -76,7 +76,7 @@ def test_batches_as_large_as_verdicts_read_decide_row_by_row(
         prompts,
         _,
     ):
-        emad_audit(batches(under_test, prompts, counts, BATCHED, sessions=case != "full"))
+        emad_audit(check_batches(under_test, prompts, counts, BATCHED, sessions=case != "full"))
 
 
 @DEPTHS
@@ -86,7 +86,7 @@ def test_rows_end_at_any_stop_token_and_at_no_other(
     subject, point = emad_evidence.subject, full_or_probing_point(emad_evidence, full)
     lengths = subject.draw_short_lengths(emad_rng, subject.scale_by_audit_share(ENDING, FEWEST_ENDING), NEW)
     with subject.open_with_drawn_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
-        emad_audit(endings(under_test, prompts, NEW, emad_rng))
+        emad_audit(check_row_endings(under_test, prompts, NEW, emad_rng))
 
 
 @CASES
@@ -109,11 +109,11 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
         with subject.open_decoder(point, max_rows=variations) as decoder:
             texts = subject.prepare_for_audit(decoder, point), text.tokens, other.tokens
             if not full:
-                emad_audit(prefixes(*texts, BETWEEN, emad_rng, variations=variations))
+                emad_audit(check_shared_prefixes(*texts, BETWEEN, emad_rng, variations=variations))
                 continue
             for new in (FIRST_NEW, TOLD_APART) if subject.has_reference_decoder else (TOLD_APART,):
                 sessions = case == "sessions"
-                asked = partial(prefixes, *texts, new, emad_rng, sessions=sessions, needed=DIFFERENT)
+                asked = partial(check_shared_prefixes, *texts, new, emad_rng, sessions=sessions, needed=DIFFERENT)
                 finding = asked(halves=True) if halves else asked(variations=variations)
                 if finding.passed is not None:
                     break
@@ -127,7 +127,7 @@ def test_repeated_and_reordered_requests_get_the_same_answers(
     new = subject.scale_by_audit_share(NEW, FEWEST_NEW)
     lengths = subject.draw_short_lengths(emad_rng, subject.scale_by_audit_share(REPEATED, FEWEST_REPEATED), new)
     with subject.open_with_drawn_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
-        emad_audit(repetitions(under_test, prompts, new, emad_rng))
+        emad_audit(check_repeated_requests(under_test, prompts, new, emad_rng))
 
 
 def test_requests_at_once_get_the_answers_that_each_gets_alone(
@@ -139,7 +139,7 @@ def test_requests_at_once_get_the_answers_that_each_gets_alone(
         pytest.skip("the reference decoder takes one request at a time")
     lengths = subject.draw_short_lengths(emad_rng, SIMULTANEOUS, NEW)
     with subject.open_with_drawn_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
-        emad_audit(simultaneous(under_test, prompts, NEW, emad_rng))
+        emad_audit(check_simultaneous_requests(under_test, prompts, NEW, emad_rng))
     temperature = float(emad_rng.uniform(*HOT))
     seeds = emad_rng.choice(2**16, SEEDS, replace=False).tolist()
 
@@ -149,7 +149,9 @@ def test_requests_at_once_get_the_answers_that_each_gets_alone(
     lengths = subject.draw_short_lengths(emad_rng, SAMPLED, SAMPLED_NEW)
     with subject.open_with_drawn_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (greedy, prompts, _):
         try:
-            finding = sampled_at_once(open_sampled, seeds, greedy, prompts, SAMPLED_NEW, temperature, emad_rng)
+            finding = check_simultaneous_samples(
+                open_sampled, seeds, greedy, prompts, SAMPLED_NEW, temperature, emad_rng
+            )
         except Unsupported as refusal:
             emad_record.record_note(f"requests sampled at once are not judged: {refusal}")
         else:
@@ -170,11 +172,11 @@ def test_streamed_tokens_are_those_of_whole_answers(
 
     lengths = subject.draw_short_lengths(emad_rng, STREAMED, STREAMED_NEW)
     with subject.open_with_drawn_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
-        finding, arrivals = streams(under_test, prompts, STREAMED_NEW)
+        finding, arrivals = check_streams(under_test, prompts, STREAMED_NEW)
         emad_audit(finding)
         seeds = emad_rng.choice(2**16, 2, replace=False).tolist()
         try:
-            sampled = sampled_streams(open_sampled, seeds, under_test, prompts, STREAMED_NEW, temperature)
+            sampled = check_sampled_streams(open_sampled, seeds, under_test, prompts, STREAMED_NEW, temperature)
         except Unsupported as refusal:
             emad_record.record_note(f"sampled streams are not judged: {refusal}")
         else:
@@ -197,4 +199,4 @@ def test_requests_between_the_steps_of_sessions_change_nothing(
     with ExitStack() as stack:
         opened = [stack.enter_context(subject.open_decoder(point, max_rows=ROWS)) for point in points]
         decoders = [subject.prepare_for_audit(decoder, point) for decoder, point in zip(opened, points, strict=True)]
-        emad_audit(interleaved(decoders, prompts, continuation, between))
+        emad_audit(check_interleaved_requests(decoders, prompts, continuation, between))

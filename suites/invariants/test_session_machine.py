@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from numpy.typing import NDArray
 
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.tolerances import first_excess
+from emad_ref.audit.tolerances import find_first_excess
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.protocol import Decoder, Prompt, Session, Step
@@ -210,8 +210,8 @@ class SessionMachine(RuleBasedStateMachine):
         first = min(row.shown)
         reference = self.subject.reference_lens(np.array(row.history), first)
         for position, (depth, logits, after) in sorted(row.shown.items()):
-            off = np.abs(logits - reference.after(depth)[[position - first]]).max(axis=-1)
-            excess = first_excess(
+            off = np.abs(logits - reference.after_layer(depth)[[position - first]]).max(axis=-1)
+            excess = find_first_excess(
                 self.subject.reference_lens, np.array(row.history), position, off, [depth], self.tolerance
             )
             at, (_, allowed) = f"row {index}, position {position}, depth {depth}", excess or (0, 0.0)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from emad_ref.audit.decoding_checks import generation
+from emad_ref.audit.decoding_checks import check_generation
 from emad_ref.audit.finding import MIN_DISCRIMINATING
 from emad_ref.decoding.partner import Partner
 from emad_ref.measurements.model_measurements import ModelMeasurements
@@ -75,7 +75,7 @@ def check_same_emissions(
         theirs, mine = ([tokens.tolist() for tokens in one.emitted] for one in (found, own))
         audit.require_same_tokens(prompts, theirs, mine, point, declared=verifier.decoder.capabilities.logit_noise)
         audit(
-            generation(
+            check_generation(
                 replace(large.prepare_for_audit(decoder, point), exact_context=True), prompts, NEW, needed=needed
             )
         )

@@ -18,8 +18,8 @@ import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from emad_ref.benchmark.clock import time_pairs
-from emad_ref.calibration.entropy_statistics import EntropyStatistics, batch_statistics
-from emad_ref.calibration.trace import states_after
+from emad_ref.calibration.entropy_statistics import EntropyStatistics, measure_batch_statistics
+from emad_ref.calibration.trace import iterate_states_after
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.exit_rules import default_probes
 from emad_ref.models.causal import CausalStepper
@@ -68,7 +68,7 @@ def test_probes_are_calibrated_at_about_the_speed_of_a_plain_forward(benchmark, 
         model(torch.from_numpy(rows[pair, :, :-1]), use_cache=False)
 
     def calibrated(pair):
-        batch_statistics(stepper, [TokenSequence(row) for row in rows[pair]], BinSpec(), None, probes)
+        measure_batch_statistics(stepper, [TokenSequence(row) for row in rows[pair]], BinSpec(), None, probes)
 
     seconds = time_pairs({"plain": plain, "calibrated": calibrated}, pairs, np.random.default_rng(1)).process_seconds
     ratio = estimate_speedup_per_request(ByPair(seconds["plain"]), ByPair(seconds["calibrated"]), threshold=LEAST[name])
@@ -89,7 +89,7 @@ def test_calibration_costs_little_beyond_its_forward_and_heads(benchmark, name):
     stepper, plan = CausalStepper(model), BinSpec()
     rng = np.random.default_rng(0)
     rows = rng.integers(1, stepper.vocabulary_size, (pairs + 1, windows, length))
-    total, layers = [EntropyStatistics.none(plan.bin_count, stepper.layers)], range(1, stepper.layers + 1)
+    total, layers = [EntropyStatistics.empty(plan.bin_count, stepper.layers)], range(1, stepper.layers + 1)
 
     @torch.inference_mode()
     def plain(pair):
@@ -97,12 +97,12 @@ def test_calibration_costs_little_beyond_its_forward_and_heads(benchmark, name):
 
     @torch.inference_mode()
     def with_heads(pair):
-        for states in states_after(stepper, [TokenSequence(row) for row in rows[pair]]):
+        for states in iterate_states_after(stepper, [TokenSequence(row) for row in rows[pair]]):
             stepper.logits(states)
 
     def calibrated(pair):
         batch = [TokenSequence(row) for row in rows[pair]]
-        total[0] += batch_statistics(stepper, batch, plan, None, layers)
+        total[0] += measure_batch_statistics(stepper, batch, plan, None, layers)
 
     arms = {"plain": plain, "with heads": with_heads, "calibrated": calibrated}
     seconds = time_pairs(arms, pairs, np.random.default_rng(1)).process_seconds

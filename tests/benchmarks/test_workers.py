@@ -21,10 +21,10 @@ from emad_ref.calibration.calibration_run import (
     BATCHES_PER_SHARD,
     CalibrationPlan,
     calibrate,
-    local_statistics,
-    worker_statistics,
+    local_statistics_source,
+    worker_statistics_source,
 )
-from emad_ref.calibration.windows import TokenSequence, batched
+from emad_ref.calibration.windows import TokenSequence, iterate_batches
 from emad_ref.models.loading import load
 from emad_ref.models.model_spec import ModelSpec, load_cached
 from emad_ref.statistics.speedup import estimate_speedup_per_request
@@ -59,15 +59,15 @@ def rows(loaded):
 
 
 def calibrated(loaded, plan, rows, crew=None):
-    parts = worker_statistics(crew, ModelSpec.from_loaded(loaded), plan) if crew else None
+    parts = worker_statistics_source(crew, ModelSpec.from_loaded(loaded), plan) if crew else None
     return calibrate(loaded.stepper, plan, {"random": lambda: map(TokenSequence, rows)}, parts=parts)
 
 
 def read(whence, plan, rows):
     """What a worker does with its share, without handing anything in."""
     torch.set_num_threads(1)
-    for _ in local_statistics(load_cached(whence).stepper, plan)(
-        batched(map(TokenSequence, rows), plan.tokens_per_batch)
+    for _ in local_statistics_source(load_cached(whence).stepper, plan)(
+        iterate_batches(map(TokenSequence, rows), plan.tokens_per_batch)
     ):
         pass
 

@@ -88,7 +88,7 @@ def test_one_wrong_position_falsifies(nano: LoadedModel):
 def test_a_difference_that_the_rounding_of_its_position_explains_does_not_falsify(
     nano: LoadedModel, monkeypatch: pytest.MonkeyPatch, rounding: float, outcome: str
 ):
-    monkeypatch.setattr(ModelLens, "rounding", lambda self, tokens, layers: rounding)
+    monkeypatch.setattr(ModelLens, "max_rounding_error", lambda self, tokens, layers: rounding)
     host = RunResources(make_decoder=lambda request: Gapped(nano.stepper, request.point))
     assert answered(find_question("EMAD-E2"), nano, host).verdict.verdict == outcome
 

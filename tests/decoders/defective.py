@@ -15,8 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.mutants.decision_defects import change_step, flat_logits, nan_logits, show_last_of_all
-from emad_ref.mutants.mutant import subclass
+from emad_ref.mutants.decision_defects import (
+    change_feed_step,
+    cut_depths_and_signals,
+    drop_logits_axis,
+    replace_logits_by_nan,
+)
+from emad_ref.mutants.mutant import override_methods
 from emad_ref.mutants.request_defects import drop_stop_tokens
 from emad_ref.protocol import InadmissibleDepth, Prompt, Step
 from emad_ref.record import Floats, Ints, Record, Work
@@ -26,7 +31,7 @@ from tests.decoders.subject import entropy_nats
 
 def with_session(**overrides: Callable[..., Any]) -> type[CachedDecoder]:
     """The cached decoder, whose sessions have these methods."""
-    return type("Defective", (CachedDecoder,), {"session": subclass(CachedSession, overrides)})
+    return type("Defective", (CachedDecoder,), {"session": override_methods(CachedSession, overrides)})
 
 
 def with_generate(
@@ -37,7 +42,7 @@ def with_generate(
     def generate(original: Any, decoder: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
         return original(*change(prompts, max_new, stop))
 
-    return subclass(CachedDecoder, {"generate": generate})
+    return override_methods(CachedDecoder, {"generate": generate})
 
 
 def keep_entries(original: Any, session: CachedSession, length: Ints) -> None:
@@ -165,10 +170,10 @@ AllLayersThenRoute, ReadsEveryLayer = with_session(shown=route), with_session(ru
 
 # by the functions that mutate the reference decoder
 PROTOCOL: dict[str, tuple[type[CachedDecoder], str]] = {
-    "logits that are NaN": (with_session(**change_step(nan_logits)), "forced"),
-    "logits that lack an axis": (with_session(**change_step(flat_logits)), "forced"),
-    "depths of the last tokens alone": (with_session(feed=show_last_of_all), "last"),
-    "stop tokens not emitted": (subclass(CachedDecoder, {"generate": drop_stop_tokens}), "generation"),
+    "logits that are NaN": (with_session(**change_feed_step(replace_logits_by_nan)), "forced"),
+    "logits that lack an axis": (with_session(**change_feed_step(drop_logits_axis)), "forced"),
+    "depths of the last tokens alone": (with_session(feed=cut_depths_and_signals), "last"),
+    "stop tokens not emitted": (override_methods(CachedDecoder, {"generate": drop_stop_tokens}), "generation"),
 }
 DEFECTS: dict[str, tuple[type[CachedDecoder], str]] = {
     "stale K/V after rollback": (with_session(rollback=keep_entries), "rollback"),

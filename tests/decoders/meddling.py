@@ -15,11 +15,11 @@ from torch import nn
 from transformers import GPTNeoXForCausalLM
 
 from emad_ref.mutants.environment_defects import (
-    another_precision,
-    late_clock,
-    one_thread_more,
-    slow_linear,
-    wait,
+    add_torch_thread,
+    halve_clock_speed,
+    set_default_dtype_float64,
+    sleep_briefly,
+    slow_down_linear,
 )
 from emad_ref.point import OperatingPoint
 from tests.decoders.cached import CachedDecoder
@@ -52,7 +52,7 @@ def leave_a_hook(model: Any) -> None:
 
 
 def slow_the_baseline(model: Any) -> None:
-    model.gpt_neox.layers[2].register_forward_pre_hook(wait)
+    model.gpt_neox.layers[2].register_forward_pre_hook(sleep_briefly)
 
 
 def replace_a_forward(model: Any) -> None:
@@ -87,7 +87,7 @@ CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
 
 
 def a_hook_on_every_module() -> None:
-    nn.modules.module.register_module_forward_pre_hook(wait)
+    nn.modules.module.register_module_forward_pre_hook(sleep_briefly)
 
 
 def slow_products() -> None:
@@ -102,11 +102,11 @@ def slow_products() -> None:
 
 
 AROUND: dict[str, tuple[Callable[[], None], str]] = {
-    "threads": (one_thread_more, "torch.set_num_threads"),
-    "default dtype": (another_precision, "torch.set_default_dtype"),
-    "a slow linear": (slow_linear, "linear was replaced"),
+    "threads": (add_torch_thread, "torch.set_num_threads"),
+    "default dtype": (set_default_dtype_float64, "torch.set_default_dtype"),
+    "a slow linear": (slow_down_linear, "linear was replaced"),
     "slow products": (slow_products, "torch.mv was replaced"),
-    "a clock that runs late": (late_clock, "perf_counter was replaced"),
+    "a clock that runs late": (halve_clock_speed, "perf_counter was replaced"),
     "a hook on every module": (a_hook_on_every_module, "_global_forward_pre_hooks"),
 }
 

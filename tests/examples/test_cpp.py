@@ -14,9 +14,17 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from emad_ref.audit import Finding, decisions, forced, generation, rollback, rows, tolerance
+from emad_ref.audit import (
+    Finding,
+    check_decisions,
+    check_forced_depths,
+    check_generation,
+    check_rollback,
+    check_row_independence,
+    tolerance,
+)
 from emad_ref.audit.reference_logits import Lens
-from emad_ref.audit.requests import batches, endings, interleaved, prefixes
+from emad_ref.audit.requests import check_batches, check_interleaved_requests, check_row_endings, check_shared_prefixes
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument
 from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint, full_depth, truncated
@@ -49,11 +57,13 @@ def audited(
     vocabulary = lens(np.zeros(1, dtype=np.int64)).shape[-1]
     prompts = [Prompt(rng.integers(0, vocabulary, n)) for n in (5, longest, 1, 17)]
     continuation = rng.integers(0, vocabulary, (len(prompts), FED))
-    yield forced(DecoderUnderTest(made(full), lens, full, TOLERANCE), prompts, continuation, rng)
-    yield rollback(DecoderUnderTest(made(full), lens, full, TOLERANCE), prompts, continuation)
-    yield decisions(DecoderUnderTest(made(point), lens, point, TOLERANCE, exact_context=True), prompts, continuation)
-    yield rows(DecoderUnderTest(made(point), lens, point, TOLERANCE), prompts, NEW)
-    yield generation(DecoderUnderTest(made(point), lens, point, TOLERANCE, exact_context=True), prompts, NEW)
+    yield check_forced_depths(DecoderUnderTest(made(full), lens, full, TOLERANCE), prompts, continuation, rng)
+    yield check_rollback(DecoderUnderTest(made(full), lens, full, TOLERANCE), prompts, continuation)
+    yield check_decisions(
+        DecoderUnderTest(made(point), lens, point, TOLERANCE, exact_context=True), prompts, continuation
+    )
+    yield check_row_independence(DecoderUnderTest(made(point), lens, point, TOLERANCE), prompts, NEW)
+    yield check_generation(DecoderUnderTest(made(point), lens, point, TOLERANCE, exact_context=True), prompts, NEW)
 
 
 # ---------------------------------------------------------------- it decides as the rule says
@@ -69,15 +79,15 @@ def test_it_answers_requests_as_users_send_them(remote: DecoderClient, odd: tupl
         for each in (full, point, full)
     ]
     if check == "batches":
-        finding = batches(made[1], prompts, [MANY, 9], FED)
+        finding = check_batches(made[1], prompts, [MANY, 9], FED)
     elif check == "endings":
-        finding = endings(made[1], prompts, FED, rng)
+        finding = check_row_endings(made[1], prompts, FED, rng)
     elif check == "prefixes":
         text, others = rng.integers(0, VOCABULARY, (2, 16))
-        finding = prefixes(made[1], text, others, FED, rng)
+        finding = check_shared_prefixes(made[1], text, others, FED, rng)
     else:
         continuation = rng.integers(0, VOCABULARY, (4, FED))
-        finding = interleaved(made, prompts[:4], continuation, FED)
+        finding = check_interleaved_requests(made, prompts[:4], continuation, FED)
     assert finding.passed is True, finding
 
 

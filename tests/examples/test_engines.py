@@ -20,11 +20,11 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from emad_ref.audit.decoding_checks import generation
+from emad_ref.audit.decoding_checks import check_generation
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.log_probs import log_probs
-from emad_ref.audit.requests import endings, repetitions
-from emad_ref.audit.sampling import sampling
+from emad_ref.audit.log_probs import check_log_probs
+from emad_ref.audit.requests import check_repeated_requests, check_row_endings
+from emad_ref.audit.sampling import check_sampling
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.claims.engines import decide_stated_rule
@@ -79,7 +79,7 @@ def checked(check: str, made: Callable[..., Any], kind: str = "dynamic") -> Find
         rows = [PROMPTS[0], PROMPTS[0], PROMPTS[2]]
         records = [(seed, opened(made, kind, HOT, seed).generate(rows, 12)) for seed in (1, 2, 3, 1)]
         lens, said = lens_of(tiny_neox()), opened(made, kind).capabilities
-        return sampling(records, lens, FULL, rows, 12, HOT, said, rng, TOLERANCE, needed=50)
+        return check_sampling(records, lens, FULL, rows, 12, HOT, said, rng, TOLERANCE, needed=50)
     under_test = DecoderUnderTest(opened(made, kind), lens_of(tiny_neox()), FULL, TOLERANCE)
     return finding_of(check, replace(under_test, tolerance=RETURNED) if check == "log-probabilities" else under_test)
 
@@ -87,10 +87,10 @@ def checked(check: str, made: Callable[..., Any], kind: str = "dynamic") -> Find
 def finding_of(check: str, under_test: DecoderUnderTest) -> Finding:
     rng = np.random.default_rng(0)
     checks: dict[str, Callable[[], Finding]] = {
-        "generation": lambda: generation(under_test, PROMPTS, NEW),
-        "endings": lambda: endings(under_test, PROMPTS, NEW, rng),
-        "repetitions": lambda: repetitions(under_test, PROMPTS, NEW, rng),
-        "log-probabilities": lambda: log_probs(under_test, PROMPTS, NEW, 5),
+        "generation": lambda: check_generation(under_test, PROMPTS, NEW),
+        "endings": lambda: check_row_endings(under_test, PROMPTS, NEW, rng),
+        "repetitions": lambda: check_repeated_requests(under_test, PROMPTS, NEW, rng),
+        "log-probabilities": lambda: check_log_probs(under_test, PROMPTS, NEW, 5),
     }
     return checks[check]()
 

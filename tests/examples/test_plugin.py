@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from emad_ref.audit import generation
+from emad_ref.audit import check_generation
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt, Unsupported
@@ -71,7 +71,7 @@ def test_its_records_are_what_it_did(module: ModuleType) -> None:
     decoder.model, decoder.temperature, decoder.seed = small_model("gpt_neox"), 0.0, 0
     prompts = [Prompt(np.arange(7)), Prompt(np.arange(1)), Prompt(np.arange(4))]
     lens, full = lens_of(decoder.model), full_depth(LAYERS)
-    finding = generation(DecoderUnderTest(decoder, lens, full, TOLERANCE, exact_context=True), prompts, 8)
+    finding = check_generation(DecoderUnderTest(decoder, lens, full, TOLERANCE, exact_context=True), prompts, 8)
     assert finding.passed is True, finding
 
 

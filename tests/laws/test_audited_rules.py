@@ -12,9 +12,17 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from emad_ref.audit import Finding, bridge, decisions, forced, generation, rows, tolerance
+from emad_ref.audit import (
+    Finding,
+    check_decisions,
+    check_forced_depths,
+    check_generation,
+    check_replay_agreement,
+    check_row_independence,
+    tolerance,
+)
 from emad_ref.audit.model_lens import ModelLens, replay_document
-from emad_ref.audit.reference_logits import consult
+from emad_ref.audit.reference_logits import compute_reference
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
@@ -82,7 +90,7 @@ def trace(through: str | None = None) -> Trace:
 def sure(point: OperatingPoint, share: float) -> OperatingPoint:
     """Thresholds that a ``share`` of all tokens reach at each probe that may decide."""
     signal = SIGNALS[point.signal]
-    seen = np.nan_to_num(trace(point.lens).signal(point)[:, np.array(point.probes) - 1].astype(np.float64))
+    seen = np.nan_to_num(trace(point.lens).rule_signal(point)[:, np.array(point.probes) - 1].astype(np.float64))
     found = np.quantile(seen, share if signal.sense == "falls" else 1 - share, axis=0)
     levels = [
         signal.unreachable_threshold if old == signal.unreachable_threshold else float(level)
@@ -110,7 +118,7 @@ def between(signal: str) -> OperatingPoint:
 def agreeing(**change: Any) -> OperatingPoint:
     """Leaves at half of the places where two probes agree at all: random readouts seldom do."""
     point = plain(signal="agreement", **change)
-    seen = trace(point.lens).signal(point)
+    seen = trace(point.lens).rule_signal(point)
     level = float(np.median(seen[seen > 0]))
     return replace(point, thresholds=((level,) * len(PROBES),))
 
@@ -158,12 +166,12 @@ def audited(check: str, decoder: WalkedDecoder, point: OperatingPoint) -> Findin
     asked, continuation = prompts()
     if check == "bridge":
         replayed = [replay_document(stepper(), text, point, TOLERANCE) for text in texts()]
-        return bridge(decoder, point, replayed, TOLERANCE)
+        return check_replay_agreement(decoder, point, replayed, TOLERANCE)
     under_test = DecoderUnderTest(decoder, lens(), point, TOLERANCE, exact_context=True)
     if check == "decisions":
-        return decisions(under_test, asked, continuation)
+        return check_decisions(under_test, asked, continuation)
     # a text in which depth makes no difference has no power, but is no reason to refute either
-    return {"generation": generation, "rows": rows}[check](under_test, asked, NEW, needed=0)
+    return {"generation": check_generation, "rows": check_row_independence}[check](under_test, asked, NEW, needed=0)
 
 
 def honest(point: OperatingPoint) -> WalkedDecoder:
@@ -278,7 +286,7 @@ def test_forced_depths_are_read_through_the_lens_too(name: str) -> None:
     asked, continuation = prompts()
     for decoder, passes in ((honest(point), True), (with_watch(point, RawExit), False)):
         under_test = DecoderUnderTest(decoder, lens(), point, TOLERANCE)
-        finding = forced(under_test, asked, continuation, np.random.default_rng(0))
+        finding = check_forced_depths(under_test, asked, continuation, np.random.default_rng(0))
         assert finding.passed is passes, finding.detail
 
 
@@ -365,11 +373,14 @@ def test_a_decoder_whose_thresholds_do_not_fall_as_they_should_is_refuted(decay:
     asked, continuation = prompts()
     read = {
         "decisions": [
-            consult(lens(), np.concatenate([prompt.tokens, row]), plain_response, len(prompt.tokens) - 1).signal[2:]
+            compute_reference(
+                lens(), np.concatenate([prompt.tokens, row]), plain_response, len(prompt.tokens) - 1
+            ).signal[2:]
             for prompt, row in zip(asked, continuation, strict=True)
         ],
         "bridge": [
-            consult(lens(), text.tokens[:-1], plain_response, text.adaptive_from).signal[2:] for text in texts()
+            compute_reference(lens(), text.tokens[:-1], plain_response, text.adaptive_from).signal[2:]
+            for text in texts()
         ],
     }
     for check, signals in read.items():
@@ -388,7 +399,7 @@ def test_a_decoder_whose_thresholds_do_not_fall_as_they_should_is_refuted(decay:
 def test_a_rule_led_and_a_signal_taken_from_logits_are_the_same(name: str) -> None:
     """Two ways to one number: the watch over the pass's states, and NumPy over its logits."""
     point, text = POINTS[name](), np.random.default_rng(3).integers(0, VOCABULARY, 12)
-    reference, led = consult(lens(), text, point, 2), lens().lead(text, 2, point)
+    reference, led = compute_reference(lens(), text, point, 2), lens().read_rule(text, 2, point)
     np.testing.assert_allclose(led.signal, reference.signal, atol=TOLERANCE)
     np.testing.assert_allclose(led.emitted, reference.emitted, atol=TOLERANCE)
     assert led.readouts.heads.tolist() == reference.readouts.heads.tolist()

@@ -72,7 +72,7 @@ def point(
         lens=lens,
         **change,  # type: ignore[arg-type]
     )
-    seen = traced(lens).signal(asked)
+    seen = traced(lens).rule_signal(asked)
     thresholds = tuple(float(np.quantile(seen[:, probe - 1], below)) for probe in PROBES)
     return replace(asked, thresholds=(thresholds,))
 

@@ -8,8 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit import Finding, decisions, forced, generation, rollback, rows, sessions, tolerance
-from emad_ref.audit.session_checks import last_logits
+from emad_ref.audit import (
+    Finding,
+    check_decisions,
+    check_forced_depths,
+    check_generation,
+    check_rollback,
+    check_row_independence,
+    check_session_isolation,
+    tolerance,
+)
+from emad_ref.audit.session_checks import check_last_logits
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint, full_depth
 from tests.decoders.cached import CachedDecoder
@@ -37,13 +46,13 @@ def run_check(name: str, decoder: type, point: OperatingPoint, *, forces: bool =
     asked, rng = under_test(decoder, point, TOLERANCE), np.random.default_rng(5)
     prompts, continuation = drawn((5, 9, 1, 3, 7) if name == "sessions" else (5, 9, 1), 12)
     checks: dict[str, Callable[[], Finding]] = {
-        "forced": lambda: forced(full, prompts, continuation, rng),
-        "sessions": lambda: sessions(full, prompts, continuation, rng),
-        "rollback": lambda: rollback(full, prompts, continuation),
-        "last": lambda: last_logits(full, prompts, continuation, rng),
-        "decisions": lambda: decisions(asked, prompts, continuation),
-        "generation": lambda: generation(asked, prompts, MAX_NEW),
-        "rows": lambda: rows(asked, prompts, MAX_NEW),
+        "forced": lambda: check_forced_depths(full, prompts, continuation, rng),
+        "sessions": lambda: check_session_isolation(full, prompts, continuation, rng),
+        "rollback": lambda: check_rollback(full, prompts, continuation),
+        "last": lambda: check_last_logits(full, prompts, continuation, rng),
+        "decisions": lambda: check_decisions(asked, prompts, continuation),
+        "generation": lambda: check_generation(asked, prompts, MAX_NEW),
+        "rows": lambda: check_row_independence(asked, prompts, MAX_NEW),
     }
     return checks[name]()
 

@@ -169,7 +169,7 @@ def test_estimators_keep_the_ranking_of_tokens_on_emad_tiny():
     for layer, states in zip(PROBES, fit, strict=True):
         probes(layer, states, entropy_nats(stepper.logits(states)))
     raw = {}
-    for plain in (EntropyEstimator("topk", k=64), EntropyEstimator("lowrank", k=64, rank=64), probes.estimator()):
+    for plain in (EntropyEstimator("topk", k=64), EntropyEstimator("lowrank", k=64, rank=64), probes.fit_estimator()):
         reader = make_entropy_reader(stepper, plain, PROBES)
         estimates = [
             np.stack([reader.read(h, i).entropy_nats for i, h in enumerate(part)], 1) for part in (held_out, test)

@@ -22,8 +22,8 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.tuned_lens import attach_lens
 from emad_ref.record import Floats
 from emad_ref.screening import drift as drift
-from emad_ref.screening.drift import DocumentFeatures, replayed_features
-from emad_ref.screening.guarantee import ERROR, EXCESS, excess_loss, require_order
+from emad_ref.screening.drift import DocumentFeatures, replay_features
+from emad_ref.screening.guarantee import ERROR, EXCESS, excess_loss, require_strict_to_loose
 from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.sweep.losses import point_columns
 from emad_ref.sweep.risk import betting_pvalues
@@ -46,8 +46,8 @@ class Read:
     points: list[OperatingPoint]
 
     def signs(self, chosen: int) -> DocumentFeatures:
-        return replayed_features(
-            self.trace, self.points[chosen], DocumentMembership(np.arange(self.trace.sequences)), "a text"
+        return replay_features(
+            self.trace, self.points[chosen], DocumentMembership(np.arange(self.trace.n_sequences)), "a text"
         )
 
 
@@ -80,8 +80,8 @@ def read(model: LoadedModel, points: list[OperatingPoint], corpus: str, document
     trace = take_trace(model.stepper, windows, estimators={points[0].estimator: PROBES}, lens=points[0].lens)
     found = point_columns(trace, model.geometry, [full_depth(12), *points])
     each = ByDocument.from_whole_documents
-    losses = excess_loss(each(found.nll_nats[:, 1:]), each(found.nll_nats[:, 0]), each(trace.lengths))
-    return Read(losses.values, found.depth[:, 1:] / trace.lengths[:, None], trace, points)
+    losses = excess_loss(each(found.nll_nats[:, 1:]), each(found.nll_nats[:, 0]), each(trace.sequence_lengths))
+    return Read(losses.values, found.depth[:, 1:] / trace.sequence_lengths[:, None], trace, points)
 
 
 def certified(losses: Floats) -> int:
@@ -99,7 +99,7 @@ def test_fresh_documents_risk_no_more_than_was_promised(corpus, record_property,
     monkeypatch.setattr(drift, "DRAWS", 60)
     model = load("emad-tiny-plain")
     points = points_of(model, corpus)
-    require_order(points)
+    require_strict_to_loose(points)
     here = read(model, points, corpus, DOCUMENTS)
     (other,) = (each for each in CORPORA if each != corpus)
     there = read(model, points, other, 60)

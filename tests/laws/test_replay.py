@@ -11,7 +11,7 @@ import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from emad_ref.benchmark.flops import flops
-from emad_ref.calibration.trace import lens_logits, take_trace
+from emad_ref.calibration.trace import compute_layer_logits, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
@@ -87,7 +87,7 @@ def between(trace):
 def compared(trace, name):
     """Of every signal of one layer, thresholds that three tokens in ten reach."""
     share = 0.3 if LAYERWISE[name].sense == "falls" else 0.7
-    levels = tuple(float(np.quantile(trace.column(name)[:, p - 1], share)) for p in PROBES)
+    levels = tuple(float(np.quantile(trace.signal_column(name)[:, p - 1], share)) for p in PROBES)
     return OperatingPoint(name, "quantile", LAYERS, LAYERS, PROBES, (levels,), signal=name)
 
 
@@ -166,7 +166,7 @@ def test_flops_by_sequence_are_those_of_the_work_of_each_sequence_alone(stepper,
         == flops(compute_decode_work(trace, expected.depth, point, expected.macs_per_row), geometry).total
     )
     for number in range(len(sequences)):
-        alone = trace.reordered(np.array([number]))
+        alone = trace.reorder_sequences(np.array([number]))
         depth = expected.depth[trace.starts[number] : trace.starts[number + 1]]
         assert (
             by_sequence[number]
@@ -209,7 +209,7 @@ def test_trace_in_a_batch_is_the_trace_alone_and_the_lens(stepper, sequences, tr
     alone = take_trace(stepper, sequences[1:2])
     rows = slice(trace.starts[1], trace.starts[2])
     assert np.abs(trace.entropy_nats[rows] - alone.entropy_nats).max() < ROUNDING
-    logits = lens_logits(stepper, sequences[1].tokens)[5:-1]
+    logits = compute_layer_logits(stepper, sequences[1].tokens)[5:-1]
     assert logits.argmax(-1).tolist() == alone.top1.tolist()
 
 
@@ -218,7 +218,7 @@ def test_free_depth_leaves_the_full_models_cache(stepper, trace):
     point = quantile_point(trace, 0.5, "free_eager")
     tokens = np.random.default_rng(3).integers(0, VOCABULARY, 20)
     session, step = WalkedDecoder(stepper, point).start([Prompt(tokens[:3])])
-    reference = lens_logits(stepper, tokens)
+    reference = compute_layer_logits(stepper, tokens)
     depths = []
     for at in range(2, 20):
         depth = int(step.depth[0, 0])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.calibration.trace import lens_logits, take_trace
+from emad_ref.calibration.trace import compute_layer_logits, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
@@ -64,7 +64,7 @@ def test_exact_repair_leaves_the_full_models_cache(stepper, thresholds, tokens, 
         tokens = np.concatenate([tokens[:-1], tokens[:1], tokens[-1:]])
         session.feed(tokens[-2][None, None])
     last = session.feed(tokens[-1][None, None], np.array([[LAYERS]]))
-    lens = lens_logits(stepper, tokens)
+    lens = compute_layer_logits(stepper, tokens)
     assert np.abs(last.logits[0, 0] - lens[-1, LAYERS - 1]).max() < EXACT
 
 
@@ -127,7 +127,7 @@ def test_a_deepened_token_has_the_full_models_logits_and_cache(stepper, tokens, 
     assert np.isnan(step.signal).all()
     assert session.cap.tolist() == [LAYERS] * len(depths)
     for row, history in enumerate(histories):
-        lens = lens_logits(stepper, history)
+        lens = compute_layer_logits(stepper, history)
         assert np.abs(step.logits[row] - lens[-asked:, LAYERS - 1]).max() < EXACT
         fresh, _ = WalkedDecoder(stepper, full_depth(LAYERS)).start([Prompt(history)])
         for mine, theirs in zip(session._store.cache.layers, fresh._store.cache.layers, strict=True):
@@ -167,7 +167,7 @@ def test_after_deepening_a_session_goes_on_as_if_nothing_had_stopped(stepper, to
     fed = np.array([[9, 8], [7, 6], [5, 4]])
     steps = [session.feed(fed[:, [0]], np.full((3, 1), 2)), session.feed(fed[:, [1]], np.full((3, 1), LAYERS))]
     for row, (history, back) in enumerate(zip(histories, (2, 0, 1), strict=True)):
-        lens = lens_logits(stepper, np.concatenate([history[: len(history) - back], fed[row]]))
+        lens = compute_layer_logits(stepper, np.concatenate([history[: len(history) - back], fed[row]]))
         assert np.abs(steps[0].logits[row, 0] - lens[-2, 1]).max() < EXACT
         assert np.abs(steps[1].logits[row, 0] - lens[-1, LAYERS - 1]).max() < EXACT
 
@@ -208,7 +208,7 @@ def test_state_copying_is_what_it_says(stepper, thresholds, tokens):
     expected = copied_by_hand(stepper, tokens[:-1], depths)
     seen = np.array([step.logits[0, 0] for step in steps])
     assert np.abs(seen - expected[PROMPT - 1 :]).max() < EXACT
-    lens = lens_logits(stepper, tokens[:-1])[np.arange(len(depths)), np.array(depths) - 1]
+    lens = compute_layer_logits(stepper, tokens[:-1])[np.arange(len(depths)), np.array(depths) - 1]
     assert np.abs(expected - lens).max() > 1e-3, "copied states changed nothing: the oracle has no power here"
     copied = [(LAYERS - np.array(depths[PROMPT - 1 :]) >= LAYERS - layer + 1).sum() for layer in range(1, LAYERS + 1)]
     assert session.work.fills[COPIED].tolist() == copied
@@ -217,7 +217,7 @@ def test_state_copying_is_what_it_says(stepper, thresholds, tokens):
 def test_state_copying_at_the_last_layer_does_nothing(stepper, tokens):
     never = point((-np.inf, -np.inf), "copying")
     session, steps = fed(stepper, never, tokens)
-    lens = lens_logits(stepper, tokens[:-1])
+    lens = compute_layer_logits(stepper, tokens[:-1])
     seen = np.array([step.logits[0, 0] for step in steps])
     assert np.abs(seen - lens[PROMPT - 1 :, -1]).max() < EXACT
     assert session.work.fills.sum() == 0

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from emad_ref.calibration.trace import lens_logits
+from emad_ref.calibration.trace import compute_layer_logits
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
@@ -102,7 +102,7 @@ def test_the_bundled_model_drafts_for_itself_at_its_probes(rows):
     prompts = [Prompt(np.array(tiny.tokenizer(next(texts))["input_ids"][:n])) for n in (40, 23, 35, 31)[:rows]]
     own = WalkedDecoder(walked, full_depth(12), max_rows=ROWS).generate(prompts, BUNDLED_NEW)
     for prompt, emitted in zip(prompts, own.emitted, strict=True):
-        logits = lens_logits(walked, np.concatenate([prompt.tokens, emitted]))[len(prompt.tokens) - 1 : -1, -1]
+        logits = compute_layer_logits(walked, np.concatenate([prompt.tokens, emitted]))[len(prompt.tokens) - 1 : -1, -1]
         runner_up, best = np.sort(logits)[:, -2:].T
         assert (best - runner_up).min() > FLOAT32_CHUNK, "a tie: choose another text"
     for exit_layer, k in product((4, 8), (1, 3, 5)):

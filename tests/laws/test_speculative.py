@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.calibration.trace import lens_logits
+from emad_ref.calibration.trace import compute_layer_logits
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.speculation import ACCEPTED, DRAFTER, REFUSED, VERIFIER, speculate
@@ -41,7 +41,7 @@ def small():
 def adaptive(stepper, quantile=0.1, schedule="monotone", period=None):
     """An entropy rule under which a row falls probe by probe."""
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, 60)
-    logits = torch.from_numpy(lens_logits(stepper, tokens))
+    logits = torch.from_numpy(compute_layer_logits(stepper, tokens))
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).numpy()
     probes = tuple(range(2, stepper.layers, 2))
     thresholds = tuple(float(np.quantile(entropy[:, probe - 1], quantile)) for probe in probes)
@@ -127,7 +127,7 @@ def test_the_bundled_pair_emits_what_the_large_one_emits(rows):
     verifier = partner(walked, full_depth(12))
     own = verifier.decoder.generate(prompts, BUNDLED_NEW)
     for prompt, emitted in zip(prompts, own.emitted, strict=True):
-        logits = lens_logits(walked, np.concatenate([prompt.tokens, emitted]))[len(prompt.tokens) - 1 : -1, -1]
+        logits = compute_layer_logits(walked, np.concatenate([prompt.tokens, emitted]))[len(prompt.tokens) - 1 : -1, -1]
         runner_up, best = np.sort(logits)[:, -2:].T
         assert (best - runner_up).min() > FLOAT32_CHUNK, "a tie: choose another text"
     for k in range(1, 7):

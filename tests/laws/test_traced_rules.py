@@ -63,7 +63,7 @@ def trace_of(family: str) -> Trace:
 
 def firing(trace: Trace, point: OperatingPoint, schedule: ScheduleName, quantile: float) -> OperatingPoint:
     """Thresholds that a share 1 − ``quantile`` of all tokens reach at each layer that decides."""
-    seen = trace.rule(point).signal[:, np.array(point.probes) - 1]
+    seen = trace.rule_columns(point).signal[:, np.array(point.probes) - 1]
     levels = [
         math.inf if old == math.inf else float(np.quantile(column, quantile))
         for column, old in zip(seen.T, point.thresholds[0], strict=True)
@@ -191,17 +191,17 @@ def test_a_rule_is_recorded_once_whatever_its_thresholds_and_its_schedule() -> N
         for schedule in SCHEDULES
     ]
     trace = take_trace(stepper_of("gpt_neox"), texts("gpt_neox")[:1], rules=points)
-    assert list(trace.rules) == [ConfidenceRule.of(points[0])]
-    assert all(trace.rule(point) is trace.rule(points[0]) for point in points)
+    assert list(trace.rules) == [ConfidenceRule.from_point(points[0])]
+    assert all(trace.rule_columns(point) is trace.rule_columns(points[0]) for point in points)
 
 
 def test_columns_do_not_depend_on_how_many_tokens_are_read_at_a_time(
     named: OperatingPoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    together = trace_of("gpt_neox").rule(named)
+    together = trace_of("gpt_neox").rule_columns(named)
     monkeypatch.setattr(trace_module, "FEWEST_TOKENS", 3)
     monkeypatch.setattr(trace_module, "LOGITS_AT_A_TIME", 1)
-    apart = take_trace(stepper_of("gpt_neox"), texts("gpt_neox"), rules=[named]).rule(named)
+    apart = take_trace(stepper_of("gpt_neox"), texts("gpt_neox"), rules=[named]).rule_columns(named)
     for column in ("signal", "nll_nats"):
         assert np.allclose(getattr(apart, column), getattr(together, column), atol=STORED, rtol=0, equal_nan=True)
     for column in ("top1", "macs", "heads", "shows"):
@@ -210,7 +210,7 @@ def test_columns_do_not_depend_on_how_many_tokens_are_read_at_a_time(
 
 def test_columns_of_texts_apart_join_to_those_of_texts_together(named: OperatingPoint) -> None:
     parts = [take_trace(stepper_of("gpt_neox"), [text], rules=[named]) for text in texts("gpt_neox")]
-    whole, together = concatenate_traces(parts).rule(named), trace_of("gpt_neox").rule(named)
+    whole, together = concatenate_traces(parts).rule_columns(named), trace_of("gpt_neox").rule_columns(named)
     for column in ("signal", "nll_nats"):
         assert np.allclose(getattr(whole, column), getattr(together, column), atol=STORED, rtol=0, equal_nan=True)
     for column in ("top1", "macs", "heads", "shows"):
@@ -220,7 +220,7 @@ def test_columns_of_texts_apart_join_to_those_of_texts_together(named: Operating
 def test_at_layers_that_a_rule_does_not_read_the_full_head_speaks(named: OperatingPoint) -> None:
     trace = trace_of("gpt_neox")
     unread = [layer - 1 for layer in range(1, LAYERS + 1) if layer not in named.probes]
-    columns = trace.rule(named)
+    columns = trace.rule_columns(named)
     assert LAYERS - 1 in unread
     assert np.isnan(columns.signal[:, unread]).all()
     assert np.array_equal(columns.nll_nats[:, unread], trace.nll_nats[:, unread])

@@ -14,10 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from emad_ref.audit.token_comparison import GoldenTokens, compare_golden, logit_margins, threshold_distances
 from emad_ref.audit.token_comparison import emitted_depths as golden_depths
-from emad_ref.audit.work import ObservedRequest, witness
+from emad_ref.audit.work import ObservedRequest, check_observed_work
 from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.linear_maps import fit_translators
-from emad_ref.calibration.trace import lens_states, take_trace
+from emad_ref.calibration.trace import compute_sequence_states, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
@@ -118,7 +118,7 @@ def test_where_nothing_leaves_nothing_is_translated() -> None:
 def test_translators_that_know_the_true_states_are_exact() -> None:
     """One token leaves after layer 1, and biases are what it lacks: all later logits are those of exact K and V."""
     stepper, tokens = stepper_of(), text()[: PROMPT + 6]
-    states = [state[PROMPT - 1] for state in lens_states(stepper, tokens[:PROMPT])]
+    states = [state[PROMPT - 1] for state in compute_sequence_states(stepper, tokens[:PROMPT])]
     pairs = {(1, layer): Translator((), states[layer - 1] - states[0]) for layer in range(2, LAYERS)}
     known = attach_translators(stepper, StateTranslators(FINGERPRINT, "float64", LAYERS, pairs), FINGERPRINT)
     forced = np.full((6, 1, 1), LAYERS)
@@ -201,7 +201,7 @@ def test_what_is_counted_is_witnessed_and_a_golden_knows_it_again() -> None:
         with MatmulCounter(model) as executed:
             record = decoder.generate(asked, 20, frozenset())
         assert record.work is not None
-        assert witness([ObservedRequest(asked, executed.rows_by_matrix(), record.work[0])]).passed is True
+        assert check_observed_work([ObservedRequest(asked, executed.rows_by_matrix(), record.work[0])]).passed is True
         assert record.work[0].fills[COPIED].any()
         shown = logit_margins(decoder, asked, record.emitted)
         taken[name] = GoldenTokens(
@@ -289,7 +289,7 @@ def test_a_fit_finds_what_is_there(rank: int | None) -> None:
     stepper = stepper_of()
     read = [TokenSequence(text())]
     fitted = fit_translators(stepper, FINGERPRINT, read, PROBES, rank, tokens=100, penalty=1e-9)
-    states = [state[:-1] for state in lens_states(stepper, text())]
+    states = [state[:-1] for state in compute_sequence_states(stepper, text())]
     for (exit_, layer), translator in fitted.pairs.items():
         left, true = states[exit_ - 1], states[layer - 1]
         error = float(((translator(left) - true) ** 2).sum())

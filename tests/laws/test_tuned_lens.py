@@ -71,7 +71,7 @@ def point_of(trace: Trace, share: float = 0.25, **change: object) -> OperatingPo
     plain = OperatingPoint("tuned", "quantile", LAYERS, LAYERS, PROBES, ((0.0,) * 3,), lens=trace.lens)
     asked = replace(plain, **change)  # type: ignore[arg-type]
     level = share if SIGNALS[asked.signal].sense == "falls" else 1 - share
-    seen = trace.signal(replace(asked, bins=BinSpec(), thresholds=((0.0,) * 3,)))
+    seen = trace.rule_signal(replace(asked, bins=BinSpec(), thresholds=((0.0,) * 3,)))
     thresholds = tuple(float(np.quantile(seen[:, probe - 1], level)) for probe in PROBES)
     return replace(asked, thresholds=(thresholds,) * asked.bins.bin_count)
 
@@ -79,7 +79,7 @@ def point_of(trace: Trace, share: float = 0.25, **change: object) -> OperatingPo
 def saturated(**change: object) -> OperatingPoint:
     """Cosines that a quarter of all tokens reach at each layer that has one below it."""
     point = replace(SATURATED, lens=digest(), **change)  # type: ignore[arg-type]
-    seen = traced(point.lens).signal(point)
+    seen = traced(point.lens).rule_signal(point)
     levels = tuple(float(np.quantile(seen[:, probe - 1], 0.75)) for probe in point.probes[1:])
     return replace(point, thresholds=((np.inf, *levels),))
 
@@ -142,7 +142,7 @@ def test_the_identity_is_the_raw_lens_bit_for_bit(dtype: torch.dtype, rank: int 
     raw, tuned = take_trace(stepper, texts()), take_trace(stepper, texts(), lens=same)
     for name in ("nll_nats", "top1", "top1_probability"):
         assert np.array_equal(getattr(raw, name), getattr(tuned, name)), name
-    assert all(np.array_equal(raw.column(name), tuned.column(name)) for name in raw.signals)
+    assert all(np.array_equal(raw.signal_column(name), tuned.signal_column(name)) for name in raw.signals)
     plain = point_of(raw)
     for text in texts():
         depths, logits, _ = decoded(plain, text, stepper)
@@ -330,7 +330,7 @@ def test_layers_without_a_translator_are_read_by_the_models_own_head() -> None:
     assert [np.array_equal(trace.nll_nats[:, at], raw.nll_nats[:, at]) for at in range(LAYERS)] == [
         True, True, False, True, True, True,
     ]  # fmt: skip
-    assert trace.ahead.tolist() == [0, 0, 2 * 32 * 4, 0, 0, 0]
+    assert trace.lens_macs_ahead.tolist() == [0, 0, 2 * 32 * 4, 0, 0, 0]
 
 
 def test_a_lens_lives_as_long_as_the_model_it_is_attached_to() -> None:
@@ -348,6 +348,6 @@ def test_rules_are_traced_through_their_own_lens() -> None:
     for rule, lens in ((raw, digest()), (point, None)):
         with pytest.raises(BadArgument, match=r"rules=\['saturation.*the lens .* of this trace"):
             take_trace(stepper_of(), texts(), rules=[rule], lens=lens)
-    tuned, plain = traced(digest()).rule(point), traced(None).rule(raw)
+    tuned, plain = traced(digest()).rule_columns(point), traced(None).rule_columns(raw)
     assert np.array_equal(tuned.signal, plain.signal, equal_nan=True)
     assert np.array_equal(tuned.nll_nats, traced(digest()).nll_nats)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.work import ObservedRequest, witness
+from emad_ref.audit.work import ObservedRequest, check_observed_work
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.matmul_counter import MatmulCounter
@@ -48,7 +48,7 @@ def watched(model: object, decoder: Decoder, asked: list[Prompt], new: int = NEW
 
 
 def found(model: object, decoder: Decoder, asked: list[Prompt], new: int = NEW) -> Finding:
-    return witness([watched(model, decoder, asked, new)])
+    return check_observed_work([watched(model, decoder, asked, new)])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -56,7 +56,7 @@ def test_all_that_our_decoder_counts_is_seen(family: str) -> None:
     model = small_model(family, torch.float64)
     decoder = WalkedDecoder(CausalStepper(model), at_two(), max_rows=2)
     seen = watched(model, decoder, prompts())
-    assert witness([seen]).passed is True
+    assert check_observed_work([seen]).passed is True
     assert seen.work.tokens.tolist() == [2 * (5 + NEW)] * 2 + [2 * 5] * (LAYERS - 2)
     assert max(rows for (layer, _), rows in seen.rows.items() if layer == HEAD) == 2 * NEW
     per_layer = {layer: {rows for (at, _), rows in seen.rows.items() if at == layer} for layer in (1, LAYERS)}
@@ -67,7 +67,7 @@ def test_all_that_our_decoder_counts_is_seen(family: str) -> None:
 def test_fills_are_seen_where_keys_and_values_are_made(schedule: str) -> None:
     model = small_model("gpt_neox")
     seen = watched(model, WalkedDecoder(CausalStepper(model), at_two(schedule), max_rows=2), prompts())
-    assert witness([seen]).passed is True
+    assert check_observed_work([seen]).passed is True
     if schedule != "free_deferred":
         assert seen.work.fills.sum() > 0
         assert seen.rows[LAYERS, "attention.query_key_value.weight"] > seen.rows[LAYERS, "attention.dense.weight"]
@@ -100,7 +100,7 @@ def test_weights_side_by_side_are_a_row_each(family: str, monkeypatch: pytest.Mo
     model = small_model(family, torch.float32)
     lay_out_as_large(model, monkeypatch)
     seen = watched(model, WalkedDecoder(CausalStepper(model), at_two()), prompts(rows=1))
-    assert witness([seen]).passed is True
+    assert check_observed_work([seen]).passed is True
     rows = {layer: {rows for (at, _), rows in seen.rows.items() if at == layer} for layer in (1, LAYERS, HEAD)}
     assert rows == {1: {5 + NEW}, LAYERS: {5}, HEAD: {NEW}}
 
@@ -182,7 +182,9 @@ def test_one_run_more_or_less_than_counted_decides(layer: int) -> None:
     for more, passed in ((1, None), (-1, False)):
         tokens = seen.work.tokens.copy()
         tokens[layer - 1] += more
-        finding = witness([seen, ObservedRequest(seen.prompts, seen.rows, replace(seen.work, tokens=tokens))])
+        finding = check_observed_work(
+            [seen, ObservedRequest(seen.prompts, seen.rows, replace(seen.work, tokens=tokens))]
+        )
         assert finding.passed is passed
         assert f"request 1: {'layer' if more < 0 else 'of'}" in finding.detail
         assert f"layer {layer}" in finding.detail

@@ -359,8 +359,8 @@ def emad_rng(): return None
 @pytest.fixture(autouse=True)
 def patched(request, monkeypatch):
     if request.node.name == "test_patched":
-        real = sameness.same_tokens
-        monkeypatch.setattr(sameness, "same_tokens", functools.wraps(real)(lambda *given, **more: None))
+        real = sameness.check_same_tokens
+        monkeypatch.setattr(sameness, "check_same_tokens", functools.wraps(real)(lambda *given, **more: None))
         monkeypatch.setattr(suite_support, "largest_threshold_change", lambda *given: 0.0)
         monkeypatch.setattr(finding, "TIE_LIMIT", 1.0)
         monkeypatch.setattr(finding, "Tally", type("Tally", (finding.Tally,), {}))
@@ -399,15 +399,19 @@ def test_a_part_of_ours_that_is_replaced_is_named(
         "fixture emad_rng",
         "fixture emad_register",
         "the body of suites/invariants/test_a.py::test_body",
-        "emad_ref.audit.token_comparison.same_tokens",
-        "pytest_emad.suite_support.same_tokens",
+        "emad_ref.audit.token_comparison.check_same_tokens",
+        "pytest_emad.suite_support.check_same_tokens",
         "pytest_emad.suite_support.largest_threshold_change",
         "emad_ref.audit.finding.TIE_LIMIT",
         "emad_ref.audit.finding.Tally",
         "pytest_emad.recorder.Recorder.record_note",
         "pytest_emad.suite_support.Auditor.__call__",
     }
-    assert {what.rpartition(".")[2] for what in named if "emad_ref" in what} == {"same_tokens", "TIE_LIMIT", "Tally"}
+    assert {what.rpartition(".")[2] for what in named if "emad_ref" in what} == {
+        "check_same_tokens",
+        "TIE_LIMIT",
+        "Tally",
+    }
     assert named["fixture emad_rng"].startswith(conftest)
     assert named["pytest_emad.suite_support.Auditor.__call__"].startswith(conftest)
     assert "a run with another judge proves nothing" in one(project, "replaced: fixture emad_rng by")

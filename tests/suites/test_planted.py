@@ -29,7 +29,7 @@ from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import LoadedModel
 from emad_ref.mutants.catalogue import CATALOGUE
-from emad_ref.mutants.mutant import MutantFactory, NotPlantable, mutate
+from emad_ref.mutants.mutant import MutantFactory, MutantNotApplicable, mutate
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Record
 from pytest_emad.suite_support import Auditor
@@ -42,7 +42,7 @@ ELSEWHERE = ("test_golden", "test_session_machine")  # tests that are held again
 PLANTED = {
     name: planted
     for name, planted in CATALOGUE.items()
-    if not planted.honest and planted.kind not in APART and not any(test in planted.test for test in ELSEWHERE)
+    if not planted.is_honest and planted.kind not in APART and not any(test in planted.test for test in ELSEWHERE)
 }
 # Of these kinds, which take seconds each, one defect stays in CI for every complaint that names it.
 SECONDS_EACH = ("sampling", "memory")
@@ -113,7 +113,7 @@ def test_a_planted_defect_is_named(loaded: LoadedModel, known: dict[str, Any], d
             if re.search(planted.says, complaint):
                 return
             said.append(complaint)
-    except NotPlantable as reason:
+    except MutantNotApplicable as reason:
         pytest.skip(str(reason))
     pytest.fail(f"{planted.says!r} in none of {said}")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from emad_ref.mutants.catalogue import CATALOGUE, one_of_each_kind
+from emad_ref.mutants.catalogue import CATALOGUE, select_one_of_each_kind
 from emad_ref.mutants.mutant import RUN, VERIFY, Mutant
 from emad_ref.report import mutation_results
 from emad_ref.report.deselection import NO_PAIR, list_shipped_tests, suite_folder_names
@@ -37,7 +37,7 @@ def test_planted_decoders_are_caught_and_honest_ones_are_not(
     written = json.loads((pytester.path / "out" / "selfcheck.json").read_text(encoding="utf-8"))
     found = {one["name"]: one for one in written["results"]}
     assert {name: one["outcome"] for name, one in found.items()} == dict.fromkeys(planted, "caught")
-    assert all(one["by"] == CATALOGUE[name].meant for name, one in found.items())
+    assert all(one["by"] == CATALOGUE[name].expected_detector for name, one in found.items())
     assert "row " in found["kv-of-other-rows"]["message"]
     assert "position " in found["kv-of-other-rows"]["message"]
     assert (pytester.path / "out" / "selfcheck.txt").read_text(encoding="utf-8").count("\n") > len(planted)
@@ -67,22 +67,22 @@ def test_every_entry_names_a_test_that_is_shipped() -> None:
     shipped, suites = set(list_shipped_tests()), set(suite_folder_names())
     for planted in CATALOGUE.values():
         asked = planted.test.split()
-        assert set(asked) <= suites if planted.honest else f"suites/{planted.test}" in shipped, planted.name
-        assert planted.meant in (RUN, VERIFY, f"suites/{planted.test}")
+        assert set(asked) <= suites if planted.is_honest else f"suites/{planted.test}" in shipped, planted.name
+        assert planted.expected_detector in (RUN, VERIFY, f"suites/{planted.test}")
         assert planted.does
 
 
 def test_there_are_many_of_many_kinds() -> None:
     kinds = {planted.kind for planted in CATALOGUE.values()}
-    assert sum(not planted.honest for planted in CATALOGUE.values()) >= 50
-    assert {planted.kind for planted in one_of_each_kind()} == kinds
-    assert len(one_of_each_kind()) == len(kinds) >= 15
+    assert sum(not planted.is_honest for planted in CATALOGUE.values()) >= 50
+    assert {planted.kind for planted in select_one_of_each_kind()} == kinds
+    assert len(select_one_of_each_kind()) == len(kinds) >= 15
 
 
 # ---------------------------------------------------------------- what became of one
 
 ENTRY = CATALOGUE["kv-fills-of-zeros"]
-COPYING, EAGER = (f"{ENTRY.meant}[m-{case}]" for case in ("copying", "eager"))
+COPYING, EAGER = (f"{ENTRY.expected_detector}[m-{case}]" for case in ("copying", "eager"))
 SAID = "Failed: audit golden: row 1, new token 4: 3 (2), but the golden has 5 (2)"
 
 
@@ -95,7 +95,7 @@ def outcome(planted: Mutant, tmp_path: Path, *complaints: Complaint) -> str:
 
 
 def test_only_the_check_that_is_meant_catches(tmp_path: Path) -> None:
-    meant = Complaint(ENTRY.meant, COPYING, SAID)
+    meant = Complaint(ENTRY.expected_detector, COPYING, SAID)
     assert outcome(ENTRY, tmp_path, meant) == mutation_results.CAUGHT
     wrapped = replace(meant, message=SAID.replace(" ", "\n"))
     assert outcome(ENTRY, tmp_path, wrapped) == mutation_results.CAUGHT, "a gate's message is as wide as a terminal"
@@ -115,20 +115,20 @@ def test_nobody_may_complain_of_an_honest_one(tmp_path: Path) -> None:
 
 
 def test_what_has_no_room_is_told_apart(tmp_path: Path) -> None:
-    said = Complaint("anything", "", "NotPlantable: the window of 48 is too short")
+    said = Complaint("anything", "", "MutantNotApplicable: the window of 48 is too short")
     assert outcome(ENTRY, tmp_path, said) == mutation_results.ABSENT
 
 
 def test_a_check_that_has_no_premise_here_is_told_apart() -> None:
     """No pair of models, or a claim that does not apply to them; a claim that the decoder declined is another thing."""
     speculation, answers = CATALOGUE["speculation-unverified"], CATALOGUE["answers-where-scored"]
-    left_out = {"shipped": speculation.meant, "why": NO_PAIR}
+    left_out = {"shipped": speculation.expected_detector, "why": NO_PAIR}
     empty: dict[str, Any] = {"notes": [], "claims": [], "tests": [], "deselected": []}
     assert premise_unavailable_reason(speculation, empty | {"deselected": [left_out]}) == NO_PAIR
     assert premise_unavailable_reason(speculation, empty) == ""
     assert premise_unavailable_reason(speculation, empty | {"deselected": [left_out, left_out | {"why": "-k"}]}) == ""
     verdict = {"id": answers.case, "verdict": "not applicable", "reason": "random weights", "refused": None}
-    ran = empty | {"tests": [{"shipped": answers.meant}]}
+    ran = empty | {"tests": [{"shipped": answers.expected_detector}]}
     assert premise_unavailable_reason(answers, ran | {"claims": [verdict]}) == "EMAD-F1: random weights"
     assert premise_unavailable_reason(answers, ran | {"claims": [verdict | {"refused": "busy"}]}) == ""
     assert premise_unavailable_reason(answers, ran | {"claims": [verdict | {"verdict": "survived"}]}) == ""

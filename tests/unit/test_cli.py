@@ -269,7 +269,7 @@ def test_output_that_nobody_takes_is_no_traceback(command, said):
 
 
 def test_a_device_is_refused_before_the_pass_and_never_replaced(small, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run_module, "batch_statistics", lambda *_, **__: pytest.fail("the pass was run"))
+    monkeypatch.setattr(run_module, "measure_batch_statistics", lambda *_, **__: pytest.fail("the pass was run"))
     monkeypatch.setattr(model_under_test, "take_trace", lambda *_, **__: pytest.fail("a pass was run"))
     full = device(tmp_path / "full.json")
     for argv in (["calibrate", "small", full], ["merge", full, "a.json", "b.json"], ["sweep", "small", "--out", full]):
@@ -382,8 +382,8 @@ def test_the_profile_of_another_model_is_refused(small, tmp_path, capsys):
     ids=" ".join,
 )
 def test_bad_options_are_refused_before_the_long_pass(small, monkeypatch, tmp_path, options):
-    monkeypatch.setattr(run_module, "batch_statistics", lambda *_, **__: pytest.fail("the pass was run"))
-    monkeypatch.setattr(run_module, "token_counts", lambda *_, **__: pytest.fail("the corpus was read"))
+    monkeypatch.setattr(run_module, "measure_batch_statistics", lambda *_, **__: pytest.fail("the pass was run"))
+    monkeypatch.setattr(run_module, "count_target_tokens", lambda *_, **__: pytest.fail("the corpus was read"))
     assert cli.main(["calibrate", "small", str(tmp_path / "p.json"), *options]) == 1
     assert not list(tmp_path.iterdir())
 
@@ -409,7 +409,7 @@ def test_bins_and_quantiles_are_printed(small, tmp_path, capsys):
     out = calibrated(tmp_path, "--bins", "position,confidence", "--quantiles", "0.25", "0.5")
     profile = load_profile(out)
     lines = capsys.readouterr().out.splitlines()
-    whole = profile.coarser(2)
+    whole = profile.drop_features(2)
     read = len(profile.read)
     for place, line in enumerate(lines[:read]):
         for quantile in (0.25, 0.5):
@@ -494,7 +494,7 @@ def test_an_interrupted_calibration_is_resumed_and_leaves_no_checkpoint(small, m
     expected = load_profile(whole)
     out = tmp_path / "p.json"
     argv = ["calibrate", "small", str(out), "--documents", "30"]
-    taken = run_module.batch_statistics
+    taken = run_module.measure_batch_statistics
     calls = []
 
     def breaks(stepper, batch, *bins):
@@ -503,7 +503,7 @@ def test_an_interrupted_calibration_is_resumed_and_leaves_no_checkpoint(small, m
         calls.append(len(batch))
         return taken(stepper, batch, *bins)
 
-    monkeypatch.setattr(run_module, "batch_statistics", breaks)
+    monkeypatch.setattr(run_module, "measure_batch_statistics", breaks)
     with pytest.raises(PowerCut):
         cli.main(argv)
     assert [path.name for path in tmp_path.glob("p.json*")] == ["p.json.checkpoint"]
@@ -511,7 +511,7 @@ def test_an_interrupted_calibration_is_resumed_and_leaves_no_checkpoint(small, m
     assert "holds an unfinished calibration, but expected none; pass resume (--resume)" in capsys.readouterr().err
     rest = []
     monkeypatch.setattr(
-        run_module, "batch_statistics", lambda s, batch, *b: rest.append(len(batch)) or taken(s, batch, *b)
+        run_module, "measure_batch_statistics", lambda s, batch, *b: rest.append(len(batch)) or taken(s, batch, *b)
     )
     assert cli.main([*argv, "--resume"]) == 0
     assert load_profile(out) == expected

@@ -15,9 +15,9 @@ from emad_ref.audit.spot_checks import (
     KEPT_REQUESTS,
     AuditedDecoder,
     TimedRequest,
-    no_faster_than_work,
-    timed_lengths,
-    timed_requests,
+    check_speedup_explained,
+    check_timed_lengths,
+    check_timed_requests,
 )
 from emad_ref.audit.trajectory import Judge
 from emad_ref.decoding.reference import WalkedDecoder
@@ -93,7 +93,7 @@ def fed(decoder: AuditedDecoder) -> None:
 def test_right_answers_pass(ask: Callable[[AuditedDecoder], None]) -> None:
     decoder = audited(CachedDecoder(tiny_neox(), POINT))
     ask(decoder)
-    finding = decoder.finding()
+    finding = decoder.judge_answers()
     assert finding.passed is True, finding.detail
     assert finding.n > 0
 
@@ -109,13 +109,13 @@ def test_right_answers_pass(ask: Callable[[AuditedDecoder], None]) -> None:
 def test_wrong_answers_are_named(made: type[CachedDecoder], ask: Callable[[AuditedDecoder], None], said: str) -> None:
     decoder = audited(made(tiny_neox(), POINT))
     ask(decoder)
-    finding: Finding = decoder.finding()
+    finding: Finding = decoder.judge_answers()
     assert finding.passed is False
     assert re.search(f"of the answers that this verdict reads, {said}", finding.detail), finding
 
 
 def test_a_decoder_that_is_asked_nothing_is_not_complained_of() -> None:
-    assert audited(CachedDecoder(tiny_neox(), POINT)).finding().passed is True
+    assert audited(CachedDecoder(tiny_neox(), POINT)).judge_answers().passed is True
 
 
 def test_which_answers_are_kept_follows_no_seed() -> None:
@@ -146,7 +146,7 @@ def copying(changed: float = 0.0) -> Finding:
     session, _ = decoder.start(prompts)
     session.feed(rng.integers(0, VOCABULARY, (3, 4)))
     session.feed(rng.integers(0, VOCABULARY, (3, 2)), np.full((3, 2), LAYERS - 1))  # as deep as the rule goes nowhere
-    return decoder.finding()
+    return decoder.judge_answers()
 
 
 def test_where_states_are_made_up_a_decoder_of_ours_is_asked_the_same() -> None:
@@ -175,7 +175,7 @@ def emitted_by(decoder: type, rows: int = 3) -> TimedRequest:
 
 def judged(request: TimedRequest, *, counted: bool = True, rows: list[int] | None = None) -> Finding:
     noise = dict.fromkeys(("full", "adaptive", "generate"), TOLERANCE)
-    return timed_requests([request], POINTS, TIMED_NEW, lens_of(tiny_neox()), noise, counted=counted, rows=rows)
+    return check_timed_requests([request], POINTS, TIMED_NEW, lens_of(tiny_neox()), noise, counted=counted, rows=rows)
 
 
 def with_record(request: TimedRequest, **changes: object) -> TimedRequest:
@@ -254,7 +254,7 @@ def test_ties_are_counted_and_excused_however_many(honest: TimedRequest, monkeyp
     def all_tied(judge: Judge, *_: object) -> None:
         judge.tally.ties += TIMED_NEW
 
-    monkeypatch.setattr(Judge, "tokens", all_tied)
+    monkeypatch.setattr(Judge, "judge_tokens", all_tied)
     finding = judged(replace(honest, records={}))
     assert (finding.passed, finding.ties) == (True, 3 * TIMED_NEW)
     assert finding.detail == f"{3 * TIMED_NEW} positions compared, {3 * TIMED_NEW} ties"
@@ -262,12 +262,12 @@ def test_ties_are_counted_and_excused_however_many(honest: TimedRequest, monkeyp
 
 def test_lengths_are_those_asked_for_in_every_request() -> None:
     whole = [np.zeros(TIMED_NEW, dtype=np.int64)] * 2
-    assert timed_lengths({"full": [whole] * 5, "generate": [whole] * 5}, 2, TIMED_NEW).passed is True
+    assert check_timed_lengths({"full": [whole] * 5, "generate": [whole] * 5}, 2, TIMED_NEW).passed is True
     short = [whole[0], whole[0][:-1]]
-    finding = timed_lengths({"full": [whole] * 5, "generate": [whole, short]}, 2, TIMED_NEW)
+    finding = check_timed_lengths({"full": [whole] * 5, "generate": [whole, short]}, 2, TIMED_NEW)
     assert finding.passed is False
     assert "generate, request 1: [12, 11] new tokens, but 12" in finding.detail
-    assert timed_lengths({"full": [whole[:1]]}, 2, TIMED_NEW).passed is False, "a row is missing"
+    assert check_timed_lengths({"full": [whole[:1]]}, 2, TIMED_NEW).passed is False, "a row is missing"
 
 
 def test_a_record_may_be_read_twice(honest: TimedRequest) -> None:
@@ -289,7 +289,7 @@ def test_a_speed_is_explained_by_the_work_left_out(ratio: float, left_out: float
     full = np.array([1.0, 1.1, 0.9, 1.0, 40.0])
     seconds = {"full": full, "adaptive": np.append(full[:4] / ratio, 1.0)}
     work = np.full((5, 2), 1000.0)
-    finding = no_faster_than_work("adaptive", "full", 1, seconds, {"full": work, "adaptive": work * (1 - left_out)})
+    finding = check_speedup_explained("adaptive", "full", 1, seconds, {"full": work, "adaptive": work * (1 - left_out)})
     assert finding.passed is passed, finding.detail
     assert ("explains at most" in finding.detail) is not passed
 
@@ -298,9 +298,11 @@ def test_a_speed_is_explained_by_the_work_left_out(ratio: float, left_out: float
 def test_a_busy_machine_is_not_a_slowed_full_depth(by_pair: list[float], passed: bool) -> None:
     """Few pairs: the work has to explain the least of their ratios."""
     seconds, work = {"full": np.array(by_pair), "adaptive": np.ones(3)}, np.full((3, 2), 1000.0)
-    assert no_faster_than_work("adaptive", "full", 1, seconds, {"full": work, "adaptive": work}).passed is passed
+    assert check_speedup_explained("adaptive", "full", 1, seconds, {"full": work, "adaptive": work}).passed is passed
 
 
 def test_drafted_work_says_nothing_of_time() -> None:
     seconds, unknown = {"full": np.ones(3), "adaptive": np.ones(3) / 9}, np.full((3, 2), np.nan)
-    assert no_faster_than_work("adaptive", "full", 1, seconds, {"full": np.ones((3, 2)), "adaptive": unknown}).passed
+    assert check_speedup_explained(
+        "adaptive", "full", 1, seconds, {"full": np.ones((3, 2)), "adaptive": unknown}
+    ).passed

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit import Finding, ReplayedDocument, bridge, tolerance
-from emad_ref.audit.reference_logits import consult
+from emad_ref.audit import Finding, ReplayedDocument, check_replay_agreement, tolerance
+from emad_ref.audit.reference_logits import compute_reference
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.schedule.schedules import monotone_depths
@@ -26,7 +26,7 @@ TOLERANCE = tolerance("gpt_neox", "float64", "cpu")
 def replayed(adaptive_from: int, point: OperatingPoint = POINT) -> ReplayedDocument:
     """Replay by the lens: the running minimum of first fires, and −log p of the next token at that depth."""
     tokens = np.random.default_rng(7 + adaptive_from).integers(3, VOCABULARY, 16)
-    reference = consult(lens_of(tiny_neox()), tokens, point, adaptive_from)
+    reference = compute_reference(lens_of(tiny_neox()), tokens, point, adaptive_from)
     logits, signal = reference.logits[:-1], reference.signal[:-1]
     depth = monotone_depths(signal, np.array(point.thresholds[0]), np.array(point.probes), LAYERS)
     shown = logits[np.arange(len(depth)), depth - 1]
@@ -36,7 +36,7 @@ def replayed(adaptive_from: int, point: OperatingPoint = POINT) -> ReplayedDocum
 
 
 def crossed(decoder: type, *documents: ReplayedDocument) -> Finding:
-    return bridge(decoder(tiny_neox(), POINT), POINT, documents, TOLERANCE)
+    return check_replay_agreement(decoder(tiny_neox(), POINT), POINT, documents, TOLERANCE)
 
 
 @pytest.mark.parametrize("decoder", [CachedDecoder, ForeignDecoder])
@@ -61,7 +61,7 @@ def test_signals_that_move_faster_than_logits_may_be_off_by_more_under_declared_
     moved = replace(document, signal=document.signal + 0.02, slopes=lambda: np.full(15, slopes))
     decoder = CachedDecoder(tiny_neox(), POINT)
     decoder.capabilities = replace(decoder.capabilities, logit_noise=noise)
-    finding = bridge(decoder, POINT, [moved], TOLERANCE, needed=0, excuses_ties=True)
+    finding = check_replay_agreement(decoder, POINT, [moved], TOLERANCE, needed=0, excuses_ties=True)
     assert (finding.passed is True) is passes, finding.detail
 
 
@@ -84,14 +84,18 @@ def test_a_tie_excuses_a_depth_and_what_follows_from_it(excuses_ties: bool) -> N
     first = float(replayed(0).signal[0, 0])
     above, below = (replace(POINT, thresholds=((first + by, *POINT.thresholds[0][1:]),)) for by in (1e-7, -1e-7))
     decoder = CachedDecoder(tiny_neox(), above)
-    finding = bridge(decoder, below, [replayed(0, below)], TOLERANCE, needed=0, excuses_ties=excuses_ties)
+    finding = check_replay_agreement(
+        decoder, below, [replayed(0, below)], TOLERANCE, needed=0, excuses_ties=excuses_ties
+    )
     assert (finding.passed, finding.ties) == (excuses_ties, 1), finding.detail
 
 
 def test_a_difference_beyond_the_tolerance_is_no_tie() -> None:
     first = float(replayed(0).signal[0, 0])
     above, below = (replace(POINT, thresholds=((first + by, *POINT.thresholds[0][1:]),)) for by in (1e-4, -1e-4))
-    finding = bridge(CachedDecoder(tiny_neox(), above), below, [replayed(0, below)], TOLERANCE, needed=0)
+    finding = check_replay_agreement(
+        CachedDecoder(tiny_neox(), above), below, [replayed(0, below)], TOLERANCE, needed=0
+    )
     assert finding.passed is False
     assert "position 0, depth 2: the rule gives depth" in finding.detail
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import GPTNeoXForCausalLM
 
-from emad_ref.audit import Finding, decisions, forced, generation, rows
-from emad_ref.audit.session_checks import WIDEST_PARTLY_SHOWN, last_logits, partly_shown_feeds
+from emad_ref.audit import Finding, check_decisions, check_forced_depths, check_generation, check_row_independence
+from emad_ref.audit.session_checks import WIDEST_PARTLY_SHOWN, check_last_logits, partial_feed_sizes
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import Record
@@ -36,7 +36,7 @@ def identity_above(layer: int) -> GPTNeoXForCausalLM:
 
 
 def test_generation_has_no_power_where_depth_changes_nothing() -> None:
-    finding = generation(under_test(CachedDecoder, POINT, model=identity_above(2)), PROMPTS, 8)
+    finding = check_generation(under_test(CachedDecoder, POINT, model=identity_above(2)), PROMPTS, 8)
     assert finding.passed is None
     assert "too few positions" in finding.detail
     assert "judge a model whose answers vary more" in finding.detail
@@ -44,11 +44,11 @@ def test_generation_has_no_power_where_depth_changes_nothing() -> None:
 
 def test_forced_has_no_power_where_depth_changes_nothing() -> None:
     decoder = under_test(CachedDecoder, FULL, model=identity_above(1))
-    assert forced(decoder, PROMPTS, CONTINUATION, np.random.default_rng(0), needed=9).passed is None
+    assert check_forced_depths(decoder, PROMPTS, CONTINUATION, np.random.default_rng(0), needed=9).passed is None
 
 
 def test_rows_that_decide_alike_are_inconclusive() -> None:
-    assert rows(under_test(ForeignDecoder, POINT), [PROMPTS[0], PROMPTS[0]], 4).passed is None
+    assert check_row_independence(under_test(ForeignDecoder, POINT), [PROMPTS[0], PROMPTS[0]], 4).passed is None
 
 
 @pytest.mark.parametrize("point", [FULL, truncated(LAYERS, 3)], ids=lambda point: point.name)
@@ -56,7 +56,9 @@ def test_rows_that_decide_alike_are_inconclusive() -> None:
 def test_a_point_without_probes_passes(check: str, point: OperatingPoint) -> None:
     decoder = under_test(CachedDecoder, point)
     finding: Finding = (
-        decisions(decoder, PROMPTS, CONTINUATION) if check == "decisions" else generation(decoder, PROMPTS, 8)
+        check_decisions(decoder, PROMPTS, CONTINUATION)
+        if check == "decisions"
+        else check_generation(decoder, PROMPTS, 8)
     )
     assert finding.passed is True, finding.detail
 
@@ -67,7 +69,7 @@ def test_declared_noise_costs_power_instead_of_buying_a_pass() -> None:
     class Vague(CachedDecoder):
         capabilities = replace(CachedDecoder.capabilities, logit_noise=100.0)
 
-    assert forced(under_test(Vague, FULL), PROMPTS, CONTINUATION, np.random.default_rng(0)).passed is None
+    assert check_forced_depths(under_test(Vague, FULL), PROMPTS, CONTINUATION, np.random.default_rng(0)).passed is None
 
 
 class Nudged(ForeignDecoder):
@@ -84,15 +86,15 @@ class Nudged(ForeignDecoder):
 def test_rows_may_differ_from_a_tie_on(tolerance: float, passed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a nat flips a decision: a tie within 0.6 nats, none within 1e-9. Both runs are judged by the lens."""
     monkeypatch.setattr("emad_ref.audit.finding.TIE_LIMIT", 1.0)  # ties are counted elsewhere
-    finding = rows(under_test(Nudged, POINT, tolerance), drawn((5, 7), 1)[0], 10, needed=0)
+    finding = check_row_independence(under_test(Nudged, POINT, tolerance), drawn((5, 7), 1)[0], 10, needed=0)
     assert finding.passed is passed, finding.detail
     assert finding.ties > 0 if passed else "no tie at or before it" in finding.detail
 
 
 @pytest.mark.parametrize("widest", [1, 2, 3, 64])
 def test_last_logits_are_checked_however_wide_a_decoders_feeds_are(widest: int) -> None:
-    prompts, continuation = drawn((4, 2), sum(n for n, _ in partly_shown_feeds(WIDEST_PARTLY_SHOWN)))
+    prompts, continuation = drawn((4, 2), sum(n for n, _ in partial_feed_sizes(WIDEST_PARTLY_SHOWN)))
     asked = under_test(ForeignDecoder, FULL)
     asked.decoder.capabilities = replace(asked.decoder.capabilities, max_feed=widest)
-    finding = last_logits(asked, prompts, continuation, np.random.default_rng(0))
+    finding = check_last_logits(asked, prompts, continuation, np.random.default_rng(0))
     assert finding.passed is True, finding.detail

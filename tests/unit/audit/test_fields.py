@@ -100,7 +100,7 @@ def audited(name: str, by: PointChange = lambda point: point) -> Finding:
     def opened(point: OperatingPoint) -> Iterator[Decoder]:
         yield WalkedDecoder(stepper(), by(point))
 
-    return check(opened, rng).finding(Prompt(text[:6]), text[6:], {name: VARIANTS[name]})
+    return check(opened, rng).check_variants(Prompt(text[:6]), text[6:], {name: VARIANTS[name]})
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -146,6 +146,6 @@ def test_declining_is_no_fault() -> None:
     rng = np.random.default_rng(3)
     text = rng.integers(0, VOCABULARY, 20)
     variants = {"thresholds that fall": VARIANTS["thresholds that fall"]}
-    finding = check(opened, rng).finding(Prompt(text[:6]), text[6:], variants)
+    finding = check(opened, rng).check_variants(Prompt(text[:6]), text[6:], variants)
     assert finding.passed is True
     assert "declined: thresholds that fall (only this)" in finding.detail

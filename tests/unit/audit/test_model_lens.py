@@ -27,7 +27,7 @@ def test_logits_at_depths_are_the_whole_lens_there_to_the_last_bit(
     whole = np.asarray(lens(TOKENS))
     logits = CausalStepper.logits
     monkeypatch.setattr(CausalStepper, "logits", lambda self, hidden: heads.append(hidden) or logits(self, hidden))
-    found = lens(TOKENS).between(len(TOKENS) - len(depths), len(TOKENS)).at_depth(np.array(depths))
+    found = lens(TOKENS).slice_positions(len(TOKENS) - len(depths), len(TOKENS)).at_depth(np.array(depths))
     expected = whole[np.arange(len(TOKENS) - len(depths), len(TOKENS)), np.array(depths) - 1]
     assert found.dtype == np.float64
     assert np.array_equal(found, expected)
@@ -40,7 +40,7 @@ def test_rounding_covers_the_order_of_summation_and_follows_the_precision() -> N
     found = {}
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         stepper = CausalStepper(model.to(dtype))
-        found[dtype] = ModelLens(stepper).rounding(TOKENS, every)
+        found[dtype] = ModelLens(stepper).max_rounding_error(TOKENS, every)
     model.to(torch.float32)
     exact, rounded = (
         np.asarray(ModelLens(CausalStepper(model.to(each)))(TOKENS))[-1] for each in found if each.itemsize > 2
@@ -54,8 +54,8 @@ def test_the_size_of_an_adaptive_readout_is_known_within_the_error_of_its_confid
     lens = ModelLens(CausalStepper(small_model("gpt_neox")))
     rule = early_exit_point("softmax_response", LAYERS, VOCABULARY, 1, pruning="adaptive", schedule="monotone")
     point = replace(rule, confidence=replace(rule.confidence, shrink=0.9))
-    readouts = lens.lead(TOKENS, 0, point).readouts
-    least, most = (each.macs for each in readouts.bounds(error))
+    readouts = lens.read_rule(TOKENS, 0, point).readouts
+    least, most = (each.macs for each in readouts.work_bounds(error))
     assert (least <= readouts.macs).all()
     assert (readouts.macs <= most).all()
     assert np.array_equal(least, most) is (error == 0.0)
@@ -68,24 +68,24 @@ def test_sequences_in_one_pass_have_the_logits_of_each_alone(family: str) -> Non
     """Shorter ones are padded behind their ends, which changes nothing but the order of summation."""
     lens = ModelLens(CausalStepper(small_model(family)))
     sequences = [(TOKENS, 0), (TOKENS[2:5], 1), (TOKENS[::-1][:7], 6)]
-    for (tokens, first), found in zip(sequences, lens.together(sequences, (2, LAYERS)), strict=True):
+    for (tokens, first), found in zip(sequences, lens.read_sequences(sequences, (2, LAYERS)), strict=True):
         np.testing.assert_allclose(np.asarray(found), np.asarray(lens(tokens, first)), atol=1e-5)
 
 
 def test_announced_sequences_are_read_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In any order, with others between; a pass holds at most ``AT_ONCE`` positions."""
     lens, passes = ModelLens(CausalStepper(small_model("gpt_neox"))), list[list[int]]()
-    together = ModelLens.together
+    together = ModelLens.read_sequences
     monkeypatch.setattr("emad_ref.audit.reference_logits.AT_ONCE", 27)
 
     def counted(self: ModelLens, group: list[tuple[np.ndarray, int]], *shared: Any) -> list[LayerLogits]:
         passes.append([len(one) for one, _ in group])
         return together(self, group, *shared)
 
-    monkeypatch.setattr(ModelLens, "together", counted)
+    monkeypatch.setattr(ModelLens, "read_sequences", counted)
     texts = [np.roll(TOKENS, by)[: 9 - by % 3] for by in range(5)]
     ahead = PrefixLens(lens)
-    ahead.plan(((text, 2) for text in texts), (LAYERS,))
+    ahead.announce_sequences(((text, 2) for text in texts), (LAYERS,))
     order = [texts[0], texts[2], TOKENS[:4], texts[1], texts[3], texts[4], texts[4][:6]]
     for tokens in order:
         np.testing.assert_allclose(np.asarray(ahead(tokens, 2)), np.asarray(lens(tokens, 2)), atol=1e-5)

@@ -22,16 +22,16 @@ from emad_ref.audit.reference_logits import PrefixLens
 from emad_ref.audit.requests import (
     MAX_STOP_TOKENS,
     VARIATIONS,
-    batches,
+    check_batches,
+    check_interleaved_requests,
+    check_row_endings,
+    check_shared_prefixes,
+    check_simultaneous_requests,
+    check_simultaneous_samples,
+    check_streams,
     draw_stop_tokens,
-    endings,
-    half_variations,
-    interleaved,
-    prefixes,
     prompt_variations,
-    sampled_at_once,
-    simultaneous,
-    streams,
+    swapped_half_variations,
 )
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument
@@ -53,14 +53,14 @@ CHECKS = ("batches", "endings", "prefixes", "interleaved")
 def checked(check: str, made: type[CachedDecoder] | type[ForeignDecoder]) -> Finding:
     rng = np.random.default_rng(0)
     if check == "batches":
-        return batches(under_test(made, POINT), PROMPTS, [7, 2], NEW)
+        return check_batches(under_test(made, POINT), PROMPTS, [7, 2], NEW)
     if check == "endings":
-        return endings(under_test(made, POINT), PROMPTS, NEW, rng)
+        return check_row_endings(under_test(made, POINT), PROMPTS, NEW, rng)
     if check == "prefixes":
         text, others = np.random.default_rng(1).integers(0, VOCABULARY, (2, 10))
-        return prefixes(under_test(made, POINT), text, others, NEW, rng)
+        return check_shared_prefixes(under_test(made, POINT), text, others, NEW, rng)
     both = [under_test(made, full_depth(LAYERS)), under_test(made, POINT)]
-    return interleaved(both, PROMPTS[:4], CONTINUATION[:4], NEW)
+    return check_interleaved_requests(both, PROMPTS[:4], CONTINUATION[:4], NEW)
 
 
 class Unforced(CachedSession):
@@ -94,28 +94,28 @@ def test_a_right_decoder_passes(check: str, made: type[CachedDecoder] | type[For
 
 
 def test_rows_that_are_all_alike_are_inconclusive() -> None:
-    finding = batches(under_test(CachedDecoder, POINT), [PROMPTS[0]] * 7, [7], NEW)
+    finding = check_batches(under_test(CachedDecoder, POINT), [PROMPTS[0]] * 7, [7], NEW)
     assert finding.passed is None, finding.detail
-    finding = endings(under_test(CachedDecoder, POINT), [PROMPTS[0]] * 3, NEW, np.random.default_rng(0))
+    finding = check_row_endings(under_test(CachedDecoder, POINT), [PROMPTS[0]] * 3, NEW, np.random.default_rng(0))
     assert finding.passed is None, finding.detail
 
 
 def test_prompts_that_cannot_be_told_apart_are_inconclusive() -> None:
     same = np.full(10, 3)
-    finding = prefixes(under_test(CachedDecoder, POINT), same, same, NEW, np.random.default_rng(0))
+    finding = check_shared_prefixes(under_test(CachedDecoder, POINT), same, same, NEW, np.random.default_rng(0))
     assert finding.passed is None, finding.detail
 
 
 def test_too_little_to_ask_about_is_one_clear_error() -> None:
     decoder, rng, few = under_test(CachedDecoder, POINT), np.random.default_rng(0), np.arange(7)
     with pytest.raises(BadArgument, match="counts"):
-        batches(decoder, PROMPTS, [8], NEW)
+        check_batches(decoder, PROMPTS, [8], NEW)
     with pytest.raises(BadArgument, match="max_new"):
-        endings(decoder, PROMPTS, 2, rng)
+        check_row_endings(decoder, PROMPTS, 2, rng)
     with pytest.raises(BadArgument, match="text"):
-        prefixes(decoder, few, few, NEW, rng)
+        check_shared_prefixes(decoder, few, few, NEW, rng)
     with pytest.raises(BadArgument, match="continuations"):
-        interleaved([decoder], PROMPTS[:3], CONTINUATION[:3], NEW)
+        check_interleaved_requests([decoder], PROMPTS[:3], CONTINUATION[:3], NEW)
 
 
 def test_a_stop_set_ends_rows_by_several_ids_and_holds_ends_of_prompts() -> None:
@@ -164,7 +164,7 @@ def test_variations_are_those_that_keys_of_a_cache_mix_up() -> None:
 def test_halves_share_a_beginning_or_an_end_that_begins_with_a_block() -> None:
     for n, at in ((10, 4), (264, 128), (319, 128)):
         text, others = np.arange(n), np.arange(1000, 1000 + n)
-        one, other, ours, theirs, *shorter = (each.tolist() for each in half_variations(text, others))
+        one, other, ours, theirs, *shorter = (each.tolist() for each in swapped_half_variations(text, others))
         assert (one, other) == (text.tolist(), others.tolist())
         assert ours == one[:at] + other[at:]
         assert theirs == other[:at] + one[at:]
@@ -187,7 +187,7 @@ def test_a_beginning_is_read_out_of_the_last_answer() -> None:
             asked.append(len(tokens))
             return lens(tokens, first)
 
-        lead = lens.lead
+        lead = lens.read_rule
 
     remembering, tokens = PrefixLens(Counting()), np.arange(9)
     whole = remembering(tokens, 2)
@@ -270,9 +270,9 @@ class FewerTimes(Threaded):
 def test_threads_and_streams_of_a_decoder_in_this_process(made: type[Threaded], check: str, words: str) -> None:
     asked = DecoderUnderTest(made(), lens_of(tiny_neox()), full_depth(LAYERS), TOLERANCE)
     if check == "streams":
-        finding, _ = streams(asked, PROMPTS, NEW)
+        finding, _ = check_streams(asked, PROMPTS, NEW)
     else:
-        finding = simultaneous(asked, PROMPTS, NEW, np.random.default_rng(0))
+        finding = check_simultaneous_requests(asked, PROMPTS, NEW, np.random.default_rng(0))
     assert finding.passed is not bool(words), finding.detail
     assert re.search(words, finding.detail), finding.detail
 
@@ -282,12 +282,12 @@ def test_what_takes_one_request_at_a_time_and_streams_nothing_declines() -> None
     rng = np.random.default_rng(0)
     for decoder in (plain, replace(plain, decoder=GenerateAlone())):
         with pytest.raises(Unsupported, match="one request at a time"):
-            simultaneous(decoder, PROMPTS, NEW, rng)
+            check_simultaneous_requests(decoder, PROMPTS, NEW, rng)
         with pytest.raises(Unsupported, match="streams n"):
-            streams(decoder, PROMPTS, NEW)
+            check_streams(decoder, PROMPTS, NEW)
     for prompts, new in ((PROMPTS[:1], NEW), (PROMPTS, 2)):
         with pytest.raises(BadArgument, match="max_new, prompts"):
-            simultaneous(plain, prompts, new, rng)
+            check_simultaneous_requests(plain, prompts, new, rng)
 
 
 class GenerateAlone(Threaded):
@@ -397,7 +397,7 @@ def judged_samples(made: type[Sampling], noise: float = 0.0) -> Finding:
     def opened(seed: int, temperature: float) -> closing[Any]:
         return closing(Kind(temperature, seed))
 
-    return sampled_at_once(opened, SEEDS, greedy, prompts, SAMPLED_NEW, HOT, rng, needed=20)
+    return check_simultaneous_samples(opened, SEEDS, greedy, prompts, SAMPLED_NEW, HOT, rng, needed=20)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 
 from emad_ref.audit import sampling as audited
 from emad_ref.audit.finding import Finding, Tally
-from emad_ref.audit.sampling import SampledRow, _require_drawn, _require_seeded, sampling
+from emad_ref.audit.sampling import SampledRow, _require_drawn, _require_seeded, check_sampling
 from emad_ref.protocol import Capabilities, Prompt
 from tests.decoders.cached import CachedDecoder
 from tests.decoders.subject import drawn, lens_of, spread_point, tiny_neox
@@ -34,7 +34,7 @@ def checked(
     prompts = [prompt, prompt, other]
     records = [(seed, decoder(model, point, temperature, seed).generate(prompts, NEW, frozenset())) for seed in seeds]
     said, rng = Capabilities(logit_noise=noise), np.random.default_rng(0)
-    return sampling(records, lens_of(model), point, prompts, NEW, temperature, said, rng, TOLERANCE, needed=50)
+    return check_sampling(records, lens_of(model), point, prompts, NEW, temperature, said, rng, TOLERANCE, needed=50)
 
 
 def test_honest_draws_pass() -> None:
@@ -86,7 +86,7 @@ def test_first_tokens_at_another_temperature_are_named() -> None:
 
 def test_places_are_those_of_the_probabilities_in_order() -> None:
     row = audited.SampledRow(0, 0, np.array([1, 0]), np.log(np.array([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1]])))
-    places = audited.places(row, 1.0, np.random.default_rng(0))
+    places = audited.pit_values_by_rank(row, 1.0, np.random.default_rng(0))
     assert 0.7 <= places[0] <= 0.9
     assert 0.0 <= places[1] <= 0.7
 
@@ -276,8 +276,8 @@ def test_honest_draws_are_rarely_refuted_for_what_is_rare(monkeypatch: pytest.Mo
 
 def test_probabilities_of_events_are_sums_of_tokens() -> None:
     (row, *_) = rows_of(plainly)
-    p = np.exp(row.log_p(1.0))
-    for what, (happened, chance) in audited.rare_events(row, 1.0, np.random.default_rng(0)).items():
+    p = np.exp(row.log_probabilities(1.0))
+    for what, (happened, chance) in audited.mark_rare_events(row, 1.0, np.random.default_rng(0)).items():
         assert ((happened == 0) | (happened == 1)).all()
         if what == "tokens beyond the 32 likeliest":
             np.testing.assert_allclose(chance, np.sort(p, axis=-1)[:, :-32].sum(axis=-1))
@@ -325,7 +325,7 @@ def test_two_seeds_that_draw_the_same_are_chance_as_far_as_noise_explains(
     tally = Tally("sampling", 0)
     with tally:
         _require_seeded(tally, rows, prompts, 0.5, noise)
-    assert (tally.finding().passed is not False) == passes
+    assert (tally.to_finding().passed is not False) == passes
 
 
 @pytest.mark.parametrize(("noise", "passes"), [(0.0, False), (0.4, True)])
@@ -334,4 +334,4 @@ def test_likeliest_tokens_alone_are_chance_as_far_as_noise_explains(noise: float
     tally = Tally("sampling", 0)
     with tally:
         _require_drawn(tally, [SampledRow(1, 0, np.zeros(16, dtype=np.int64), logits)], 0.5, noise)
-    assert (tally.finding().passed is not False) == passes
+    assert (tally.to_finding().passed is not False) == passes

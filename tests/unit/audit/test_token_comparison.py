@@ -15,13 +15,13 @@ from emad_ref.audit.reference_logits import LogitLens
 from emad_ref.audit.token_comparison import (
     BadGoldenError,
     GoldenTokens,
+    check_same_tokens,
     compare_golden,
     emitted_depths,
     golden_key,
     is_decoded_tie,
     logit_margins,
-    prompts_by_token,
-    same_tokens,
+    prompts_by_next_token,
     threshold_distances,
 )
 from emad_ref.calibration.windows import TokenSequence
@@ -63,13 +63,13 @@ def test_each_token_that_is_likeliest_has_the_prompt_where_it_leads_most_and_the
         return given
 
     texts = [np.array([7, 8, 9]), np.array([4, 4])]
-    prompts, tokens = prompts_by_token(LogitLens(logits), texts, 9)
+    prompts, tokens = prompts_by_next_token(LogitLens(logits), texts, 9)
     assert [(prompt.tokens.tolist(), token) for prompt, token in zip(prompts, tokens, strict=True)] == [
         ([7], [0]),
         ([4, 4], [1]),
         ([7, 8, 9], [2]),
     ]
-    assert prompts_by_token(LogitLens(logits), texts, 2)[1] == tokens[:2]
+    assert prompts_by_next_token(LogitLens(logits), texts, 2)[1] == tokens[:2]
 
 
 def rows(*different: int, length: int = MANY) -> list[list[int]]:
@@ -80,7 +80,7 @@ def rows(*different: int, length: int = MANY) -> list[list[int]]:
 
 
 def compared(found, wanted, oracle=None, point=None, depths=(None, None), prompts=(PROMPT,)):
-    return same_tokens(oracle or lens(), TOLERANCE, prompts, found, wanted, point, *depths)
+    return check_same_tokens(oracle or lens(), TOLERANCE, prompts, found, wanted, point, *depths)
 
 
 def test_equal_rows_pass_without_a_tie() -> None:
@@ -101,9 +101,9 @@ def test_an_untied_difference_names_the_row_and_both_tokens() -> None:
 def test_a_short_row_may_end_in_a_tie_where_no_share_is_asked_for() -> None:
     oracle = lens(near={3 + 4 - 1: LAYERS})
     found, wanted = rows(4, length=8), rows(length=8)
-    assert same_tokens(oracle, TOLERANCE, [PROMPT], found, wanted).passed is False
-    assert same_tokens(oracle, TOLERANCE, [PROMPT], found, wanted, most_ties=1.0).passed is True
-    assert same_tokens(lens(), TOLERANCE, [PROMPT], found, wanted, most_ties=1.0).passed is False
+    assert check_same_tokens(oracle, TOLERANCE, [PROMPT], found, wanted).passed is False
+    assert check_same_tokens(oracle, TOLERANCE, [PROMPT], found, wanted, most_ties=1.0).passed is True
+    assert check_same_tokens(lens(), TOLERANCE, [PROMPT], found, wanted, most_ties=1.0).passed is False
 
 
 def test_a_row_that_ends_early_is_another_text() -> None:
@@ -159,7 +159,7 @@ def test_what_the_decoder_itself_nearly_emits_otherwise_is_a_tie_under_copied_st
         tied = is_decoded_tie(decoder, point, prompt, emitted, tolerance * min((first - second) / 2, far))
         assert tied is (tolerance > 1)
     for excused in (True, False):
-        found = same_tokens(
+        found = check_same_tokens(
             lens(), TOLERANCE, (PROMPT,), rows(7), rows(), tied_when_decoded=lambda *history, said=excused: said
         )
         assert found.passed is excused
@@ -172,7 +172,7 @@ class LensThatRoundsCoarsely(LogitLens):
         super().__init__(lens().logits)
         object.__setattr__(self, "at", at)
 
-    def rounding(self, tokens, layers):
+    def max_rounding_error(self, tokens, layers):
         return 5.0 if len(tokens) == self.at else 0.0  # type: ignore[attr-defined]  # two leads of 9 may be off by 5 each
 
 

@@ -10,7 +10,7 @@ import torch
 from sklearn.linear_model import Ridge
 
 from emad_ref.calibration import cached_lens
-from emad_ref.calibration.cached_lens import cache_states, fit_cached_lens
+from emad_ref.calibration.cached_lens import cache_states, fit_lens_from_cache
 from emad_ref.calibration.lens_fit import LensPlan, fit_lens
 from emad_ref.calibration.regression import RIDGE_PENALTY
 from emad_ref.calibration.trace import EmptyCorpus
@@ -27,7 +27,7 @@ def stepper() -> CausalStepper:
 
 
 def divergence(stepper: CausalStepper, plan: LensPlan, steps: int) -> dict[int, float]:
-    return dict(fit_cached_lens(stepper, replace(plan, steps=steps), TEXT).tuned_nats)
+    return dict(fit_lens_from_cache(stepper, replace(plan, steps=steps), TEXT).tuned_nats)
 
 
 @pytest.mark.parametrize("rank", [None, 8])
@@ -45,7 +45,7 @@ def test_the_closed_form_is_a_ridge_regression_on_the_last_state(
     stepper: CausalStepper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cached_lens, "_refine", lambda *parts: iter(()))
-    lens, cache = fit_cached_lens(stepper, PLAN, TEXT).lens, cache_states(stepper, PLAN, TEXT)
+    lens, cache = fit_lens_from_cache(stepper, PLAN, TEXT).lens, cache_states(stepper, PLAN, TEXT)
     for layer in PLAN.layers:
         here, end = cache.states[layer].numpy(), cache.final.numpy()
         penalty = len(here) * RIDGE_PENALTY * here.var(axis=0).mean()
@@ -89,7 +89,7 @@ def test_text_is_read_once_up_to_the_room_for_its_states(
     stepper: CausalStepper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = cache_states(stepper, PLAN, TEXT)
-    lessons = [window for window in TEXT() if not PLAN.holds_out(window.document)]
+    lessons = [window for window in TEXT() if not PLAN.is_held_out(window.document)]
     assert len(cache.final) == sum(len(window.tokens) - 1 for window in lessons)
     with torch.inference_mode():
         assert torch.allclose(cache.log_z, stepper.logits(cache.final).logsumexp(dim=-1))
@@ -99,12 +99,12 @@ def test_text_is_read_once_up_to_the_room_for_its_states(
 
 
 def test_the_same_seed_gives_the_same_lens_and_another_another(stepper: CausalStepper) -> None:
-    first = fit_cached_lens(stepper, PLAN, TEXT)
-    assert numbers(fit_cached_lens(stepper, PLAN, TEXT)) == numbers(first)
-    assert fit_cached_lens(stepper, replace(PLAN, seed=4), TEXT).lens.digest != first.lens.digest
+    first = fit_lens_from_cache(stepper, PLAN, TEXT)
+    assert numbers(fit_lens_from_cache(stepper, PLAN, TEXT)) == numbers(first)
+    assert fit_lens_from_cache(stepper, replace(PLAN, seed=4), TEXT).lens.digest != first.lens.digest
     assert first.plan["steps"] == PLAN.steps
 
 
 def test_without_a_window_to_fit_on_there_is_no_lens(stepper: CausalStepper) -> None:
     with pytest.raises(EmptyCorpus, match="no window to fit on"):
-        fit_cached_lens(stepper, PLAN, lambda: iter(()))
+        fit_lens_from_cache(stepper, PLAN, lambda: iter(()))

@@ -13,10 +13,10 @@ import torch
 
 from emad_ref.calibration.entropy_statistics import (
     EntropyStatistics,
-    batch_entropies,
-    batch_statistics,
+    compute_batch_entropies,
+    compute_trace_statistics,
     fast_entropy_nats,
-    trace_statistics,
+    measure_batch_statistics,
 )
 from emad_ref.calibration.trace import trace_batch
 from emad_ref.calibration.windows import TokenSequence
@@ -54,10 +54,10 @@ def test_statistics_of_a_batch_are_those_of_its_trace(
     counts = np.arange(nano.stepper.vocabulary_size)[::-1].astype(np.int64)
     table = assign_frequency_buckets(counts) if "frequency" in features else b""
     spec = BinSpec(features, position_edges=(5, 20), frequency=table)
-    found = batch_statistics(nano.stepper, batch, spec, PROBE, layers)
+    found = measure_batch_statistics(nano.stepper, batch, spec, PROBE, layers)
     trace = trace_batch(nano.stepper, batch)
-    document = np.array([sequence.document for sequence in batch])[trace.sequence]
-    traced = trace_statistics(trace, spec, PROBE, document)
+    document = np.array([sequence.document for sequence in batch])[trace.sequence_index]
+    traced = compute_trace_statistics(trace, spec, PROBE, document)
     there = (each[:, columns] for each in (traced.sums, traced.squares, traced.histogram))
     assert replace(found, documents=None) == EntropyStatistics(traced.tokens, *there, traced.sequences)
     assert found.documents.count == traced.documents.count == len({sequence.document for sequence in batch})
@@ -65,7 +65,7 @@ def test_statistics_of_a_batch_are_those_of_its_trace(
     assert found.documents.products == pytest.approx(products, rel=1e-12)
     assert found.tokens.sum() == sum(length - 1 - length // 3 for length in LENGTHS)
     assert found.sequences == len(LENGTHS)
-    assert found != EntropyStatistics.none(spec.bin_count, len(layers))
+    assert found != EntropyStatistics.empty(spec.bin_count, len(layers))
 
 
 def test_no_layer_runs_above_the_last_read_and_no_head_elsewhere(
@@ -89,7 +89,7 @@ def test_no_layer_runs_above_the_last_read_and_no_head_elsewhere(
             return nano.stepper.logits(states)
 
     counting = Counting()
-    batch_statistics(cast(Stepper, counting), batch, BinSpec(), None, (1, 3))
+    measure_batch_statistics(cast(Stepper, counting), batch, BinSpec(), None, (1, 3))
     assert counting.ran == [(0, 1), (1, 3)]
     assert counting.heads == 2
     assert nano.stepper.layers > 3
@@ -98,14 +98,14 @@ def test_no_layer_runs_above_the_last_read_and_no_head_elsewhere(
 def test_what_no_bin_asks_for_is_not_read_and_no_bin_accepts_it(
     nano: LoadedModel, batch: Sequence[TokenSequence]
 ) -> None:
-    read = batch_entropies(nano.stepper, batch, None, (PROBE,))
+    read = compute_batch_entropies(nano.stepper, batch, None, (PROBE,))
     assert (read.top1 == -1).all()
     assert np.isnan(read.top1_probability).all()
 
 
 def test_bins_that_need_a_probe_are_refused_without_one(nano: LoadedModel, batch: Sequence[TokenSequence]) -> None:
     with pytest.raises(BadArgument, match=r"^first_probe=None, but expected the layer that shows confidence"):
-        batch_statistics(nano.stepper, batch, BinSpec(("confidence",)), None, (PROBE,))
+        measure_batch_statistics(nano.stepper, batch, BinSpec(("confidence",)), None, (PROBE,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -138,4 +138,4 @@ def test_logits_that_are_no_numbers_name_their_layer(nano: LoadedModel, batch: S
             return logits * math.nan if self.heads == 2 else logits
 
     with pytest.raises(NotFinite, match="after layer 2"):
-        batch_entropies(cast(Stepper, Broken()), batch, None, (1, 2, 3))
+        compute_batch_entropies(cast(Stepper, Broken()), batch, None, (1, 2, 3))

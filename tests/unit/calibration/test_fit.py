@@ -13,11 +13,11 @@ from sklearn.linear_model import Ridge
 
 from emad_ref.calibration.regression import (
     LinearProbeFit,
-    Moments,
+    RegressionMoments,
     correct_estimator,
+    fit_linear_correction,
+    fit_ridge,
     isotonic_targets,
-    linear_correction,
-    ridge,
 )
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
@@ -91,23 +91,26 @@ def test_ridge_is_scikit_learns(pairs, penalty):
     x, y = pairs
     fitted = Ridge(alpha=penalty * x.var(axis=0).mean() * TOKENS).fit(x, y)
     expected = [*fitted.coef_, fitted.intercept_]
-    assert ridge(Moments.of(x, y), penalty) == pytest.approx(expected, rel=1e-8)
+    assert fit_ridge(RegressionMoments.from_pairs(x, y), penalty) == pytest.approx(expected, rel=1e-8)
 
 
 def test_sums_of_batches_are_the_sums_of_all(pairs):
     """But for the order of float64 sums."""
     x, y = pairs
-    streamed = sum((Moments.of(x[i : i + 37], y[i : i + 37]) for i in range(0, TOKENS, 37)), Moments.none(WIDTH))
+    streamed = sum(
+        (RegressionMoments.from_pairs(x[i : i + 37], y[i : i + 37]) for i in range(0, TOKENS, 37)),
+        RegressionMoments.empty(WIDTH),
+    )
     assert streamed.tokens == TOKENS
-    assert ridge(streamed) == pytest.approx(ridge(Moments.of(x, y)), rel=1e-9)
+    assert fit_ridge(streamed) == pytest.approx(fit_ridge(RegressionMoments.from_pairs(x, y)), rel=1e-9)
 
 
 def test_a_penalty_keeps_the_fit_finite_where_entries_repeat(pairs):
     x, y = pairs
-    twice = Moments.of(np.concatenate([x, x], axis=1), y)
+    twice = RegressionMoments.from_pairs(np.concatenate([x, x], axis=1), y)
     with pytest.raises(BadArgument, match=r"penalty=0, but expected a number > 0 where entries of x follow"):
-        ridge(twice, penalty=0)
-    weights = ridge(twice)
+        fit_ridge(twice, penalty=0)
+    weights = fit_ridge(twice)
     assert weights[:WIDTH] == pytest.approx(weights[WIDTH:-1], rel=1e-4), "equal entries share the weight"
 
 
@@ -120,7 +123,7 @@ def test_a_penalty_keeps_the_fit_finite_where_entries_repeat(pairs):
 )
 def test_too_little_to_fit_is_refused(x, y, message):
     with pytest.raises(BadArgument, match=message):
-        ridge(Moments.of(x, y))
+        fit_ridge(RegressionMoments.from_pairs(x, y))
 
 
 @pytest.mark.parametrize(
@@ -134,19 +137,19 @@ def test_too_little_to_fit_is_refused(x, y, message):
 )
 def test_what_are_no_pairs_of_numbers_is_refused(x, y, message):
     with pytest.raises(BadArgument, match=message):
-        Moments.of(x, y)
+        RegressionMoments.from_pairs(x, y)
 
 
 def test_a_negative_penalty_is_refused(pairs):
     with pytest.raises(BadArgument, match=r"penalty=-1"):
-        ridge(Moments.of(*pairs), penalty=-1)
+        fit_ridge(RegressionMoments.from_pairs(*pairs), penalty=-1)
 
 
 def test_a_correction_is_the_least_squares_line(pairs):
     full = pairs[1]
     raw = (full - 3) / 2 + np.random.default_rng(1).normal(size=TOKENS)
     line = stats.linregress(raw, full)
-    assert linear_correction(raw, full) == pytest.approx((line.slope, line.intercept), rel=1e-9)
+    assert fit_linear_correction(raw, full) == pytest.approx((line.slope, line.intercept), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +164,7 @@ def test_a_correction_is_the_least_squares_line(pairs):
 )
 def test_degenerate_corrections_are_refused(raw, full, message):
     with pytest.raises(BadArgument, match=message):
-        linear_correction(np.array(raw), np.array(full))
+        fit_linear_correction(np.array(raw), np.array(full))
 
 
 def test_each_probe_gets_its_own_line(pairs):
@@ -184,7 +187,7 @@ def test_linear_probes_take_in_the_normed_states_of_their_layers_only():
             entropy = stepper.apply_final_norm(states)[:, 0] * layer + 1
             probes(layer, states, entropy)
             seen[layer] = states
-    estimator = probes.estimator(penalty=1e-12)
+    estimator = probes.fit_estimator(penalty=1e-12)
     assert estimator.kind == "linear"
     assert [len(row) for row in estimator.weights] == [17, 17]
     assert estimator.weights[0] == pytest.approx([2, *[0] * 15, 1], abs=1e-6)

@@ -8,7 +8,7 @@ import torch
 from sklearn.linear_model import Ridge
 
 from emad_ref.calibration.linear_maps import fit_gate
-from emad_ref.calibration.trace import EmptyCorpus, lens_states, take_trace
+from emad_ref.calibration.trace import EmptyCorpus, compute_sequence_states, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
@@ -38,7 +38,7 @@ def pairs(stepper: Stepper, some: list[TokenSequence], probe: int, tuned: object
     """(x [tokens, E], √KL [tokens]) by NumPy, one text at a time."""
     found_x, found_y = [], []
     for text in some:
-        states = lens_states(stepper, text.tokens[:-1])
+        states = compute_sequence_states(stepper, text.tokens[:-1])
         final, here = stepper.logits(states[-1]), stepper.logits(states[probe - 1])
         if tuned is not None:
             here = stepper.logits(tuned(states[probe - 1], probe))  # type: ignore[operator]

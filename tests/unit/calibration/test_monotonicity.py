@@ -8,9 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.calibration.entropy_statistics import BatchEntropies, DocumentMoments, EntropyStatistics, count_entropies
-from emad_ref.calibration.monotonicity import correction_text, largest_rise, profile_warnings, rise_bounds
-from emad_ref.calibration.profile import BadProfile, load_profile, merge, profile_from
+from emad_ref.calibration.entropy_statistics import (
+    BatchEntropies,
+    DocumentMoments,
+    EntropyStatistics,
+    compute_entropy_statistics,
+)
+from emad_ref.calibration.monotonicity import (
+    describe_corrections,
+    iterate_profile_warnings,
+    largest_rise,
+    rise_lower_bounds,
+)
+from emad_ref.calibration.profile import BadProfile, load_profile, merge, profile_from_statistics
 from emad_ref.point import BinSpec
 
 LAYERS, TOKENS = 4, 20
@@ -20,12 +30,12 @@ def statistics_of(entropy, document):
     rows = len(entropy)
     unread = np.full(rows, -1, dtype=np.int32), np.full(rows, np.nan, dtype=np.float32)
     read = BatchEntropies(entropy.astype(np.float32), np.zeros(rows, dtype=np.int64), *unread, rows // TOKENS, document)
-    return count_entropies(read, BinSpec())
+    return compute_entropy_statistics(read, BinSpec())
 
 
 def profile_with(entropy, document, *, read=(1, 2, 3, 4), layers=LAYERS, corpus="c"):
-    return profile_from(
-        EntropyStatistics.none(1, len(read)) + statistics_of(entropy, document),
+    return profile_from_statistics(
+        EntropyStatistics.empty(1, len(read)) + statistics_of(entropy, document),
         read[:-1],
         layers=layers,
         read=read,
@@ -50,7 +60,7 @@ def test_a_rise_is_named_from_its_lowest_layer_with_a_bound_below_it():
     assert (rise.start, rise.end) == (3, 4)
     assert (rise.start_nats, rise.end_nats) == (profile.mean_nats[2], profile.mean_nats[3])
     assert 0.6 < rise.at_least_nats < rise.nats < 0.9
-    (said,) = profile_warnings(profile)
+    (said,) = iterate_profile_warnings(profile)
     assert f"rises from {rise.start_nats:.2f} nats after layer 3 to {rise.end_nats:.2f} after layer 4" in said
     assert f"by {rise.at_least_nats:.2f} at least (95 %, by document)" in said
 
@@ -61,7 +71,7 @@ def test_a_rise_over_many_small_steps_is_one_rise():
 
 
 def test_a_falling_profile_raises_no_warning():
-    assert list(profile_warnings(profile_with(*text([2.0, 1.5, 1.2, 0.4])))) == []
+    assert list(iterate_profile_warnings(profile_with(*text([2.0, 1.5, 1.2, 0.4])))) == []
 
 
 def test_a_rise_that_one_document_carries_is_not_shown():
@@ -93,14 +103,14 @@ def test_the_error_is_that_of_a_ratio_over_documents():
     from scipy import stats
 
     expected = sums.sum() / tokens.sum() - stats.t.ppf(1 - 0.05 / 6, effective - 1) * error
-    assert rise_bounds(profile)[1, 2] == pytest.approx(expected, rel=1e-6)
+    assert rise_lower_bounds(profile)[1, 2] == pytest.approx(expected, rel=1e-6)
 
 
 def test_moments_do_not_depend_on_where_batches_are_cut():
     entropy, document = text([1.0, 0.9, 1.2, 1.1], documents=5)
     whole = statistics_of(entropy, document).documents
     for cuts in ([30], [10, 20, 35, 70], list(range(7, 100, 7))):
-        total = DocumentMoments.none(LAYERS)
+        total = DocumentMoments.empty(LAYERS)
         for rows in np.split(np.arange(len(document)), cuts):
             total = total + statistics_of(entropy[rows], document[rows]).documents
         assert total.count == whole.count == 5
@@ -117,7 +127,7 @@ def test_documents_of_two_corpora_are_never_one():
 
 def test_one_document_bounds_nothing():
     profile = profile_with(*text([1.0, 0.5, 0.9, 0.2], documents=1))
-    assert rise_bounds(profile) is None
+    assert rise_lower_bounds(profile) is None
     assert largest_rise(profile).at_least_nats is None
 
 
@@ -130,13 +140,13 @@ def test_moments_survive_the_file_and_a_file_without_them_still_loads(tmp_path):
     (tmp_path / "old.json").write_text(json.dumps(data), encoding="utf-8")
     old = load_profile(tmp_path / "old.json")
     assert old.mean_nats == profile.mean_nats
-    assert any("how sure that is cannot be told" in said for said in profile_warnings(old))
+    assert any("how sure that is cannot be told" in said for said in iterate_profile_warnings(old))
     assert merge([replace(old, corpora={}, corpus="a"), profile]).statistics.documents is None
 
 
 def test_a_profile_without_the_last_layer_says_so():
     entropy, document = text([2.0, 1.5])
-    (said,) = profile_warnings(profile_with(entropy, document, read=(1, 2)))
+    (said,) = iterate_profile_warnings(profile_with(entropy, document, read=(1, 2)))
     assert "the last layer was not read: whether entropy rises between layers 2 and 4 is not known" in said
 
 
@@ -165,7 +175,7 @@ def test_moments_that_no_documents_have_are_refused(tmp_path, change):
 
 def test_what_isotonic_regression_ironed_out_is_told_with_both_numbers():
     profile = profile_with(*text([2.0, 1.0, 1.4, 0.2]))
-    said = correction_text(profile)
+    said = describe_corrections(profile)
     assert "the mean of layer 3 most" in said or "the mean of layer 2 most" in said
     assert f"to {profile.targets_nats[1]:.4f} nats" in said
-    assert correction_text(profile_with(*text([2.0, 1.5, 1.0, 0.2]))) == ""
+    assert describe_corrections(profile_with(*text([2.0, 1.5, 1.0, 0.2]))) == ""

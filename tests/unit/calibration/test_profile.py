@@ -16,7 +16,7 @@ from emad_ref.calibration.profile import (
     Profile,
     load_profile,
     merge,
-    profile_from,
+    profile_from_statistics,
     profile_of,
 )
 from emad_ref.calibration.trace import Trace, concatenate_traces
@@ -282,14 +282,14 @@ def test_frequency_is_that_of_the_token_predicted_at_the_first_probe():
 
 def test_a_coarser_profile_is_the_one_calibrated_without_the_last_feature(binned):
     late = profile_of(binned_trace(), (1, 2, 3), **OWNER, bins=replace(GRID, features=("position",)))
-    coarser = binned.coarser()
+    coarser = binned.drop_features()
     assert np.array(coarser.bin_targets_nats) == pytest.approx(np.array(late.bin_targets_nats))
     assert (coarser.bins, coarser.fallbacks) == (late.bins, late.fallbacks)
-    assert binned.coarser(2).point(0.2).thresholds[0] == pytest.approx(
+    assert binned.drop_features(2).point(0.2).thresholds[0] == pytest.approx(
         profile_of(binned_trace(), (1, 2, 3), **OWNER).point(0.2).thresholds[0]
     )
     by_frequency = BinSpec(("position", "frequency"), frequency=bytes(9))
-    assert profile_of(binned_trace(), (1,), **OWNER, bins=by_frequency).coarser().bins == BinSpec(("position",))
+    assert profile_of(binned_trace(), (1,), **OWNER, bins=by_frequency).drop_features().bins == BinSpec(("position",))
 
 
 # ---------------------------------------------------------------- quantiles
@@ -309,10 +309,10 @@ def test_quantile_thresholds_are_conditioned_and_fall_back_as_targets_do(binned)
     assert point.bins == GRID
     assert point.name == "quantile q=0.5 free_eager by position×confidence"
     rows = np.array(point.thresholds)
-    own, all_tokens = binned.quantile_nats(0.5), binned.coarser(2).quantile_nats(0.5)
+    own, all_tokens = binned.quantile_nats(0.5), binned.drop_features(2).quantile_nats(0.5)
     assert rows[[3, 5]].tolist() == own[[3, 5], :3].tolist()
     assert rows[[0, 1, 2]].tolist() == [all_tokens[0, :3].tolist()] * 3
-    assert rows[4].tolist() == binned.coarser(1).quantile_nats(0.5)[1, :3].tolist()
+    assert rows[4].tolist() == binned.drop_features(1).quantile_nats(0.5)[1, :3].tolist()
 
 
 def test_a_quantile_takes_no_margin_and_needs_statistics(binned):
@@ -499,9 +499,9 @@ def test_versions_that_differ_are_all_kept():
     ],
 )
 def test_a_profile_of_statistics_is_of_the_layers_read(probes, read, message):
-    statistics = EntropyStatistics.none(1, 3)
+    statistics = EntropyStatistics.empty(1, 3)
     with pytest.raises(BadArgument, match=message):
-        profile_from(
+        profile_from_statistics(
             statistics, probes, layers=3, read=read, model="m", fingerprint="f", corpora={"c": 1}, dtype="float32"
         )
 
@@ -518,7 +518,7 @@ def test_a_profile_of_its_probes_alone_is_that_of_all_layers_there(tmp_path):
         held.sequences,
     )
     owner = {name: OWNER[name] for name in ("model", "fingerprint", "dtype")}
-    profile = profile_from(
+    profile = profile_from_statistics(
         fewer, (1, 3), layers=whole.layers, read=(1, 3), corpora={"c": whole.tokens}, bins=GRID, **owner
     )
     assert (profile.layers, profile.read) == (whole.layers, (1, 3))
@@ -526,7 +526,7 @@ def test_a_profile_of_its_probes_alone_is_that_of_all_layers_there(tmp_path):
     assert profile.bin_targets_nats == whole.bin_targets_nats
     for point in ({"margin_nats": 0.1}, {"quantile": 0.3}):
         assert profile.point(**point) == whole.point(**point)
-    assert profile.coarser().bin_targets_nats == whole.coarser().bin_targets_nats
+    assert profile.drop_features().bin_targets_nats == whole.drop_features().bin_targets_nats
     profile.save(tmp_path / "p.json")
     assert load_profile(tmp_path / "p.json") == profile
     with pytest.raises(BadArgument, match=r"profile\.read"):

@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration import calibration_run as resumable
-from emad_ref.calibration.calibration_run import BadCheckpoint, CalibrationPlan, calibrate, limit_tokens, token_counts
-from emad_ref.calibration.entropy_statistics import batch_statistics
+from emad_ref.calibration.calibration_run import (
+    BadCheckpoint,
+    CalibrationPlan,
+    calibrate,
+    count_target_tokens,
+    limit_tokens,
+)
+from emad_ref.calibration.entropy_statistics import measure_batch_statistics
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import EmptyCorpus, take_trace
 from emad_ref.calibration.windows import TokenSequence
@@ -58,7 +64,7 @@ class PowerCut(Exception):
 
 
 class Batches:
-    """``batch_statistics`` that notes what it was given and breaks at a given call."""
+    """``measure_batch_statistics`` that notes what it was given and breaks at a given call."""
 
     def __init__(self, breaks_at=None):
         self.seen, self.breaks_at = [], breaks_at
@@ -67,7 +73,7 @@ class Batches:
         if len(self.seen) == self.breaks_at:
             raise PowerCut
         self.seen.append([window.tokens.tolist() for window in batch])
-        return batch_statistics(stepper, batch, spec, first_probe, layers)
+        return measure_batch_statistics(stepper, batch, spec, first_probe, layers)
 
 
 @pytest.fixture
@@ -76,7 +82,7 @@ def batches(monkeypatch):
 
     def set_up(breaks_at=None):
         counted = Batches(breaks_at)
-        monkeypatch.setattr(resumable, "batch_statistics", counted)
+        monkeypatch.setattr(resumable, "measure_batch_statistics", counted)
         return counted
 
     return set_up
@@ -300,10 +306,10 @@ def test_a_limit_reads_no_further_than_it_must(stepper):
 def test_token_counts_are_of_the_targets_that_calibration_reads():
     read = [TokenSequence(np.array([0, 3, 3, 5])), TokenSequence(np.array([0, 5, 6, 7]), 1)]
     corpora = {"x": lambda: read}
-    assert token_counts(corpora, 8, None).tolist() == [0, 0, 0, 2, 0, 1, 1, 1]
-    assert token_counts(corpora, 8, 4).tolist() == [0, 0, 0, 2, 0, 1, 1, 0]
+    assert count_target_tokens(corpora, 8, None).tolist() == [0, 0, 0, 2, 0, 1, 1, 1]
+    assert count_target_tokens(corpora, 8, 4).tolist() == [0, 0, 0, 2, 0, 1, 1, 0]
     with pytest.raises(EmptyCorpus, match="at least one document of two tokens"):
-        token_counts({"x": list}, 8, None)
+        count_target_tokens({"x": list}, 8, None)
 
 
 def test_memory_does_not_grow_with_the_corpus(stepper):
@@ -326,4 +332,4 @@ def test_memory_does_not_grow_with_the_corpus(stepper):
 def test_entropies_are_read_at_the_probes_and_the_last_or_without_a_probe_after_every_layer(
     every, probes, read
 ) -> None:
-    assert replace(PLAN, probes=probes, every_layer=every).read(5) == read
+    assert replace(PLAN, probes=probes, every_layer=every).layers_to_read(5) == read

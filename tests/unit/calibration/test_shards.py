@@ -17,10 +17,10 @@ from emad_ref.calibration.calibration_run import (
     CalibrationPlan,
     PackedStatistics,
     calibrate,
-    worker_statistics,
-    worker_traces,
+    iterate_worker_traces,
+    worker_statistics_source,
 )
-from emad_ref.calibration.entropy_statistics import EntropyStatistics, trace_statistics
+from emad_ref.calibration.entropy_statistics import EntropyStatistics, compute_trace_statistics
 from emad_ref.calibration.trace import assemble_trace, take_trace
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.model_spec import FingerprintMismatch, ModelSpec, load_cached
@@ -57,7 +57,7 @@ def test_a_profile_by_workers_is_the_profile_of_one_process_to_the_last_bit(
     plan = plan_of(nano)
     alone = calibrate(nano.stepper, plan, corpora(nano))
     together = calibrate(
-        nano.stepper, plan, corpora(nano), parts=worker_statistics(crew, ModelSpec.from_loaded(nano), plan)
+        nano.stepper, plan, corpora(nano), parts=worker_statistics_source(crew, ModelSpec.from_loaded(nano), plan)
     )
     assert together.statistics == alone.statistics
     assert together.to_json() == alone.to_json()
@@ -68,14 +68,14 @@ def test_a_run_that_was_interrupted_goes_on_with_workers(nano: LoadedModel, crew
     alone = calibrate(nano.stepper, plan, corpora(nano))
 
     def cut_short(batches):  # type: ignore[no-untyped-def]
-        for number, part in enumerate(worker_statistics(crew, ModelSpec.from_loaded(nano), plan)(batches)):
+        for number, part in enumerate(worker_statistics_source(crew, ModelSpec.from_loaded(nano), plan)(batches)):
             if number == 1:
                 raise EOFError("the power was cut")
             yield part
 
     with pytest.raises(EOFError):
         calibrate(nano.stepper, plan, corpora(nano), checkpoint=checkpoint, parts=cut_short)
-    parts = worker_statistics(crew, ModelSpec.from_loaded(nano), plan)
+    parts = worker_statistics_source(crew, ModelSpec.from_loaded(nano), plan)
     resumed = calibrate(nano.stepper, plan, corpora(nano), checkpoint=checkpoint, resume=True, parts=parts)
     assert resumed.statistics == alone.statistics
 
@@ -83,7 +83,9 @@ def test_a_run_that_was_interrupted_goes_on_with_workers(nano: LoadedModel, crew
 def test_a_trace_by_workers_is_the_trace_of_one_process(nano: LoadedModel, crew: WorkerPool) -> None:
     sequences = list(windows_of(nano, "world:premise", "validate", limit=40))
     alone = take_trace(nano.stepper, sequences)
-    together = assemble_trace(sequences, lambda ordered: worker_traces(crew, ModelSpec.from_loaded(nano), ordered))
+    together = assemble_trace(
+        sequences, lambda ordered: iterate_worker_traces(crew, ModelSpec.from_loaded(nano), ordered)
+    )
     for name in ("nll_nats", "top1", "token", "position", "starts"):
         assert np.array_equal(getattr(together, name), getattr(alone, name))
     assert all(np.array_equal(together.signals[name], alone.signals[name]) for name in alone.signals)
@@ -91,10 +93,10 @@ def test_a_trace_by_workers_is_the_trace_of_one_process(nano: LoadedModel, crew:
 
 def test_nothing_of_the_statistics_is_lost_on_the_way(nano: LoadedModel) -> None:
     sequences = list(windows_of(nano, "world:premise", "calibrate", limit=6))
-    batches = [trace_statistics(take_trace(nano.stepper, sequences[at : at + 2]), BINS, 2) for at in (0, 2, 4)]
-    packed = PackedStatistics.of(batches)
-    none = EntropyStatistics.none(BINS.bin_count, nano.stepper.layers)
-    assert sum(packed.unpacked(), none) == sum(batches, none)
+    batches = [compute_trace_statistics(take_trace(nano.stepper, sequences[at : at + 2]), BINS, 2) for at in (0, 2, 4)]
+    packed = PackedStatistics.pack(batches)
+    none = EntropyStatistics.empty(BINS.bin_count, nano.stepper.layers)
+    assert sum(packed.unpack(), none) == sum(batches, none)
     assert len(packed.cells) < batches[0].histogram.size / 20
 
 
@@ -117,7 +119,7 @@ def test_two_dask_workers_one_of_them_killed_give_the_same_profile(nano: LoadedM
         address = scheduler_address(told, workers=2)
         with open_workers(address) as crew:
             assert crew is not None
-            taken = worker_statistics(crew, ModelSpec.from_loaded(nano), plan)
+            taken = worker_statistics_source(crew, ModelSpec.from_loaded(nano), plan)
 
             def killing(batches):  # type: ignore[no-untyped-def]
                 for number, part in enumerate(taken(batches)):

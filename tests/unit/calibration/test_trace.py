@@ -12,16 +12,16 @@ import torch
 from emad_ref.calibration import trace as trace_module
 from emad_ref.calibration.trace import (
     EmptyCorpus,
+    compute_layer_logits,
+    compute_sequence_states,
     concatenate_traces,
-    lens_logits,
-    lens_states,
     stream_traces,
     take_trace,
     take_trace_pair,
     trace_batch,
     trace_stepwise,
 )
-from emad_ref.calibration.windows import TokenSequence, batched, pad_right, shared_inputs, windows
+from emad_ref.calibration.windows import TokenSequence, cut_windows, deduplicate_inputs, iterate_batches, pad_right
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point, fixed_entropy_point
 from emad_ref.models.causal import CausalStepper
@@ -57,7 +57,7 @@ def test_the_divergence_is_that_of_plain_logits_and_none_at_the_end(stepper, tun
     found = trace.divergence()
     expected = []
     for text in texts:
-        for layer, states in enumerate(lens_states(stepper, text.tokens[:-1], text.adaptive_from), start=1):
+        for layer, states in enumerate(compute_sequence_states(stepper, text.tokens[:-1], text.adaptive_from), start=1):
             read = states if lens is None else get_attached_lens(stepper, lens)(states, layer)
             expected.append(stepper.logits(read).double().log_softmax(dim=-1))
     rows = [torch.stack(expected[at : at + LAYERS]) for at in range(0, len(expected), LAYERS)]  # [L, n, V] each
@@ -72,7 +72,9 @@ def test_a_divergence_is_held_only_where_it_was_asked_for(stepper):
     texts = [sequence(12), sequence(20, 3)]
     plain, asked = take_trace(stepper, texts), take_trace(stepper, texts, divergence=True)
     assert np.array_equal(plain.nll_nats, asked.nll_nats)
-    assert np.array_equal(asked.reordered(np.array([1, 0])).divergence()[: asked.lengths[1]], asked.divergence()[11:])
+    assert np.array_equal(
+        asked.reorder_sequences(np.array([1, 0])).divergence()[: asked.sequence_lengths[1]], asked.divergence()[11:]
+    )
     with pytest.raises(BadArgument, match=r"take_trace\(divergence=True\)"):
         plain.divergence()
     with pytest.raises(BadArgument, match="divergence_nats"):
@@ -138,24 +140,24 @@ def test_every_layer_is_read_at_a_sample_of_positions(stepper, monkeypatch):
     logits = CausalStepper.logits
     monkeypatch.setattr(CausalStepper, "logits", lambda self, hidden: seen.append(len(hidden)) or logits(self, hidden))
     some = take_trace(stepper, texts, layers=(2, 4), sample_every=4)
-    document = np.repeat(np.arange(3), whole.lengths)
+    document = np.repeat(np.arange(3), whole.sequence_lengths)
     sampled = (whole.position + document) % 4 == 0
     assert some.sampled.tolist() == sampled.tolist()
     assert 0 < sampled.sum() < len(whole) / 3
     assert sum(seen) == 3 * len(whole) + (LAYERS - 3) * sampled.sum()
-    sample = some.every_layer
+    sample = some.fully_read_positions
     for name in ("nll_nats", "top1", "token", "position"):
         assert np.allclose(getattr(sample, name), getattr(whole, name)[sampled], atol=ROUNDING), name
     assert np.allclose(sample.entropy_nats, whole.entropy_nats[sampled], atol=ROUNDING)
-    assert sample.lengths.tolist() == np.bincount(document[sampled], minlength=3).tolist()
+    assert sample.sequence_lengths.tolist() == np.bincount(document[sampled], minlength=3).tolist()
     sums = sum_by_sequence(sample, sample.entropy_nats[:, 2])
     by_hand = [whole.entropy_nats[sampled & (document == number), 2].sum() for number in range(3)]
     assert np.allclose(sums, by_hand)
     assert sums[2] == 0
-    assert not some.reads(truncated(LAYERS, 3))
-    assert whole.every_layer is whole
+    assert not some.has_layers_for(truncated(LAYERS, 3))
+    assert whole.fully_read_positions is whole
     with pytest.raises(BadArgument, match=r"take_trace\(sample_every"):
-        assert take_trace(stepper, texts, layers=(2, 4)).every_layer
+        assert take_trace(stepper, texts, layers=(2, 4)).fully_read_positions
 
 
 class Screen(io.StringIO):
@@ -193,7 +195,7 @@ def test_a_point_that_reads_an_unread_layer_is_refused_by_layer(stepper):
 
 def cut(lengths, window, opening, limit=None):
     documents = [100 * i + np.arange(n) for i, n in enumerate(lengths)]
-    return [s.tokens.tolist() for s in windows(documents, window, opening, limit)]
+    return [s.tokens.tolist() for s in cut_windows(documents, window, opening, limit)]
 
 
 def test_a_document_is_cut_into_windows_that_each_open_anew():
@@ -213,32 +215,32 @@ def test_a_piece_in_which_nothing_is_predicted_is_left_out():
 def test_the_limit_counts_windows_and_reads_no_further():
     assert cut([5, 5], 3, 9, limit=2) == [[9, 0, 1], [9, 2, 3]]
     endless = (np.arange(4) for _ in iter(int, 1))
-    assert len(list(windows(endless, 8, None, 3))) == 3
+    assert len(list(cut_windows(endless, 8, None, 3))) == 3
     assert cut([5], 3, 9, limit=0) == []
 
 
 def test_windows_know_their_document_and_one_document_gives_no_more_than_its_share():
     documents = [np.arange(9), np.arange(1), np.arange(2), np.arange(7)]
-    cut = list(windows(documents, 3, None, per_document=2))
+    cut = list(cut_windows(documents, 3, None, per_document=2))
     assert [s.document for s in cut] == [0, 0, 2, 3, 3]
     assert [s.tokens.tolist() for s in cut] == [[0, 1, 2], [3, 4, 5], [0, 1], [0, 1, 2], [3, 4, 5]]
     with pytest.raises(BadArgument, match="per_document=0, but expected a count of windows ≥ 1"):
-        windows(documents, 3, None, per_document=0)
+        cut_windows(documents, 3, None, per_document=0)
 
 
 def test_windows_start_at_full_depth_and_decide_from_their_first_token():
-    assert [s.adaptive_from for s in windows([np.arange(6)], 3, 9)] == [0, 0, 0]
+    assert [s.adaptive_from for s in cut_windows([np.arange(6)], 3, 9)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("window", [1, 0, -4])
 def test_a_window_that_predicts_nothing_is_refused_at_once(window):
     with pytest.raises(BadArgument, match=f"window={window}, but expected at least 2 tokens"):
-        windows([np.arange(5)], window, 9)
+        cut_windows([np.arange(5)], window, 9)
 
 
 def test_a_negative_limit_is_refused():
     with pytest.raises(BadArgument, match="limit=-1, but expected a count of windows ≥ 0"):
-        windows([np.arange(5)], 4, 9, -1)
+        cut_windows([np.arange(5)], 4, 9, -1)
 
 
 # ---------------------------------------------------------------- batches
@@ -246,14 +248,14 @@ def test_a_negative_limit_is_refused():
 
 def test_batches_keep_the_order_and_stay_within_their_size_after_padding():
     sequences = [sequence(n) for n in (5, 9, 3, 20, 4, 4)]
-    batches = list(batched(sequences, 20))
+    batches = list(iterate_batches(sequences, 20))
     assert [s for batch in batches for s in batch] == sequences
     assert [len(batch) for batch in batches] == [2, 1, 1, 2]
     assert all(pad_right(batch)[0].size <= 20 for batch in batches)
 
 
 def test_a_sequence_longer_than_a_batch_goes_alone():
-    assert [len(batch) for batch in batched([sequence(50), sequence(50)], 20)] == [1, 1]
+    assert [len(batch) for batch in iterate_batches([sequence(50), sequence(50)], 20)] == [1, 1]
 
 
 def test_padding_stands_on_the_right():
@@ -273,7 +275,7 @@ def test_padding_stands_on_the_right():
 )
 def test_a_sequence_in_which_nothing_is_decided_is_refused(length, start, message):
     with pytest.raises(BadArgument, match=message):
-        list(batched([sequence(length, start)]))
+        list(iterate_batches([sequence(length, start)]))
 
 
 # ---------------------------------------------------------------- the trace itself
@@ -282,7 +284,7 @@ def test_a_sequence_in_which_nothing_is_decided_is_refused(length, start, messag
 def test_every_column_is_what_the_logits_of_a_plain_pass_say(stepper):
     one = sequence(20, 6)
     trace = take_trace(stepper, [one])
-    logits = torch.from_numpy(lens_logits(stepper, one.tokens))[6:-1]
+    logits = torch.from_numpy(compute_layer_logits(stepper, one.tokens))[6:-1]
     log_p = logits.log_softmax(-1)
     target = torch.from_numpy(one.tokens[7:])
     assert np.abs(trace.entropy_nats - -(log_p.exp() * log_p).sum(-1).numpy()).max() < ROUNDING
@@ -300,40 +302,40 @@ def test_every_declared_signal_is_a_column_however_the_trace_was_taken(stepper, 
     """In batches and joined, token by token, and put in another order."""
     texts = [sequence(20, 6), sequence(9, 2, seed=1)]
     trace = take_trace(stepper, texts)
-    found = [trace.column(name)[trace.sequence == i] for i in (0, 1)]
+    found = [trace.signal_column(name)[trace.sequence_index == i] for i in (0, 1)]
     for text, column in zip(texts, found, strict=True):
-        expected = LAYERWISE[name].from_lens(lens_logits(stepper, text.tokens)[text.adaptive_from : -1])
+        expected = LAYERWISE[name].from_lens(compute_layer_logits(stepper, text.tokens)[text.adaptive_from : -1])
         assert np.abs(column - expected).max() < ROUNDING
-        assert np.abs(trace_stepwise(stepper, text).column(name) - expected).max() < ROUNDING
+        assert np.abs(trace_stepwise(stepper, text).signal_column(name) - expected).max() < ROUNDING
     assert column.dtype == np.float32
-    turned = trace.reordered(np.array([1, 0])).column(name)
+    turned = trace.reorder_sequences(np.array([1, 0])).signal_column(name)
     assert np.array_equal(turned, np.concatenate(found[::-1]))
     point = OperatingPoint("p", "f", LAYERS, LAYERS, (2,), ((0.5,),), signal=name)
-    assert trace.signal(point) is trace.column(name)
+    assert trace.rule_signal(point) is trace.signal_column(name)
 
 
 def test_a_signal_that_was_not_recorded_is_refused(stepper):
     trace = take_trace(stepper, [sequence(9)])
     first, *rest = LAYERWISE
-    without = replace(trace, signals={name: trace.column(name) for name in rest})
+    without = replace(trace, signals={name: trace.signal_column(name) for name in rest})
     with pytest.raises(BadArgument, match=f"signal='{first}', but expected one that this trace records"):
-        without.column(first)
+        without.signal_column(first)
 
 
 def test_the_last_layer_of_the_lens_is_the_model_itself(stepper):
     one = sequence(20)
     with torch.inference_mode():
         theirs = stepper.model(torch.from_numpy(one.tokens)[None]).logits[0].numpy()
-    assert np.abs(lens_logits(stepper, one.tokens)[:, -1] - theirs).max() < 1e-9
+    assert np.abs(compute_layer_logits(stepper, one.tokens)[:, -1] - theirs).max() < 1e-9
 
 
 def test_rows_belong_to_their_sequences(stepper):
     trace = take_trace(stepper, [sequence(6, 0), sequence(9, 4, 1), sequence(2, 0, 2)])
-    assert trace.lengths.tolist() == [5, 4, 1]
+    assert trace.sequence_lengths.tolist() == [5, 4, 1]
     assert trace.starts.tolist() == [0, 5, 9, 10]
     assert trace.prompts.tolist() == [0, 4, 0]
-    assert trace.sequence.tolist() == [0] * 5 + [1] * 4 + [2]
-    assert (len(trace), trace.layers, trace.sequences) == (10, LAYERS, 3)
+    assert trace.sequence_index.tolist() == [0] * 5 + [1] * 4 + [2]
+    assert (len(trace), trace.layers, trace.n_sequences) == (10, LAYERS, 3)
 
 
 def test_answers_of_one_token_to_one_question_share_its_forward(stepper, monkeypatch):
@@ -354,14 +356,14 @@ def test_answers_of_one_token_to_one_question_share_its_forward(stepper, monkeyp
 
 def test_sources_tell_inputs_apart():
     one, other = (TokenSequence(np.array([4, 5]), source=np.array([source])) for source in (7, 8))
-    assert len(shared_inputs([one, other, one])[0]) == 2
-    assert shared_inputs([one, other, one])[1].tolist() == [0, 1, 0]
+    assert len(deduplicate_inputs([one, other, one])[0]) == 2
+    assert deduplicate_inputs([one, other, one])[1].tolist() == [0, 1, 0]
 
 
 def test_a_batch_is_bounded_by_what_is_decided_too():
     """Options that share a row still have logits of their own."""
     options = [TokenSequence(np.append(np.arange(9), answer)) for answer in range(5)]
-    assert [len(batch) for batch in batched(options, 20)] == [2, 2, 1]
+    assert [len(batch) for batch in iterate_batches(options, 20)] == [2, 2, 1]
 
 
 def test_sequences_come_back_in_the_order_they_were_given(stepper):
@@ -369,7 +371,7 @@ def test_sequences_come_back_in_the_order_they_were_given(stepper):
     lengths = [9, 3, 14, 3, 6]
     sequences = [sequence(length, 1, number) for number, length in enumerate(lengths)]
     trace = take_trace(stepper, sequences)
-    assert trace.lengths.tolist() == [length - 2 for length in lengths]
+    assert trace.sequence_lengths.tolist() == [length - 2 for length in lengths]
     assert trace.target.tolist() == np.concatenate([s.tokens[2:] for s in sequences]).tolist()
     apart = concatenate_traces([trace_batch(stepper, [s]) for s in sequences])
     assert np.abs(trace.nll_nats - apart.nll_nats).max() < ROUNDING

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from emad_ref.calibration.linear_maps import fit_translators
-from emad_ref.calibration.trace import EmptyCorpus, states_after
+from emad_ref.calibration.trace import EmptyCorpus, iterate_states_after
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
@@ -30,7 +30,9 @@ def texts():
 def test_rank_nothing_is_the_mean_change(stepper, texts):
     fitted = fit_translators(stepper, "f00d", texts, (2, 4), 0)
     with torch.inference_mode():
-        states = [torch.cat([list(states_after(stepper, [text]))[layer] for text in texts]) for layer in range(LAYERS)]
+        states = [
+            torch.cat([list(iterate_states_after(stepper, [text]))[layer] for text in texts]) for layer in range(LAYERS)
+        ]
     assert list(fitted.pairs) == [(2, 3), (2, 4), (2, 5), (4, 5)]
     for (exit_, layer), translator in fitted.pairs.items():
         assert translator.macs_per_row == 0
@@ -40,7 +42,9 @@ def test_rank_nothing_is_the_mean_change(stepper, texts):
 def test_all_directions_are_the_full_matrix_and_fewer_lose_least(stepper, texts):
     full, all_, few = (fit_translators(stepper, "f00d", texts, (2,), rank) for rank in (None, WIDTH, 3))
     with torch.inference_mode():
-        states = [torch.cat([list(states_after(stepper, [text]))[layer] for text in texts]) for layer in range(LAYERS)]
+        states = [
+            torch.cat([list(iterate_states_after(stepper, [text]))[layer] for text in texts]) for layer in range(LAYERS)
+        ]
     left, above = states[1], states[4]
     torch.testing.assert_close(full.pairs[2, 5](left), all_.pairs[2, 5](left))
 

@@ -18,10 +18,10 @@ import torch
 
 from emad_ref.calibration import lens_fit
 from emad_ref.calibration.calibration_run import BadCheckpoint
-from emad_ref.calibration.lens_files import BadLens, lens_tensors, load_lens, save_lens
+from emad_ref.calibration.lens_files import BadLens, lens_to_tensors, load_lens, save_lens
 from emad_ref.calibration.lens_fit import LensPlan, fit_lens
 from emad_ref.calibration.tensor_files import save_tensors
-from emad_ref.calibration.trace import EmptyCorpus, states_after, take_trace
+from emad_ref.calibration.trace import EmptyCorpus, iterate_states_after, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.files import BadFile
@@ -81,8 +81,8 @@ def test_what_it_says_on_held_out_text_comes_nearer_to_the_end(stepper, rank):
 @torch.inference_mode()
 def test_the_divergences_are_those_of_a_trace_of_the_held_out_text(stepper, uninterrupted):
     """−log q(next) averaged over p: the NLL that the final distribution itself expects, less its entropy."""
-    held = [window for window in TEXT() if PLAN.holds_out(window.document)]
-    states = list(states_after(stepper, held))
+    held = [window for window in TEXT() if PLAN.is_held_out(window.document)]
+    states = list(iterate_states_after(stepper, held))
     final = torch.log_softmax(stepper.logits(states[-1]), dim=-1)[: uninterrupted.tokens]
     entropy = SIGNALS["entropy_nats"].compute_from_logits(final)
     for layer in PLAN.layers:
@@ -99,14 +99,14 @@ def test_nothing_is_fitted_on_what_is_held_out(stepper, uninterrupted):
 
     def other():
         for window in TEXT():
-            yield replace(window, tokens=window.tokens[::-1].copy()) if PLAN.holds_out(window.document) else window
+            yield replace(window, tokens=window.tokens[::-1].copy()) if PLAN.is_held_out(window.document) else window
 
     changed = fit_lens(stepper, PLAN, other)
     assert changed.lens.digest == uninterrupted.lens.digest
     assert changed.tuned_nats != uninterrupted.tuned_nats
-    held = [PLAN.holds_out(number) for number in range(1000)]
+    held = [PLAN.is_held_out(number) for number in range(1000)]
     assert 250 < sum(held) < 350
-    assert held != [replace(PLAN, seed=4).holds_out(number) for number in range(1000)]
+    assert held != [replace(PLAN, seed=4).is_held_out(number) for number in range(1000)]
 
 
 def test_an_encoder_decoder_can_be_given_a_lens():
@@ -153,9 +153,9 @@ def batches(monkeypatch):
             if len(seen) == breaks_at:
                 raise PowerCut
             seen.append([window.tokens.tolist() for window in batch])
-            return states_after(stepper, batch)
+            return iterate_states_after(stepper, batch)
 
-        monkeypatch.setattr(lens_fit, "states_after", counted)
+        monkeypatch.setattr(lens_fit, "iterate_states_after", counted)
         return seen
 
     return set_up
@@ -302,8 +302,8 @@ def test_a_plan_that_means_nothing_is_refused_by_name(change, named):
 
 def test_text_that_is_all_held_out_or_none_is_too_little(stepper, tmp_path):
     """It is found out before the long fit, which would leave a checkpoint in the way of the next try."""
-    held = next(number for number in range(99) if PLAN.holds_out(number))
-    fitted = next(number for number in range(99) if not PLAN.holds_out(number))
+    held = next(number for number in range(99) if PLAN.is_held_out(number))
+    fitted = next(number for number in range(99) if not PLAN.is_held_out(number))
     for number, said in ((held, "no window to fit on"), (fitted, "no document to hold out")):
         text = [TokenSequence(np.arange(9), document=number)]
         with pytest.raises(EmptyCorpus, match=said):
@@ -365,7 +365,7 @@ def test_a_damaged_file_is_one_clear_error(stepper, uninterrupted, tmp_path):
 
 @pytest.mark.parametrize("name", ["4.bias", "4.gate"])
 def test_tensors_of_another_shape_are_one_clear_error(uninterrupted, tmp_path, name):
-    tensors, about = lens_tensors(replace(uninterrupted, gate=None))
+    tensors, about = lens_to_tensors(replace(uninterrupted, gate=None))
     width = len(tensors["4.bias"])
     tensors |= {f"{layer}.gate": torch.zeros(width + 1, dtype=torch.float64) for layer in about["translated"]}
     save_tensors(tmp_path / "l.safetensors", "lens", tensors, about)

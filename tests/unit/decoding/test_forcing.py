@@ -58,7 +58,7 @@ def test_depths_losses_and_work_are_replays_under_exact_schedules(stepper, texts
 def test_only_positions_from_the_first_decided_one_are_scored(stepper, texts):
     for text in texts:
         forced = teacher_force(WalkedDecoder(stepper, full_depth(LAYERS)), text)
-        assert len(forced.depth) == len(forced.nll_nats) == text.decided
+        assert len(forced.depth) == len(forced.nll_nats) == text.n_decided
 
 
 def test_the_last_token_is_predicted_and_never_run(stepper, texts):
@@ -88,7 +88,7 @@ def test_copies_change_later_losses(stepper, texts, adaptive):
 
 def test_sums_and_counts_are_those_of_each_text(stepper, texts, trace):
     sums, tokens = teacher_forced_nll_sums(WalkedDecoder(stepper, full_depth(LAYERS)), texts)
-    assert tokens.tolist() == trace.lengths.tolist()
+    assert tokens.tolist() == trace.sequence_lengths.tolist()
     assert sums == pytest.approx(np.add.reduceat(trace.nll_nats[:, -1].astype(float), trace.starts[:-1]), abs=1e-4)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emad_ref.calibration.trace import lens_logits
+from emad_ref.calibration.trace import compute_layer_logits
 from emad_ref.decoding.partner import Partner, entropy_bits
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.speculation import speculate
@@ -121,7 +121,7 @@ def small():
 
 def adaptive(stepper):
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, 60)
-    entropy = entropy_bits(lens_logits(stepper, tokens)) * math.log(2)
+    entropy = entropy_bits(compute_layer_logits(stepper, tokens)) * math.log(2)
     probes = tuple(range(2, stepper.layers, 2))
     thresholds = tuple(float(np.quantile(entropy[:, probe - 1], 0.15)) for probe in probes)
     return OperatingPoint("spread", "quantile", stepper.layers, stepper.layers, probes, (thresholds,))
@@ -150,7 +150,9 @@ def test_every_token_is_its_models_own_on_the_whole_history(small, large, start,
     for row, prompt in enumerate(PROMPTS):
         emitted = done.record.emitted[row]
         history = np.concatenate([prompt.tokens, emitted])
-        lens = np.stack([lens_logits(stepper, history)[len(prompt.tokens) - 1 : -1, -1] for stepper in (small, large)])
+        lens = np.stack(
+            [compute_layer_logits(stepper, history)[len(prompt.tokens) - 1 : -1, -1] for stepper in (small, large)]
+        )
         own = lens[done.model[row], np.arange(NEW)]
         assert np.abs(done.entropy_bits[row] - entropy_bits(own)).max() < EXACT
         if temperature == 0:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.calibration.trace import lens_logits
+from emad_ref.calibration.trace import compute_layer_logits
 from emad_ref.decoding.reference import SessionClosed, WalkedDecoder
 from emad_ref.decoding.step import AdaptiveForward, StepInput
 from emad_ref.errors import BadArgument
@@ -36,7 +36,7 @@ def stepper():
 def point(stepper):
     """Fires for about a third of random tokens at each probe."""
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, 60)
-    logits = torch.from_numpy(lens_logits(stepper, tokens))
+    logits = torch.from_numpy(compute_layer_logits(stepper, tokens))
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).numpy()
     thresholds = tuple(float(np.quantile(entropy[:, probe - 1], 0.3)) for probe in (2, 4))
     return OperatingPoint("third", "quantile", LAYERS, LAYERS, (2, 4), (thresholds,))

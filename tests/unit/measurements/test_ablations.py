@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from emad_ref.calibration.trace import Trace, lens_logits, take_trace
+from emad_ref.calibration.trace import Trace, compute_layer_logits, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.exit_rules import default_probes, fixed_entropy_point
@@ -239,7 +239,7 @@ def test_intervals_resample_documents_and_all_rows_on_the_same_draws(
     monkeypatch.setattr(ablations, "estimate_perplexity_rise", seen)
     table = AblationRows(run, np.random.default_rng(0))
     first, again = table.make_point_rows([run.traces.profile.point(0.0)] * 2, {})
-    assert run.traces.evaluation.sequences > DOCUMENTS, "no document has two windows: nothing was tested"
+    assert run.traces.evaluation.n_sequences > DOCUMENTS, "no document has two windows: nothing was tested"
     assert len(set(asked)) == 1
     assert asked[0][:3] == (DOCUMENTS, DOCUMENTS, len(run.traces.evaluation))
     assert first == again
@@ -433,7 +433,7 @@ def test_recall_counts_the_true_largest_logits_among_those_retrieved(
     unembedding = run.subject.stepper.unembedding.detach().double().numpy()
     shares = {probe: [] for probe in PROBES}
     for sequence in run.subject.cut_windows("evaluate", traces.READ):
-        logits = lens_logits(run.subject.stepper, sequence.tokens)[:-1]
+        logits = compute_layer_logits(run.subject.stepper, sequence.tokens)[:-1]
         for probe in PROBES:
             true = logits[:, probe - 1]
             states = np.linalg.lstsq(unembedding, true.T, rcond=None)[0].T  # V > E: logits determine the head's input

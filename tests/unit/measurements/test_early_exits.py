@@ -12,7 +12,7 @@ import pytest
 from scipy.special import softmax
 
 from emad_ref.benchmark.flops import flops
-from emad_ref.calibration.trace import lens_logits
+from emad_ref.calibration.trace import compute_layer_logits
 from emad_ref.errors import BadArgument, RunStopped
 from emad_ref.exit_rules import kept_vocabulary_size
 from emad_ref.measurements import early_exit_tasks, early_exits
@@ -106,7 +106,7 @@ def test_response_is_how_far_the_best_token_leads_after_each_layer(evidence: Mod
     read, prompt = evidence.early_exits.read_layers("qa"), evidence.early_exits.make_prompts("qa")[0]
     target = evidence.early_exits.task_items.load_items("qa").targets[0]
     fed = np.concatenate([prompt.tokens, target[:-1]])
-    p = softmax(lens_logits(evidence.subject.stepper, fed, source=prompt.source), axis=-1)
+    p = softmax(compute_layer_logits(evidence.subject.stepper, fed, source=prompt.source), axis=-1)
     first, second = np.sort(p, axis=-1)[..., -1], np.sort(p, axis=-1)[..., -2]
     np.testing.assert_allclose(read.response[read.item == 0], first - second, atol=1e-12)  # float64
     assert ((p.argmax(axis=-1) == target[:, None]) == read.correct[read.item == 0]).all()

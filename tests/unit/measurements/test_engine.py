@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig
 
 from emad_ref.audit.finding import AuditRefutedError
-from emad_ref.audit.log_probs import session_log_probs
+from emad_ref.audit.log_probs import greedy_session_log_probs
 from emad_ref.claims.base import find_question
 from emad_ref.measurements.engine import ACCEPTANCE_NEW, EngineAnswers
 from emad_ref.measurements.model_under_test import ModelUnderTest
@@ -113,7 +113,9 @@ class Reporting(Changing):
         self._is_coarse = when
 
     def log_probs(self, prompts: Sequence[Prompt], max_new: int, top: int) -> list[TokenLogProbs]:
-        return session_log_probs(self._coarse if self._is_coarse(prompts) else self._decoder, prompts, max_new, top)
+        return greedy_session_log_probs(
+            self._coarse if self._is_coarse(prompts) else self._decoder, prompts, max_new, top
+        )
 
 
 class Company(Changing):
@@ -242,7 +244,7 @@ class Editing(Changing):
         self._edit = edit
 
     def log_probs(self, prompts: Sequence[Prompt], max_new: int, top: int) -> list[TokenLogProbs]:
-        return [self._edit(row) for row in session_log_probs(self._decoder, prompts, max_new, top)]
+        return [self._edit(row) for row in greedy_session_log_probs(self._decoder, prompts, max_new, top)]
 
 
 @pytest.mark.parametrize("words", REPLIES)

@@ -138,7 +138,7 @@ def test_the_gap_of_the_two_best_logits_comes_last_with_thresholds_of_the_calibr
 ) -> None:
     *_, (name, points) = sweeps.points_by_family.items()
     assert name == "top-2 gap, quantile"
-    column = trace_of(0).column("top2_gap")[:, np.array(PROBES) - 1].astype(np.float64)
+    column = trace_of(0).signal_column("top2_gap")[:, np.array(PROBES) - 1].astype(np.float64)
     assert points[-1].thresholds[0] == tuple(column.min(axis=0)), "at the last every token leaves"
 
 

@@ -39,7 +39,7 @@ from emad_ref.protocol import ModelRef, Request, Unsupported
 from emad_ref.screening.settings import compute_traced_token_flops
 from tests.decoders.cached import CachedDecoder
 from tests.decoders.foreign import ForeignDecoder
-from tests.decoders.meddling import AROUND, CHANGES, careless, meddling, wait
+from tests.decoders.meddling import AROUND, CHANGES, careless, meddling, sleep_briefly
 from tests.decoders.meddling import change_a_weight as change
 from tests.lenses import attached
 from tests.small import LAYERS, small_model
@@ -243,7 +243,7 @@ def test_a_model_found_among_all_objects_of_the_process_is_no_less_the_judges(na
 def test_a_hook_that_is_taken_off_again_at_the_end_is_seen_all_the_same(nano):
     class Tidy(CachedDecoder):
         def generate(self, *given):
-            self.left = nano.model.gpt_neox.layers[0].register_forward_pre_hook(wait)
+            self.left = nano.model.gpt_neox.layers[0].register_forward_pre_hook(sleep_briefly)
             return super().generate(*given)
 
         def close(self) -> None:
@@ -282,7 +282,7 @@ def test_hooks_on_the_decoders_own_copy_slow_nothing_of_the_judges(nano):
         def __init__(self, model, point):
             super().__init__(model, point)
             for block in model.gpt_neox.layers:
-                block.register_forward_pre_hook(lambda *given: slept.append(wait()))
+                block.register_forward_pre_hook(lambda *given: slept.append(sleep_briefly()))
 
     subject = under(nano, Asleep)
     decoded(subject)

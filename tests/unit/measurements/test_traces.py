@@ -112,7 +112,7 @@ def test_estimators_read_beginnings_of_all_documents_where_a_head_is_costly(
     trace, document = made.entropy_estimates.take_trace_with_documents("evaluate", 20, [EntropyEstimator("topk", k=4)])
     whole = made.subject.cut_windows("evaluate", 20)
     lengths = np.array([len(each.tokens) - 1 for each in whole])
-    assert trace.lengths.tolist() == (np.minimum(lengths, 6) if costly else lengths).tolist()
+    assert trace.sequence_lengths.tolist() == (np.minimum(lengths, 6) if costly else lengths).tolist()
     assert set(document.number) == {each.document for each in whole}
 
 
@@ -133,4 +133,4 @@ def test_a_document_between_two_positions_where_every_layer_is_read_counts_in_no
     assert tokens.values.min() >= 1
     assert 0 < len(tokens.values) < len(made.traces.lengths.values), "some documents have no such position"
     assert sums.number.tolist() == tokens.number.tolist()
-    assert tokens.values.sum() == len(made.traces.evaluation.every_layer)
+    assert tokens.values.sum() == len(made.traces.evaluation.fully_read_positions)

@@ -15,7 +15,7 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, Revi
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from emad_ref.calibration.trace import lens_logits
+from emad_ref.calibration.trace import compute_layer_logits
 from emad_ref.errors import BadArgument
 from emad_ref.models import bundled, loading
 from emad_ref.models.bundled import bundled_model_names
@@ -191,8 +191,8 @@ class TestPlacement:
             assert spread.fingerprint == plain.fingerprint
             assert spread.provenance["placement"] == planned == spread.facts["placement"]
             assert spread.stepper.device == SECOND
-            mine = lens_logits(spread.stepper, ids)
-        assert np.array_equal(mine, lens_logits(plain.stepper, ids))
+            mine = compute_layer_logits(spread.stepper, ids)
+        assert np.array_equal(mine, compute_layer_logits(plain.stepper, ids))
 
     def test_without_accelerate_it_is_named(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(loading, "find_spec", lambda name: None)

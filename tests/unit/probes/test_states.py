@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.calibration.lens_files import translator_tensors, translators_from_tensors
+from emad_ref.calibration.lens_files import translators_from_tensors, translators_to_tensors
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
@@ -136,7 +136,7 @@ def test_multiply_adds_by_exit(drawn, stepper):
 @pytest.mark.parametrize(("rank", "parts"), [(0, ["bias"]), (2, ["bias", "down", "up"]), (None, ["bias", "full"])])
 def test_tensors_and_back(stepper, rank, parts):
     translators = drawn_translators(stepper, (3, 4), rank)
-    tensors = translator_tensors(translators)
+    tensors = translators_to_tensors(translators)
     assert sorted(tensors) == [f"{pair}.{part}" for pair in ("3>4", "3>5", "4>5") for part in parts]
     back = translators_from_tensors(
         FINGERPRINT, "float64", LAYERS, tensors | {"4.up": torch.zeros(1), "4.gate": torch.ones(2)}
@@ -157,7 +157,7 @@ def test_tensors_and_back(stepper, rank, parts):
     ids=str,
 )
 def test_tensors_that_make_no_translators_are_refused(stepper, change, said):
-    tensors = translator_tensors(drawn_translators(stepper, (3,), 2)) | change
+    tensors = translators_to_tensors(drawn_translators(stepper, (3,), 2)) | change
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     with pytest.raises(BadArgument, match=said):
         translators_from_tensors(FINGERPRINT, "float64", LAYERS, given)

@@ -164,7 +164,7 @@ def test_rows_of_a_request_are_counted_by_what_they_are() -> None:
     tally = Tally("x", needed=0, window=64)
     tally.count_rows([1, 40, 50], [4, 4, 6], 2)
     tally.count_rows([7, 7], [3, 3], 0, drawn=True)
-    live = tally.finding().live
+    live = tally.to_finding().live
     assert live["prompt_lengths"] == [1, 7, 40, 50]
     assert {name: live.get(name, 0) for name in TIERS["tokens"].promise if name != "prompt_lengths"} == {
         "positions": 20,

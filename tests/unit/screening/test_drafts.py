@@ -30,17 +30,17 @@ from emad_ref.screening.drafts import (
     OWN_HEAD_DRAFTS,
     DraftColumns,
     DraftingRounds,
-    assistant_of,
-    by_drafting,
-    continuations,
-    draft_columns,
-    draft_layers,
+    candidate_draft_layers,
+    compute_draft_columns,
+    find_assistant_model,
     fit_draft_lens,
-    frequent_tokens,
-    gate_at_layer,
-    rank_choices,
-    simulate_rounds,
-    weights_per_token,
+    generate_continuations,
+    make_drafting_generate,
+    most_frequent_tokens,
+    rank_drafting_settings,
+    select_gate_layer,
+    simulate_drafting_rounds,
+    weight_flops_per_token,
 )
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -57,7 +57,7 @@ def stepper_of():
 def texts():
     rng = np.random.default_rng(0)
     windows = [TokenSequence(rng.integers(0, VOCABULARY, PROMPT + 3), document=i) for i in range(5)]
-    return continuations(stepper_of(), windows, PROMPT, NEW, rows=3)
+    return generate_continuations(stepper_of(), windows, PROMPT, NEW, rows=3)
 
 
 def drawn_gate(probes=1, seed=0):
@@ -83,20 +83,20 @@ def test_own_texts_are_what_the_model_says_after_each_prompt():
 
 def test_windows_shorter_than_the_prompt_are_left_out_and_none_is_too_few():
     with pytest.raises(BadArgument, match="windows=0, but expected some of at least 9 tokens"):
-        continuations(stepper_of(), [TokenSequence(np.arange(8))], 9, 2)
+        generate_continuations(stepper_of(), [TokenSequence(np.arange(8))], 9, 2)
 
 
 def test_the_most_frequent_ids_stand_in_order():
     said = [TokenSequence(np.array([9, 9, 9, 4, 4, 2]), 2), TokenSequence(np.array([9, 7, 4, 7]), 0)]
-    assert frequent_tokens(said, 2).tolist() == [4, 7]  # prompts do not count: 4 three times, 7 twice
-    assert frequent_tokens(said, 9).tolist() == [2, 4, 7]
+    assert most_frequent_tokens(said, 2).tolist() == [4, 7]  # prompts do not count: 4 three times, 7 twice
+    assert most_frequent_tokens(said, 9).tolist() == [2, 4, 7]
 
 
 # ------------------------------------------------------------ columns and rounds
 
 
 def test_columns_are_what_both_readouts_say():
-    (column,) = draft_columns(stepper_of(), texts(), (3,), None, {})
+    (column,) = compute_draft_columns(stepper_of(), texts(), (3,), None, {})
     with torch.inference_mode():
         for number, text in enumerate(texts()):
             cache_ = stepper_of().new_cache(1)
@@ -110,41 +110,41 @@ def test_columns_are_what_both_readouts_say():
 
 def test_rounds_are_counted_by_hand():
     right = [True, *[True, True, False, True, True, True, True]]  # the first position is the prompt's last
-    rounds = simulate_rounds(columns_of(right), math.inf, 3)
+    rounds = simulate_drafting_rounds(columns_of(right), math.inf, 3)
     # from 1: three drafts, two right, 3 tokens; from 4: three drafts at most, 4 tokens left: 3 right
     assert rounds.drafts.tolist() == [0, 0, 0, 1]
     assert rounds.tokens == 3.5
-    assert simulate_rounds(columns_of(right), math.inf, 1).drafts.tolist() == [0, 1]
-    assert simulate_rounds(columns_of([False] * 8), math.inf, 2).tokens == 1.0
+    assert simulate_drafting_rounds(columns_of(right), math.inf, 1).drafts.tolist() == [0, 1]
+    assert simulate_drafting_rounds(columns_of([False] * 8), math.inf, 2).tokens == 1.0
 
 
 def test_copies_take_the_place_of_drafts_where_there_are_any():
     right, stands = [True, *[True, False, True, True, True, True, True]], [-1, -1, -1, 2, -1, -1, 0, 4]
-    rounds = simulate_rounds(columns_of(right, stands=stands), math.inf, 2, 4)
+    rounds = simulate_drafting_rounds(columns_of(right, stands=stands), math.inf, 2, 4)
     # from 1: two drafts, one right; from 3: four copies, two stand; from 6: room for one copy, which does not; from 7:
     # it is the last, and nothing is of use
     assert (rounds.drafts * 4).tolist() == [1, 0, 1]
     assert (rounds.copies * 4).tolist() == [0, 1, 0, 0, 1]
     assert rounds.tokens == 7 / 4
-    assert simulate_rounds(columns_of(right, stands=stands), math.inf, 2).copies.tolist() == [0]
+    assert simulate_drafting_rounds(columns_of(right, stands=stands), math.inf, 2).copies.tolist() == [0]
 
 
 def test_a_gate_ends_a_round():
     right, expected = [True] * 7, np.array([0, 0, 1, 0, 0, 1, 0.0])
-    rounds = simulate_rounds(columns_of(right, expected, gate=drawn_gate()), 0.5, 4)
+    rounds = simulate_drafting_rounds(columns_of(right, expected, gate=drawn_gate()), 0.5, 4)
     # from 1: one draft; from 3: two; from 6: none, it is the last
     assert (rounds.drafts * 3).round().tolist() == [1, 1, 1, 0, 0]
     assert rounds.tokens == 2.0
     with pytest.raises(BadArgument, match="inf where no gate was read"):
-        simulate_rounds(columns_of(right), 0.5, 4)
+        simulate_drafting_rounds(columns_of(right), 0.5, 4)
 
 
 @pytest.mark.parametrize("threshold", [0.0, math.inf])
 @pytest.mark.parametrize(("longest", "copied"), [(1, 0), (3, 0), (2, 4), (0, 8)])
 def test_simulated_rounds_are_the_decoders(threshold, longest, copied):
     lens = attached(stepper_of(), (LAYERS - 1,), scale=0.05)
-    (column,) = draft_columns(stepper_of(), texts(), (LAYERS - 1,), lens, {LAYERS - 1: drawn_gate()})
-    rounds = simulate_rounds(column, threshold, longest, copied)
+    (column,) = compute_draft_columns(stepper_of(), texts(), (LAYERS - 1,), lens, {LAYERS - 1: drawn_gate()})
+    rounds = simulate_drafting_rounds(column, threshold, longest, copied)
     way = replace(column.drafting, threshold=threshold, longest=longest, copied=copied)
     ran, emitted, drafts = 0, 0, np.zeros(max(longest, copied) + 1)
     for text in texts():
@@ -169,10 +169,10 @@ def test_simulated_rounds_are_the_decoders(threshold, longest, copied):
 
 def test_a_dear_head_chooses_the_pruned_one():
     gate, lens = drawn_gate(2), attached(stepper_of(), (2, LAYERS - 1), scale=0.05)
-    gates = {layer: gate_at_layer(gate, (2, LAYERS - 1), layer) for layer in (2, LAYERS - 1)}
+    gates = {layer: select_gate_layer(gate, (2, LAYERS - 1), layer) for layer in (2, LAYERS - 1)}
     assert gates[2].weights == gate.weights[:1]
-    among = [None, frequent_tokens(texts(), 20)]
-    columns = draft_columns(stepper_of(), texts(), (2, LAYERS - 1), lens, gates, among)
+    among = [None, most_frequent_tokens(texts(), 20)]
+    columns = compute_draft_columns(stepper_of(), texts(), (2, LAYERS - 1), lens, gates, among)
     assert [(each.drafting.layer, each.drafting.vocabulary is None) for each in columns] == [
         (2, True), (2, False), (LAYERS - 1, True), (LAYERS - 1, False),
     ]  # fmt: skip
@@ -181,7 +181,7 @@ def test_a_dear_head_chooses_the_pruned_one():
         heads = float(rounds.drafts @ np.arange(len(rounds.drafts))) * (5.0 if way.vocabulary is None else 0.01)
         return (1.0 + heads) / rounds.tokens
 
-    found = rank_choices(columns, cost)
+    found = rank_drafting_settings(columns, cost)
     assert {way.copied for way in found} == set(COPIED)
     assert sum(way.longest == 0 for way in found) == len(COPIED) - 1, "copies alone, of each length, once"
     found = [way for way in found if not way.copied]
@@ -194,9 +194,9 @@ def test_a_pass_reads_weights_once_however_many_tokens_pass():
     geometry = replace(load("emad-nano").geometry, layers=4)
     block, head = geometry.block_flops(), geometry.head_flops()
     rounds = DraftingRounds(np.array([0.0, 0.0, 1.0]), 2.5, np.zeros(1))
-    assert weights_per_token(geometry, Drafting(1, 2), rounds) == pytest.approx((6 * block + 3 * head) / 2.5)
+    assert weight_flops_per_token(geometry, Drafting(1, 2), rounds) == pytest.approx((6 * block + 3 * head) / 2.5)
     copies = DraftingRounds(np.zeros(1), 2.5, np.array([0.0, 0.0, 1.0]))
-    assert weights_per_token(geometry, Drafting(1, 0, copied=2), copies) == pytest.approx((4 * block + head) / 2.5)
+    assert weight_flops_per_token(geometry, Drafting(1, 0, copied=2), copies) == pytest.approx((4 * block + head) / 2.5)
 
 
 # ------------------------------------------------------------ a lens for drafts, and the race, on a bundled model
@@ -215,29 +215,31 @@ def spoken():
 
 @cache
 def drafts_lens():
-    return fit_draft_lens(nano(), continuations(nano().stepper, spoken(), 8, 24), (1,), corpus="ids", steps=30)
+    return fit_draft_lens(nano(), generate_continuations(nano().stepper, spoken(), 8, 24), (1,), corpus="ids", steps=30)
 
 
 def test_a_lens_for_drafts_agrees_more_often_than_the_models_own_head():
     fitted, stepper = drafts_lens(), nano().stepper
-    held = continuations(stepper, [TokenSequence(w.tokens[::-1].copy(), 0, w.document) for w in spoken()], 8, 24)
-    (own,) = draft_columns(stepper, held, (1,), None, {})
-    (through,) = draft_columns(stepper, held, (1,), fitted.lens.digest, {})
+    held = generate_continuations(
+        stepper, [TokenSequence(w.tokens[::-1].copy(), 0, w.document) for w in spoken()], 8, 24
+    )
+    (own,) = compute_draft_columns(stepper, held, (1,), None, {})
+    (through,) = compute_draft_columns(stepper, held, (1,), fitted.lens.digest, {})
     assert through.agrees.mean() > own.agrees.mean()
-    assert simulate_rounds(through, math.inf, 2).tokens > 1.2
+    assert simulate_drafting_rounds(through, math.inf, 2).tokens > 1.2
 
 
 def test_candidates_are_shallow():
-    assert draft_layers(12) == (1, 2, 3, 4)
-    assert draft_layers(5) == (1,)
-    assert draft_layers(2) == (1,)
+    assert candidate_draft_layers(12) == (1, 2, 3, 4)
+    assert candidate_draft_layers(5) == (1,)
+    assert candidate_draft_layers(2) == (1,)
 
 
 def test_an_assistant_is_a_smaller_model_that_reads_the_same_ids():
-    found = assistant_of(load("emad-tiny"))
+    found = find_assistant_model(load("emad-tiny"))
     assert found is not None
     assert found.name == "emad-nano"
-    assert assistant_of(nano()) is None
+    assert find_assistant_model(nano()) is None
 
 
 def test_every_lossless_way_emits_what_full_depth_does():
@@ -245,7 +247,7 @@ def test_every_lossless_way_emits_what_full_depth_does():
         "generate": make_transformers_generate(nano().model, nano().stepper.device),
         LOOKUP: make_prompt_lookup_generate(nano().model, nano().stepper.device),
         ASSISTED: make_transformers_generate(nano().model, nano().stepper.device, assistant=nano().model),
-        OWN_HEAD_DRAFTS: by_drafting(nano(), Drafting(1, 2, lens=drafts_lens().lens.digest)),
+        OWN_HEAD_DRAFTS: make_drafting_generate(nano(), Drafting(1, 2, lens=drafts_lens().lens.digest)),
     }
     full = WalkedDecoder(nano().stepper, full_depth(nano().stepper.layers))
     for prompt in (Prompt(window.tokens) for window in spoken()[:3]):

@@ -22,7 +22,7 @@ from emad_ref.screening.guarantee import (
     certify_losses,
     changed_share,
     excess_loss,
-    require_order,
+    require_strict_to_loose,
 )
 from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.sweep.risk import betting_pvalues
@@ -274,9 +274,9 @@ def test_every_field_is_asked_for_and_looked_at() -> None:
 def test_points_are_ordered_before_losses_are_seen() -> None:
     point = OperatingPoint("a", "gate", 12, 12, (4, 8), ((0.1, 0.2),), "free_eager")
     looser = replace(point, name="b", thresholds=((0.2, 0.2),))
-    require_order([point, looser, replace(looser, name="c", margin_nats=0.1)])
+    require_strict_to_loose([point, looser, replace(looser, name="c", margin_nats=0.1)])
     closed = [replace(each, thresholds=((-math.inf, each.thresholds[0][1]),)) for each in (point, looser)]
-    require_order(closed)  # a probe at which nothing leaves, under either
+    require_strict_to_loose(closed)  # a probe at which nothing leaves, under either
     for wrong in (
         [looser, point],
         [point, replace(looser, thresholds=((0.3, 0.1),))],
@@ -284,11 +284,11 @@ def test_points_are_ordered_before_losses_are_seen() -> None:
         [point, full_depth(12)],
     ):
         with pytest.raises(BadArgument, match=r"^points="):
-            require_order(wrong)
+            require_strict_to_loose(wrong)
     rising = [replace(each, signal="softmax_response") for each in (looser, point)]
-    require_order(rising)
+    require_strict_to_loose(rising)
     with pytest.raises(BadArgument, match=r"^points="):
-        require_order(rising[::-1])
+        require_strict_to_loose(rising[::-1])
 
 
 def test_constants_leave_room_between_risk_and_cap() -> None:

@@ -12,9 +12,9 @@ from emad_ref.screening.ranking import (
     ComparedFamily,
     FamilySaving,
     ReadoutSplit,
-    figure_rows,
     rank_families,
-    table_rows,
+    saving_figure_rows,
+    saving_table_rows,
 )
 from emad_ref.statistics.units import DocumentMembership
 from emad_ref.sweep.losses import PointColumns
@@ -59,7 +59,7 @@ def test_rows_stand_by_level_and_then_by_what_is_saved_net() -> None:
     share = (math.log1p(0.01) - math.log1p(0.005)) / (math.log1p(0.05) - math.log1p(0.005))
     assert found["oracle", 0.01] == pytest.approx((0.2 + 0.3 * share, 0.25 + 0.35 * share))
     assert {row.net.n for row in rows} == {3}, "documents, not windows"
-    (first, *_) = table_rows(rows)
+    (first, *_) = saving_table_rows(rows)
     assert first["family"] == "gate"
     assert (first["net low %"], first["net high %"]) == pytest.approx((0.3, 0.3))
 
@@ -68,7 +68,7 @@ def test_the_figure_gets_corners_of_the_chosen_split_as_they_are_judged() -> Non
     judged = ComparedFamily(
         "entropy", ENTROPY_POINTS, points("entropy", [0.01, 0.001, 0.5], [0.1, 0.15, 0.2], [0, 0, 0])
     )
-    rows = figure_rows([judged, KNOWING], READ, READ)
+    rows = saving_figure_rows([judged, KNOWING], READ, READ)
     assert [row["point"] for row in rows if row["family"] == "entropy"] == ["entropy 0", "entropy 2", "entropy 3"]
     assert [row["rise %"] for row in rows if row["family"] == "entropy"] == pytest.approx([0, 0.02, 0.05])
     assert [row["net reduction %"] for row in rows if row["family"] == "oracle"] == pytest.approx([0, 0.2, 0.5])

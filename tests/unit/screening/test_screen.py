@@ -23,7 +23,7 @@ from emad_ref.screening import drafts, result, selection, traces
 from emad_ref.screening import screen as screen_module
 from emad_ref.screening.drafts import predict_drafting_seconds
 from emad_ref.screening.exit import load_exit
-from emad_ref.screening.exit_families import OWN_HEAD, TUNED_LENS, ExitFamily, probe_sets
+from emad_ref.screening.exit_families import OWN_HEAD, TUNED_LENS, ExitFamily, candidate_probe_sets
 from emad_ref.screening.guarantee import Guarantee, ThresholdTest
 from emad_ref.screening.result import recommend
 from emad_ref.screening.screen import PHASES, screen
@@ -40,11 +40,17 @@ from emad_ref.screening.settings import (
     RISE_LEVELS,
     ScreeningSettings,
     compute_traced_token_flops,
-    default_documents,
-    default_window,
+    default_document_count,
+    default_window_size,
 )
-from emad_ref.screening.timing import UnitCosts, duration_text, measure_unit_costs, predict_seconds
-from emad_ref.screening.traces import TooLittleText, held_out_tokens, layers_to_read, read_splits, shortage
+from emad_ref.screening.timing import UnitCosts, format_predicted_duration, measure_unit_costs, predict_phase_seconds
+from emad_ref.screening.traces import (
+    TooLittleText,
+    held_out_token_count,
+    layers_to_read,
+    read_text_splits,
+    too_little_text_reason,
+)
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.units import DocumentMembership
 from emad_ref.sweep.grids import ThresholdSweep
@@ -84,24 +90,24 @@ def test_the_duration_is_predicted_before_the_start(found):
 
 def test_a_prediction_follows_from_unit_costs_and_amounts(nano):
     few, more = (ScreeningSettings(documents=count) for count in (4, 8))
-    costs, texts = UnitCosts(forward=1e-3, head=1e-4, step=1e-2, batch_step=1e-1), read_splits(nano, few)
-    base = predict_seconds(nano, texts, few, costs)
-    shown = texts.choose.tokens + texts.evaluate.tokens
-    profile = sum(window.decided for window in texts.calibrate.windows[: few.profile_windows])
+    costs, texts = UnitCosts(forward=1e-3, head=1e-4, step=1e-2, batch_step=1e-1), read_text_splits(nano, few)
+    base = predict_phase_seconds(nano, texts, few, costs)
+    shown = texts.choose.n_tokens + texts.evaluate.n_tokens
+    profile = sum(window.n_decided for window in texts.calibrate.windows[: few.n_profile_windows])
     assert base["traces"] == pytest.approx((shown * (1 + 0.1 + 0.6) + profile * (1 + 0.1 + 0.3)) * 1e-3)
     assert base["timing"] == pytest.approx(4 * (1 + 3) * 64 * 1e-2)
-    twice = predict_seconds(nano, texts, few, UnitCosts(2e-3, 2e-4, 2e-2, 2e-1))
+    twice = predict_phase_seconds(nano, texts, few, UnitCosts(2e-3, 2e-4, 2e-2, 2e-1))
     assert all(twice[phase] == pytest.approx(2 * base[phase]) for phase in base)
     parts = UnitCosts(1e-3, 1e-4, 0, 0), UnitCosts(0, 0, 1e-2, 1e-1)
     reading, writing = (predict_drafting_seconds(nano, texts, few, each) for each in parts)
     assert min(reading, writing) > 0
     assert reading + writing == pytest.approx(predict_drafting_seconds(nano, texts, few, costs))
-    larger = predict_seconds(nano, read_splits(nano, more), more, costs)
+    larger = predict_phase_seconds(nano, read_text_splits(nano, more), more, costs)
     assert all(larger[phase] > base[phase] for phase in base if phase != "timing")
 
 
 def test_unit_costs_are_of_this_model(nano):
-    costs = measure_unit_costs(nano, read_splits(nano, ScreeningSettings(documents=4)).choose)
+    costs = measure_unit_costs(nano, read_text_splits(nano, ScreeningSettings(documents=4)).choose)
     assert min(vars(costs).values()) > 0
 
 
@@ -113,7 +119,7 @@ def test_unit_costs_are_of_this_model(nano):
     ],
 )
 def test_a_duration_is_told_in_seconds_or_minutes(seconds, text):
-    assert duration_text(seconds) == text
+    assert format_predicted_duration(seconds) == text
 
 
 def test_every_phase_has_run_and_every_family_has_a_row_at_every_level(found):
@@ -149,27 +155,27 @@ def test_few_layers_are_read_where_a_head_costs_more_than_a_block(nano):
     assert geometry.parameter_count() == 134_515_008
     large = SimpleNamespace(geometry=geometry)
     assert layers_to_read(large) == (5, 10, 15, 20, 25)
-    assert held_out_tokens(large, ScreeningSettings()) == 4_000
-    assert default_documents(compute_traced_token_flops(geometry)) == 220
+    assert held_out_token_count(large, ScreeningSettings()) == 4_000
+    assert default_document_count(compute_traced_token_flops(geometry)) == 220
     assert layers_to_read(nano) is None
-    assert held_out_tokens(nano, ScreeningSettings()) == 20_000
-    assert default_documents(compute_traced_token_flops(nano.geometry)) == 300
-    assert [default_window(each) for each in (geometry, nano.geometry)] == [128, None]
+    assert held_out_token_count(nano, ScreeningSettings()) == 20_000
+    assert default_document_count(compute_traced_token_flops(nano.geometry)) == 300
+    assert [default_window_size(each) for each in (geometry, nano.geometry)] == [128, None]
 
 
 def test_where_a_head_costs_more_than_a_block_half_as_many_documents_choose(nano, monkeypatch):
     settings = ScreeningSettings(documents=60, window=40)
     monkeypatch.setattr(traces, "layers_to_read", lambda model: (2, 3))
-    texts = read_splits(nano, settings)
-    assert [text.count for text in vars(texts).values()] == [60, 30, 60, 60]
+    texts = read_text_splits(nano, settings)
+    assert [text.n_documents for text in vars(texts).values()] == [60, 30, 60, 60]
     assert not {each.tokens.tobytes() for each in texts.choose.windows} & {
         each.tokens.tobytes() for each in texts.certify.windows
     }
     assert max(len(each.tokens) for text in vars(texts).values() for each in text.windows) == 40
-    few = read_splits(nano, replace(settings, documents=40))
-    assert [text.count for text in vars(few).values()] == [40, 40, 40, 40], "20 documents could choose nothing"
+    few = read_text_splits(nano, replace(settings, documents=40))
+    assert [text.n_documents for text in vars(few).values()] == [40, 40, 40, 40], "20 documents could choose nothing"
     monkeypatch.undo()
-    assert [text.count for text in vars(read_splits(nano, settings)).values()] == [120, 60, 60, 60]
+    assert [text.n_documents for text in vars(read_text_splits(nano, settings)).values()] == [120, 60, 60, 60]
 
 
 def test_a_screening_of_few_layers_reads_compares_and_leaves_after_these_alone(nano, monkeypatch):
@@ -232,17 +238,17 @@ def test_what_is_within_reach_is_no_less_than_what_is_reached(found):
 
 
 def test_no_document_is_in_two_parts(nano):
-    texts = read_splits(nano, ScreeningSettings(documents=8))
+    texts = read_text_splits(nano, ScreeningSettings(documents=8))
     parts = [{window.tokens.tobytes() for window in text.windows} for text in vars(texts).values()]
     assert [len(part) for part in parts] == [16, 8, 8, 8]
     assert len(set().union(*parts)) == 40
-    assert shortage(texts).startswith("inconclusive: 8 documents to choose on")
+    assert too_little_text_reason(texts).startswith("inconclusive: 8 documents to choose on")
 
 
 def test_a_corpus_of_one_document_is_too_little(nano, tmp_path):
     (tmp_path / "one.txt").write_text("Ben has 4 pens.\n", encoding="utf-8")
     with pytest.raises(TooLittleText, match="but expected at least 2; name a larger one"):
-        read_splits(nano, ScreeningSettings(corpus=str(tmp_path / "one.txt")))
+        read_text_splits(nano, ScreeningSettings(corpus=str(tmp_path / "one.txt")))
 
 
 @pytest.mark.parametrize(
@@ -278,7 +284,7 @@ def test_what_is_chosen_by_its_bound_is_confirmed_on_other_text():
     for _ in range(300):
         tokens, excess = losses(rng, 200, 0.005, 0.02)
         full = tokens * 1.5
-        level = RiseBounds(full, tokens, DocumentMembership(np.arange(200)), 200).bound(full + excess)
+        level = RiseBounds(full, tokens, DocumentMembership(np.arange(200)), 200).upper_bound(full + excess)
         tokens, excess = losses(rng, 200, 0.005, 0.02)
         mean = excess.sum() / tokens.sum()
         away = excess - mean * tokens
@@ -293,17 +299,17 @@ def test_what_is_shown_to_lose_more_does_lose_more():
     for _ in range(300):
         tokens, excess = losses(rng, 200, 0.005, 0.02)
         known, nats = RiseBounds(tokens * 1.5, tokens, DocumentMembership(np.arange(200)), 200), tokens * 1.5 + excess
-        assert known.least(nats) < np.expm1(excess.sum() / tokens.sum()) < known.bound(nats)
-        below += known.least(nats) <= np.expm1(0.005)
+        assert known.lower_bound(nats) < np.expm1(excess.sum() / tokens.sum()) < known.upper_bound(nats)
+        below += known.lower_bound(nats) <= np.expm1(0.005)
     assert 0.91 <= below / 300 <= 0.99
 
 
 def test_the_bound_is_of_documents_not_of_their_windows():
     tokens, excess = losses(np.random.default_rng(1), 40, 0.005, 0.02)
     full = 1.5 * tokens
-    apart = RiseBounds(full, tokens, DocumentMembership(np.arange(40)), 40).bound(full + excess)
+    apart = RiseBounds(full, tokens, DocumentMembership(np.arange(40)), 40).upper_bound(full + excess)
     twice = [np.repeat(each, 2) for each in (full, tokens, full + excess)]
-    cut = RiseBounds(twice[0], twice[1], DocumentMembership(np.repeat(np.arange(40), 2)), 40).bound(twice[2])
+    cut = RiseBounds(twice[0], twice[1], DocumentMembership(np.repeat(np.arange(40), 2)), 40).upper_bound(twice[2])
     assert cut == pytest.approx(apart)
 
 
@@ -318,9 +324,9 @@ def test_the_loosest_setting_within_a_level_is_found():
 
 
 def test_sets_of_probes_stay_within_what_the_lens_translates():
-    assert probe_sets(12)[0] == tuple(range(1, 12))
-    assert {*sum(probe_sets(12, (2, 5, 9)), ())} == {2, 5, 9}
-    assert probe_sets(2) == [(1,)]
+    assert candidate_probe_sets(12)[0] == tuple(range(1, 12))
+    assert {*sum(candidate_probe_sets(12, (2, 5, 9)), ())} == {2, 5, 9}
+    assert candidate_probe_sets(2) == [(1,)]
 
 
 # ---------------------------------------------------------------- what is recommended
@@ -377,26 +383,26 @@ def test_points_are_decoded_up_to_the_first_that_is_neither_within_the_rise_nor_
 ):
     """``lost_nats``: per token, of points from strict to loose."""
     settings = ScreeningSettings(documents=100)
-    text, layers = read_splits(nano, settings).certify, nano.stepper.layers
+    text, layers = read_text_splits(nano, settings).certify, nano.stepper.layers
     points = [replace(full_depth(layers), name=f"point {number}") for number in range(len(lost_nats))]
     full = point_columns(take_trace(nano.stepper, text.windows, layers=()), nano.geometry, [full_depth(layers)])
     decoded = []
 
     def feed(stepper, sequences, point, *, rows, progress):
         decoded.append(point.name)
-        counts = [each.decided for each in sequences]
+        counts = [each.n_decided for each in sequences]
         return [
             TeacherForcedText(np.full(n, layers), np.zeros(n), np.zeros(n, bool), np.empty((n, 0)), None)
             for n in counts
         ]
 
     def lose(stepper, geometry, sequences, point, texts):
-        lost = lost_nats[len(decoded) - 1] * text.lengths[:, None]
+        lost = lost_nats[len(decoded) - 1] * text.window_lengths[:, None]
         return replace(full, nll_nats=full.nll_nats + lost, flops=0.9 * full.flops)
 
     monkeypatch.setattr(selection.losses, "teacher_force_at_point", feed)
     monkeypatch.setattr(selection.losses, "teacher_forced_columns", lose)
-    proven = certify_points(nano, text, ExitFamily("gate", TUNED_LENS, "free"), points, settings, text.count)
+    proven = certify_points(nano, text, ExitFamily("gate", TUNED_LENS, "free"), points, settings, text.n_documents)
     assert decoded == [point.name for point in proven.tried] == [f"point {number}" for number in range(tried)]
     assert (None if proven.chosen is None else proven.chosen.name) == chosen
     assert proven.promise.chosen == chosen

@@ -19,8 +19,8 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.screening.drift import (
     DocumentFeatures,
-    decoded_features,
-    document_features,
+    compute_document_features,
+    decode_features,
     exit_layers,
     read_features,
     record_features,
@@ -36,7 +36,7 @@ PLAIN = OperatingPoint("entropy", "fixed_entropy", 6, 6, PROBES, ((1.0, 1.0),), 
 def test_shares_and_means_are_those_of_each_document() -> None:
     depth = np.array([2, 4, 6, 6, 2, 2])
     signal = np.array([[0.5, 9.0], [2.0, 1.0], [3.0, 2.0], [4.0, 3.0], [0.1, np.nan], [0.3, np.nan]])
-    found = document_features(depth, signal, DocumentMembership(np.array([3, 3, 3, 3, 8, 8])), PLAIN, "a text")
+    found = compute_document_features(depth, signal, DocumentMembership(np.array([3, 3, 3, 3, 8, 8])), PLAIN, "a text")
     assert found.names == ("exits after 2", "exits after 4", "exits after 6", "signal at 2", "signal at 4")
     assert found.values.values[0].tolist() == [0.25, 0.25, 0.5, 2.375, 2.0]  # what stands behind an exit is not read
     assert found.values.values[1, :4].tolist() == [1.0, 0.0, 0.0, 0.2]
@@ -45,7 +45,7 @@ def test_shares_and_means_are_those_of_each_document() -> None:
 
 
 def test_without_signals_shares_are_left() -> None:
-    found = document_features(np.array([2, 6]), None, DocumentMembership(np.array([0, 0])), PLAIN, "a record")
+    found = compute_document_features(np.array([2, 6]), None, DocumentMembership(np.array([0, 0])), PLAIN, "a record")
     assert found.names == ("exits after 2", "exits after 4", "exits after 6")
 
 
@@ -86,7 +86,7 @@ def test_what_are_no_signs_is_refused(change) -> None:
 )
 def test_columns_that_do_not_belong_together_are_refused(depth, signal, named) -> None:
     with pytest.raises(BadArgument, match=f"^{named}="):
-        document_features(depth, signal, DocumentMembership(np.zeros(2, dtype=np.int64)), PLAIN, "a text")
+        compute_document_features(depth, signal, DocumentMembership(np.zeros(2, dtype=np.int64)), PLAIN, "a text")
 
 
 # ---------------------------------------------------------------- read from text
@@ -118,7 +118,7 @@ def texts(count: int, seed: int = 0) -> list[TokenSequence]:
 def test_a_trace_and_a_decoder_fed_show_the_same(stepper: Stepper, gated: OperatingPoint, schedule: str) -> None:
     point = OperatingPoint(**{**vars(gated), "schedule": schedule})
     replayed = read_features(stepper, point, texts(9), "a text")
-    fed = decoded_features(stepper, point, texts(9), "a text", rows=4)
+    fed = decode_features(stepper, point, texts(9), "a text", rows=4)
     assert replayed.names == fed.names
     assert len(fed) == 8
     assert replayed.values.number.tolist() == fed.values.number.tolist()
@@ -131,7 +131,7 @@ def test_copying_is_fed_and_shows_what_copies_change(stepper: Stepper, gated: Op
     point = OperatingPoint(**{**vars(gated), "schedule": "copying"})
     found, exact = (read_features(stepper, each, texts(9), "a text") for each in (point, gated))
     assert np.nanmax(np.abs(found.values.values - exact.values.values)) > 1e-3
-    again = decoded_features(stepper, point, texts(9), "a text", rows=1)
+    again = decode_features(stepper, point, texts(9), "a text", rows=1)
     assert found.values.values == pytest.approx(again.values.values, abs=1e-9, nan_ok=True)
 
 
@@ -143,18 +143,18 @@ def test_a_record_shows_what_feeding_its_text_shows(stepper: Stepper, gated: Ope
         TokenSequence(np.concatenate([prompt.tokens, new]), len(prompt.tokens) - 1, document=row)
         for row, (prompt, new) in enumerate(zip(prompts, record.emitted, strict=True))
     ]
-    fed = decoded_features(stepper, gated, written, "its text")
+    fed = decode_features(stepper, gated, written, "its text")
     assert found.names == fed.names
     assert found.values.values == pytest.approx(fed.values.values, abs=1e-9, nan_ok=True)
 
 
 def test_a_full_readout_is_watched_too(stepper: Stepper) -> None:
     point = OperatingPoint("entropy", "fixed_entropy", LAYERS, LAYERS, PROBES, ((4.3, 4.3),), "free_eager")
-    replayed, fed = read_features(stepper, point, texts(5), "t"), decoded_features(stepper, point, texts(5), "t")
+    replayed, fed = read_features(stepper, point, texts(5), "t"), decode_features(stepper, point, texts(5), "t")
     assert replayed.values.values == pytest.approx(fed.values.values, rel=1e-5, abs=1e-6, nan_ok=True)
 
 
 def test_no_text_is_refused(stepper: Stepper, gated: OperatingPoint) -> None:
-    for read in (read_features, decoded_features):
+    for read in (read_features, decode_features):
         with pytest.raises(EmptyCorpus):
             read(stepper, gated, [], "a text")

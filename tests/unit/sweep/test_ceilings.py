@@ -44,7 +44,7 @@ def traced() -> Trace:
 
 def plainly(trace: Trace, threshold: float, probes: tuple[int, ...], monotone: bool) -> list[int]:
     depths = []
-    for number in range(trace.sequences):
+    for number in range(trace.n_sequences):
         cap = trace.layers
         for token in range(trace.starts[number], trace.starts[number + 1]):
             near = [p for p in probes if np.sqrt(trace.divergence()[token, p - 1]) <= np.float32(threshold)]
@@ -69,7 +69,7 @@ def test_a_token_leaves_at_the_first_probe_that_is_near_enough(monotone: bool) -
 @pytest.mark.parametrize("monotone", [False, True])
 def test_at_a_price_no_other_depths_cost_less(monotone: bool) -> None:
     """Every choice for the four tokens of the last sequence, among four depths, is tried."""
-    trace = traced().reordered(np.array([2, 0]))
+    trace = traced().reorder_sequences(np.array([2, 0]))
     known, depths = trace.divergence().astype(np.float64), np.array([*PROBES, LAYERS])
     rows = np.arange(trace.starts[1])
     found = oracle_curve(trace, stepper().geometry, "price", monotone=monotone, probes=PROBES, count=25)
@@ -108,7 +108,7 @@ def test_free_depth_costs_what_a_copying_decoder_is_charged() -> None:
         depth = [int(step.depth[0, 0])]
         for token in text.tokens[start + 1 : -1]:
             depth.append(int(session.feed(np.array([[token]])).depth[0, 0]))
-        one = trace.reordered(np.array([number]))
+        one = trace.reorder_sequences(np.array([number]))
         free = replace(point, schedule="free_eager")
         spent = flops_with_fill_cost(
             one, ReplayResult(free, np.array(depth), np.zeros(len(one)), np.zeros(len(one), int)), geometry

@@ -230,5 +230,7 @@ def test_quantiles_of_a_signal_let_the_same_share_of_tokens_pass_at_every_probe(
     assert shares[-1] == 1.0
     assert {(point.signal, point.probes, point.layers) for point in points} == {(name, probes, LAYERS)}
     for point, share in zip(points, shares, strict=True):
-        passed = [is_exit_rule_met(point, i, trace.column(name)[:, probe - 1]).mean() for i, probe in enumerate(probes)]
+        passed = [
+            is_exit_rule_met(point, i, trace.signal_column(name)[:, probe - 1]).mean() for i, probe in enumerate(probes)
+        ]
         assert passed == pytest.approx([share] * 2, abs=2 / len(trace))

@@ -74,8 +74,8 @@ def test_accuracy_is_of_the_tokens_told_at_the_depths_taken(trace):
 @pytest.mark.parametrize("signal", [ENTROPY.name, "agreement"])
 def test_what_points_of_a_kind_compare_is_made_once(trace, monkeypatch, signal):
     """Of agreement, every probe of every point made the column of all layers anew."""
-    asked, made = [], Trace.signal
-    monkeypatch.setattr(Trace, "signal", lambda self, point: (asked.append(point.name), made(self, point))[1])
+    asked, made = [], Trace.rule_signal
+    monkeypatch.setattr(Trace, "rule_signal", lambda self, point: (asked.append(point.name), made(self, point))[1])
     points = [replace(ADAPTIVE, name=f"{level}", signal=signal, thresholds=((level, level),)) for level in (0.2, 0.5)]
     loss_table(trace, GEOMETRY, [*points, replace(points[0], name="others", probes=(2, 3))])
     assert asked == ["0.2", "others"]
@@ -85,14 +85,14 @@ def test_a_rule_that_lost_a_next_token_has_accuracy_and_no_finite_perplexity(tra
     """What it emits and what that cost is the rule's own: k = 3 of 101 tokens after the minimum layer 2."""
     first, layers = confidence_sweep("softmax_response", LAYERS, 258, 2, "fixed").point(1.0), np.arange(1, LAYERS + 1)
     assert first.probes == (2, 3, 4, 5)
-    columns = ConfidenceColumns.unread(trace.nll_nats, trace.top1)
+    columns = ConfidenceColumns.empty(trace.nll_nats, trace.top1)
     columns.signal[:, 2] = 1.0  # leaves after layer 3
     columns.nll_nats[:, 2] = [0.5, 0.5, np.inf, 0.5, 0.5]
     columns.top1[:, 2] = [0, 1, 9, 9, 9]
     columns.macs[:, 2] = [30, 30, 30, 30, 50]
     columns.heads[0], columns.heads[-1] = layers == 2, layers == 3
     columns.shows[[1, 2]] = True
-    traced = replace(trace, rules={ConfidenceRule.of(first): columns})
+    traced = replace(trace, rules={ConfidenceRule.from_point(first): columns})
     (row,) = loss_table(traced, GEOMETRY, [replace(first, thresholds=((0.5,) * 4,))])
     assert row.depth_shares == {3: 1.0}
     assert (row.perplexity, row.perplexity_rise) == (np.inf, np.inf)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from emad_ref import tuning
-from emad_ref.calibration.windows import windows
+from emad_ref.calibration.windows import cut_windows
 from emad_ref.models.loading import load
 from emad_ref.text import corpora
 from emad_ref.text.corpora import LongDocument, tokenize_document
@@ -99,7 +99,9 @@ def test_four_windows_of_a_large_document_read_its_beginning(tmp_path: Path, mon
     monkeypatch.setattr(tuning, "get_required_tokenizer", lambda _: counting)
     found = list(tuning.windows_of(loaded, str(tmp_path / "large.txt"), "calibrate", limit=4))
     beginning = np.array(loaded.tokenizer.encode(text[:20_000], add_special_tokens=False))
-    expected = list(windows([beginning], tuning.window_size(loaded.stepper.max_positions), loaded.opening_token_id, 4))
+    expected = list(
+        cut_windows([beginning], tuning.window_size(loaded.stepper.max_positions), loaded.opening_token_id, 4)
+    )
     assert len(found) == 4
     for window, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(window.tokens, other.tokens)

@@ -18,21 +18,21 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from emad_ref.audit.decoding_checks import generation
+from emad_ref.audit.decoding_checks import check_generation
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.log_probs import log_probs
+from emad_ref.audit.log_probs import check_log_probs
 from emad_ref.audit.requests import (
     ABORTED_AFTER,
     VARIATIONS,
-    batches,
-    endings,
-    prefixes,
-    repetitions,
-    sampled_streams,
-    simultaneous,
-    streams,
+    check_batches,
+    check_repeated_requests,
+    check_row_endings,
+    check_sampled_streams,
+    check_shared_prefixes,
+    check_simultaneous_requests,
+    check_streams,
 )
-from emad_ref.audit.sampling import sampling
+from emad_ref.audit.sampling import check_sampling
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument
 from emad_ref.point import full_depth, truncated
@@ -90,29 +90,29 @@ def checked(check: str, url: str, seconds: float = 60.0) -> Finding:
         records = [(seed, opened(url, HOT, seed).generate(prompts, 12)) for seed in (1, 2, 3, 1)]
         said = EngineDecoder.capabilities
         lens = lens_of(tiny_neox())
-        return sampling(records, lens, FULL, prompts, 12, HOT, said, rng, TOLERANCE, needed=50)
+        return check_sampling(records, lens, FULL, prompts, 12, HOT, said, rng, TOLERANCE, needed=50)
     under_test = DecoderUnderTest(opened(url, seconds=seconds), lens_of(tiny_neox()), FULL, TOLERANCE)
     if check == "batches":
-        return batches(under_test, PROMPTS, [7, 2], NEW, sessions=False)
+        return check_batches(under_test, PROMPTS, [7, 2], NEW, sessions=False)
     if check == "log-probabilities":
-        return log_probs(under_test, PROMPTS, NEW, TOP)
+        return check_log_probs(under_test, PROMPTS, NEW, TOP)
     if check == "endings":
-        return endings(under_test, PROMPTS, NEW, rng)
+        return check_row_endings(under_test, PROMPTS, NEW, rng)
     if check == "at once":
-        return simultaneous(under_test, PROMPTS, NEW, rng)
+        return check_simultaneous_requests(under_test, PROMPTS, NEW, rng)
     if check == "streams":
-        finding, arrivals = streams(under_test, PROMPTS, 2 * NEW)
+        finding, arrivals = check_streams(under_test, PROMPTS, 2 * NEW)
         assert list(arrivals) == [0, 1, 2, 8] or not finding.passed
         return finding
     if check == "repetitions":
-        return repetitions(under_test, PROMPTS, NEW, rng)
+        return check_repeated_requests(under_test, PROMPTS, NEW, rng)
     if check == "halves":
         text, others = np.random.default_rng(1).integers(0, VOCABULARY, (2, 18))
-        return prefixes(under_test, text, others, NEW, rng, sessions=False, halves=True)
+        return check_shared_prefixes(under_test, text, others, NEW, rng, sessions=False, halves=True)
     if check == "generation":
-        return generation(under_test, PROMPTS, NEW)
+        return check_generation(under_test, PROMPTS, NEW)
     text, others = np.random.default_rng(1).integers(0, VOCABULARY, (2, 10))
-    return prefixes(under_test, text, others, NEW, rng, sessions=False)
+    return check_shared_prefixes(under_test, text, others, NEW, rng, sessions=False)
 
 
 CHECKS = ["batches", "endings", "prefixes", "halves", "repetitions", "generation", "sampling", "at once", "streams"]
@@ -555,7 +555,7 @@ class SeedlessStreams(Engine):
 def test_a_sampled_stream_draws_what_the_whole_answer_draws(made: type[Engine], kind: str) -> None:
     with serve(made(complete, kind)) as url:
         greedy = DecoderUnderTest(opened(url), lens_of(tiny_neox()), FULL, TOLERANCE)
-        finding = sampled_streams(lambda seed: closing(opened(url, HOT, seed)), (1, 2), greedy, PROMPTS, NEW, HOT)
+        finding = check_sampled_streams(lambda seed: closing(opened(url, HOT, seed)), (1, 2), greedy, PROMPTS, NEW, HOT)
     assert finding.passed is (made is Engine), finding.detail
     assert finding.passed or "14 of 14 rows streamed at a temperature draw other tokens than in" in finding.detail
 
@@ -573,7 +573,7 @@ def test_no_stream_asks_for_more_than_the_window_holds() -> None:
     with serve(Strict(complete, window=WINDOW)) as url:
         under_test = DecoderUnderTest(opened(url), lens_of(tiny_neox()), FULL, TOLERANCE, window=WINDOW)
         try:
-            finding, _ = streams(under_test, PROMPTS, NEW)
+            finding, _ = check_streams(under_test, PROMPTS, NEW)
         except Unsupported as refusal:
             pytest.fail(f"a server that streams was told to stream nothing: {refusal}")
     assert finding.passed is True, finding.detail
