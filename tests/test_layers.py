@@ -68,3 +68,12 @@ def test_measurements_need_no_extra(tmp_path: Path) -> None:
     )
     done = run_forked(["program"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
+
+
+def test_help_needs_no_torch(tmp_path: Path) -> None:
+    """Torch takes seconds to import: no module of the command line, of a run's plan or of the plugin imports it."""
+    modules = [f"emad_ref.cli.{source.stem}" for source in (ROOT / "emad_ref" / "cli").glob("[!_]*.py")]
+    modules += ["emad_ref.claims.base", "pytest_emad.plugin"]
+    (tmp_path / "program.py").write_text(f"import sys; sys.modules['torch'] = None\nimport {', '.join(modules)}")
+    done = run_forked(["program"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr

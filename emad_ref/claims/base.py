@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,10 +17,7 @@ import numpy as np
 from emad_ref.errors import BadArgument
 from emad_ref.extensions import list_added_parts
 from emad_ref.measurements.attachments import Attachments
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL
 from emad_ref.measurements.study import BUDGETS, Budget, Study
-from emad_ref.measurements.verification import FlopVerification
 from emad_ref.protocol import Unsupported
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
@@ -35,6 +32,10 @@ from emad_ref.statistics.legs import (
     unmeasured_verdict,
 )
 from emad_ref.statistics.verdicts import EXIT_PREFIX, Claim, Leg, Verdict
+
+if TYPE_CHECKING:
+    from emad_ref.measurements.model_measurements import ModelMeasurements
+    from emad_ref.measurements.verification import FlopVerification
 
 About = Literal["model", "pair", "names"]
 Suite = Literal["claims", "cost", "invariants"]
@@ -342,6 +343,8 @@ def decoder_unusable_reason(evidence: ModelMeasurements) -> str:
 
 def find_unmet_decoder_only_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
     """A model that continues plain documents; else ``not applicable``."""
+    from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL  # brings torch: not at the start
+
     return asked.not_applicable(ENCODER_DECODER_REFUSAL) if evidence.subject.is_seq2seq else None
 
 
