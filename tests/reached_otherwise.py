@@ -34,3 +34,4 @@ cluster_near_duplicates  # what a document index says of many texts, as tests as
 derive_sequence_work  # the derivation that laws hold counted work against
 record_features  # for records of a user's own decoder: docs/guarantee.md
 catch_up_tokens, count_catch_up_tokens  # of one switched text: laws hold many texts at once against it
+undecided, feed_depth, gated, opened, begin  # names of earlier versions, for code of others

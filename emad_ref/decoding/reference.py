@@ -372,6 +372,8 @@ class ReferenceDecoder:
         session = self._open(prompts, capacity=longest + max_new)
         return session, session.prefill_whole(prompts) if self.point.fixed else session.prefill(prompts)
 
+    begin = start_with_room  # its name in earlier versions
+
     def prompt_work(self, prompts: Sequence[Prompt]) -> Work:
         """Work of ``start_with_room`` for prompt positions before the last."""
         work = Work.none(self.stepper.layers)

@@ -181,6 +181,8 @@ class Drafting:
                 "drafting.vocabulary", int(self.vocabulary[-1]), expected, "choose them from its own text"
             )
 
+    gated, opened, require = uses_gate, active_gate, require_fits_model  # names of earlier versions
+
 
 def drafting_point(layers: int, drafting: Drafting | None = None) -> OperatingPoint:
     """The operating point of a decoder that drafts for itself.

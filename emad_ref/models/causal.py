@@ -55,6 +55,7 @@ from emad_ref.models.stepper import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
     FIRST_TABLE,
+    StepperAliases,
     get_decoder_module,
     model_logits,
     require_backend,
@@ -150,7 +151,7 @@ class _FillWriter(CacheWriter):
         raise _KVWritten
 
 
-class CausalStepper:
+class CausalStepper(StepperAliases):
     """A ``Stepper`` of one decoder-only model, on one device or spread over several (``models.placement``).
 
     Parameters

@@ -43,6 +43,7 @@ from emad_ref.models.stepper import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
     FIRST_TABLE,
+    StepperAliases,
     get_decoder_module,
     model_logits,
     require_layer,
@@ -240,7 +241,7 @@ class _BlockCache(EncoderDecoderCache):
         return 0
 
 
-class Seq2SeqStepper:
+class Seq2SeqStepper(StepperAliases):
     """A ``Stepper`` of one T5; its caches belong to sources.
 
     Parameters

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -139,6 +139,24 @@ class Stepper(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Readout [..., V] of states [..., D] after any layer."""
         ...
+
+
+EARLIER_NAMES = {
+    "open": "open_cache", "frame": "prepare_forward", "run": "run_layers", "fill": "write_kv",
+    "normed": "apply_final_norm", "places": "devices", "kernel": "attention_kernel", "softcap": "logit_softcap",
+    "vocabulary": "vocabulary_size",
+}  # fmt: skip
+
+
+class StepperAliases:
+    """Lets code of others use the names that a stepper's members had in earlier versions (``EARLIER_NAMES``)."""
+
+    if not TYPE_CHECKING:  # our own code uses the new ones alone
+
+        def __getattr__(self, name: str) -> Any:
+            if name in EARLIER_NAMES:
+                return getattr(self, EARLIER_NAMES[name])
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def require_layer_range(first: int, last: int, layers: int) -> None:

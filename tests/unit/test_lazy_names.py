@@ -8,9 +8,12 @@ import subprocess
 import sys
 from dataclasses import fields, is_dataclass
 
+import numpy as np
 import pytest
 
 import emad_ref
+from emad_ref.models.stepper import EARLIER_NAMES
+from emad_ref.point import full_depth
 
 
 @pytest.mark.parametrize("name", emad_ref.__all__)
@@ -71,3 +74,22 @@ def test_every_exported_name_documents_what_it_takes_and_returns(name):
     headings = re.findall(r"^(\S.*)$", described, flags=re.MULTILINE)
     listed = {each.strip(" *") for heading in headings for each in heading.split(" : ")[0].split(",")}
     assert [each for each in taken if each not in listed and not each.startswith("_")] == []
+
+
+def test_members_of_what_is_on_offer_keep_their_earlier_names() -> None:
+    """They were renamed after what they do; code of others goes on with the names that it was written with."""
+    loaded = emad_ref.load("emad-nano")
+    stepper, full = loaded.stepper, full_depth(loaded.stepper.layers)
+    assert (loaded.opening, loaded.ends) == (loaded.opening_token_id, loaded.end_token_ids)
+    for earlier, name in EARLIER_NAMES.items():
+        assert getattr(stepper, earlier) == getattr(stepper, name), earlier
+    with pytest.raises(AttributeError, match="'CausalStepper' object has no attribute 'teleport'"):
+        _ = stepper.teleport
+    drafting = emad_ref.Drafting(2, 3)
+    assert (drafting.gated, drafting.opened) == (drafting.uses_gate, drafting.active_gate) == (False, None)
+    drafting.require(4)
+    partner = emad_ref.Partner(emad_ref.WalkedDecoder(stepper, full), full)
+    assert not partner.undecided
+    assert partner.feed_depth((1, 2)).tolist() == [[full.ceiling] * 2]
+    session, _ = partner.decoder.begin([emad_ref.Prompt(np.arange(3))], 1)
+    assert session.length.tolist() == [3]
