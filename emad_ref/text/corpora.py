@@ -166,7 +166,7 @@ class DistinctDocuments(Iterator[str]):
 def cluster_near_duplicates(texts: Iterable[str]) -> Ints:
     """int64 [texts] cluster numbers, equal for similar texts.
 
-    >>> duplicate_clusters(["one two three", "one, two  THREE!", "four"]).tolist()
+    >>> cluster_near_duplicates(["one two three", "one, two  THREE!", "four"]).tolist()
     [0, 0, 1]
     """
     index = DocumentIndex()
