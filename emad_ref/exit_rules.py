@@ -90,7 +90,7 @@ def format_numbers_distinctly(numbers: Sequence[float]) -> list[str]:
     return texts
 
 
-def with_margin_in_name(point: OperatingPoint, margin: str) -> OperatingPoint:
+def respell_margin_in_name(point: OperatingPoint, margin: str) -> OperatingPoint:
     """An EMAD point under the name in which its margin is spelled ``margin``."""
     assert point.margin_nats is not None
     return replace(point, name=point.name.replace(f"m={format_number(point.margin_nats)}", f"m={margin}", 1))

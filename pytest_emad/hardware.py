@@ -51,7 +51,7 @@ RECORD_START = rb'^\{\s*"machine": *\{'
 
 
 @dataclass(frozen=True)
-class HardwareStep:
+class MachineMeasurement:
     """``what`` of ``model`` in ``dtype``; ``measure(seconds left)`` gives plain JSON values."""
 
     what: str
@@ -78,7 +78,7 @@ def build_argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def plan_steps(chosen: argparse.Namespace) -> Iterator[HardwareStep]:
+def plan_steps(chosen: argparse.Namespace) -> Iterator[MachineMeasurement]:
     """The chosen steps, in the chosen order."""
     of = [(model, dtype) for model in chosen.models for dtype in chosen.dtypes]
     from emad_ref.measurements.hardware import (
@@ -95,9 +95,9 @@ def plan_steps(chosen: argparse.Namespace) -> Iterator[HardwareStep]:
     for what in chosen.steps:
         for model, dtype in of:
             if what in SHARES:
-                yield HardwareStep(what, model, dtype, partial(run_suite, what, model, dtype, chosen))
+                yield MachineMeasurement(what, model, dtype, partial(run_suite, what, model, dtype, chosen))
             else:
-                yield HardwareStep(
+                yield MachineMeasurement(
                     what, model, dtype, partial(_measure_untimed, measured[what], model, dtype, chosen.device)
                 )
 

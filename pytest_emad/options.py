@@ -263,7 +263,7 @@ OPTIONS: tuple[PluginOption, ...] = (
     ),
     PluginOption(
         "gate-claims",
-        option_values.parse_claim_ids,
+        option_values.split_claim_ids,
         frozenset(),
         "further claims that fail the run when falsified, e.g. EMAD-E1,EMAD-E3",
     ),

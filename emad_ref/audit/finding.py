@@ -50,7 +50,7 @@ class Finding:
             raise AuditRefutedError(self.detail, self)
 
 
-def tie_share_and_tolerance(tolerance: float, declared: float) -> tuple[float, float]:
+def tie_limit_and_tolerance(tolerance: float, declared: float) -> tuple[float, float]:
     """(largest share of tokens that may be ties, tolerance) of two runs compared to their first difference.
 
     Noise that is ``declared`` beyond ``tolerance`` replaces it, and every row may then part at a tie.

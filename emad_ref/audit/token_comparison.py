@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.audit.finding import Finding, require_shape, tie_share_and_tolerance
+from emad_ref.audit.finding import Finding, require_shape, tie_limit_and_tolerance
 from emad_ref.audit.reference_logits import Lens, compute_reference, is_tied, max_tied_gap, threshold_headroom
 from emad_ref.audit.tolerances import measured_tolerance
 from emad_ref.errors import EmadError
@@ -65,7 +65,7 @@ def check_same_tokens(
     limit that these imply. ``n`` of the finding counts the tokens of ``actual``; if it passed with ties, ``detail``
     says how many.
     """
-    limit, tolerance = tie_share_and_tolerance(tolerance, declared)
+    limit, tolerance = tie_limit_and_tolerance(tolerance, declared)
     limit = limit if most_ties is None else most_ties
     ties, total = 0, sum(map(len, actual))
     for row, prompt in enumerate(prompts):
@@ -275,7 +275,7 @@ def compare_golden(
     ``tolerance`` of a logit; ``noise`` of a signal, in multiples of it. ``declared``: noise that the decoder of
     ``actual`` declares; beyond ``tolerance`` it replaces it, and every row may part at a tie.
     """
-    limit, tolerance = tie_share_and_tolerance(tolerance, declared)
+    limit, tolerance = tie_limit_and_tolerance(tolerance, declared)
     if actual.token.shape != golden.token.shape:
         complaint = f"{actual.token.shape} rows and new tokens, but the golden holds {golden.token.shape}"
         return Finding("golden", False, complaint, 0, 0)

@@ -483,7 +483,7 @@ def _as_unreadable(error: Exception, function: str) -> CounterUnreadable:
     return CounterUnreadable(known if known.startswith("no NVML device") else f"{function}: {known}", value)
 
 
-def import_nvml() -> Any | EnergyUnavailable:
+def try_import_nvml() -> Any | EnergyUnavailable:
     """The module ``pynvml`` of the package nvidia-ml-py; or why it cannot be used.
 
     The older package ``pynvml`` installs a folder of that name. Python prefers a folder to a module file, so it hides
@@ -520,7 +520,7 @@ def open_nvml(uuid: str | None) -> Iterator[EnergyCounter | EnergyUnavailable]:
     if uuid.startswith("MIG-"):
         yield EnergyUnavailable(f"{uuid} is a slice of a board: NVML counts the energy of whole boards only")
         return
-    pynvml = import_nvml()
+    pynvml = try_import_nvml()
     if isinstance(pynvml, EnergyUnavailable):
         yield pynvml
         return

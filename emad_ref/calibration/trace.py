@@ -46,7 +46,7 @@ FEWEST_TOKENS = 32  # minimum tokens read at a time: 0.1 GB for a rule of 17 lay
 
 
 @dataclass(frozen=True)
-class ConfidenceRule:
+class ConfidenceColumnsKey:
     """Key of a rule's columns: its signal, its parameters (pruning included) and the layers it reads."""
 
     signal: str
@@ -54,7 +54,7 @@ class ConfidenceRule:
     probes: tuple[int, ...]
 
     @staticmethod
-    def from_point(point: OperatingPoint) -> ConfidenceRule:
+    def from_point(point: OperatingPoint) -> ConfidenceColumnsKey:
         """The rule of a point, whatever its thresholds and its schedule.
 
         Raises:
@@ -62,7 +62,7 @@ class ConfidenceRule:
         """
         if point.confidence is None:
             raise BadArgument("point.confidence", None, "a confidence", f"any trace decides {point.name}")
-        return ConfidenceRule(point.signal, point.confidence, point.probes)
+        return ConfidenceColumnsKey(point.signal, point.confidence, point.probes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ class ConfidenceColumns:
 TOKENWISE = ("signal", "nll_nats", "top1", "macs")
 
 
-def layers_read_by_rules(rules: Iterable[ConfidenceRule]) -> frozenset[int]:
+def layers_read_by_rules(rules: Iterable[ConfidenceColumnsKey]) -> frozenset[int]:
     """Layers after which any of the rules reads."""
     return frozenset(layer for rule in rules for layer in rule.probes)
 
@@ -116,12 +116,12 @@ def layers_read_by_rules(rules: Iterable[ConfidenceRule]) -> frozenset[int]:
 @torch.inference_mode()
 def compute_confidence_columns(
     stepper: Stepper,
-    rules: Mapping[ConfidenceRule, OperatingPoint],
+    rules: Mapping[ConfidenceColumnsKey, OperatingPoint],
     states: Mapping[int, Tensor],
     target: Tensor,
     nll_nats: NDArray[np.float32],
     top1: NDArray[np.int32],
-) -> dict[ConfidenceRule, ConfidenceColumns]:
+) -> dict[ConfidenceColumnsKey, ConfidenceColumns]:
     """The columns of every rule.
 
     Args:
@@ -168,7 +168,7 @@ def _write_columns(
 COLUMNS = ("nll_nats", "top1", "top1_probability")  # per token and layer, besides the signals
 DIVERGENCE = "divergence_nats"  # from the last layer, where asked for
 NO_ESTIMATORS: Mapping[EntropyEstimator, Sequence[int]] = {}
-NO_RULES: Mapping[ConfidenceRule, OperatingPoint] = {}
+NO_RULES: Mapping[ConfidenceColumnsKey, OperatingPoint] = {}
 NO_READERS: Mapping[EntropyEstimator, tuple[Sequence[int], EntropyReader]] = {}
 
 Observer = Callable[[int, Tensor, Tensor], None]
@@ -205,7 +205,7 @@ class Trace:
     prompts: Ints
     estimates: dict[EntropyEstimator, NDArray[np.float32]] = field(default_factory=dict)
     macs_per_row: dict[EntropyEstimator, int] = field(default_factory=dict)
-    rules: dict[ConfidenceRule, ConfidenceColumns] = field(default_factory=dict)
+    rules: dict[ConfidenceColumnsKey, ConfidenceColumns] = field(default_factory=dict)
     lens: str | None = None
     macs_ahead: Ints | None = None
     divergence_nats: NDArray[np.float32] | None = None
@@ -328,11 +328,11 @@ class Trace:
         Raises:
             BadArgument: a rule that this trace does not record.
         """
-        if ConfidenceRule.from_point(point) not in self.rules:
+        if ConfidenceColumnsKey.from_point(point) not in self.rules:
             recorded = "; ".join(f"{rule.signal} {rule.confidence}" for rule in self.rules) or "none"
             expected = f"one that this trace records ({recorded})"
             raise BadArgument("point.confidence", point.confidence, expected, "trace it too: take_trace(rules=[point])")
-        return self.rules[ConfidenceRule.from_point(point)]
+        return self.rules[ConfidenceColumnsKey.from_point(point)]
 
     def emitted_columns(self, point: OperatingPoint) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """(nll_nats, top1) [tokens, L] of the emission of a token that stops after each layer.
@@ -563,7 +563,7 @@ def trace_batch(
     batch: Sequence[TokenSequence],
     readers: Mapping[EntropyEstimator, tuple[Sequence[int], EntropyReader]] = NO_READERS,
     observe: Observer | None = None,
-    rules: Mapping[ConfidenceRule, OperatingPoint] = NO_RULES,
+    rules: Mapping[ConfidenceColumnsKey, OperatingPoint] = NO_RULES,
     lens: str | None = None,
     divergence: bool = False,
     layers: Sequence[int] | None = None,
@@ -680,7 +680,7 @@ def stream_traces(
     sample_every: int | None = None,
 ) -> Iterator[Trace]:
     """Traces batch by batch: constant memory, whatever the length of the corpus."""
-    distinct = {ConfidenceRule.from_point(point): point for point in rules}
+    distinct = {ConfidenceColumnsKey.from_point(point): point for point in rules}
     readers = make_entropy_readers(stepper, estimators)
     for batch in windows.iterate_batches(sequences):
         yield trace_batch(stepper, batch, readers, observe, distinct, lens, divergence, layers, sample_every)

@@ -45,7 +45,7 @@ class TokenSequence:
         return len(self.tokens) + (0 if self.source is None else len(self.source))
 
     @property
-    def input_bytes(self) -> bytes:
+    def forward_input_key(self) -> bytes:
         """Input of a forward over it: all tokens but the last, from which nothing is predicted, and the source."""
         return self.tokens[:-1].tobytes() + (b"" if self.source is None else b"|" + self.source.tobytes())
 
@@ -118,7 +118,7 @@ def iterate_batches(
         if not 0 <= sequence.adaptive_from <= last:
             remedy = "nothing is decided in the sequence"
             raise BadArgument("adaptive_from", sequence.adaptive_from, f"a position in 0–{last}", remedy)
-        n_decided, read = last + 1 - sequence.adaptive_from, sequence.input_bytes
+        n_decided, read = last + 1 - sequence.adaptive_from, sequence.forward_input_key
         rows = len(inputs) + (read not in inputs)
         if batch and max(max(widest, sequence.n_forward_tokens) * rows, decided + n_decided) > tokens:
             yield batch
@@ -146,7 +146,7 @@ def pad_rows(rows: Sequence[Ints]) -> Ints:
 def deduplicate_inputs(batch: Sequence[TokenSequence]) -> tuple[list[TokenSequence], Ints]:
     """(sequences to run, the row of each of ``batch`` among them): one-token answers to one question share a row."""
     rows: dict[bytes, int] = {}
-    place = np.array([rows.setdefault(sequence.input_bytes, len(rows)) for sequence in batch])
+    place = np.array([rows.setdefault(sequence.forward_input_key, len(rows)) for sequence in batch])
     _, first = np.unique(place, return_index=True)
     return [replace(batch[i], tokens=batch[i].tokens[:-1]) for i in first], place
 

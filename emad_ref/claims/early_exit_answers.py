@@ -123,9 +123,9 @@ class RuleComparison:
     sizes: str = ""
 
     @property
-    def has_same_exits(self) -> bool:
+    def has_same_depth_sums(self) -> bool:
         """Whether both sides decide the same on every item: then neither is earlier, whatever the truth."""
-        return self.ours.has_same_exits(self.theirs)
+        return self.ours.has_same_depth_sums(self.theirs)
 
     @property
     def has_same_scores(self) -> bool:
@@ -179,7 +179,7 @@ def compare_rules(
     ``other``: the model under ``theirs``, where it is not the same.
     """
     found, against = [], other or exits
-    for task, minimum in exits.solved_settings:
+    for task, minimum in exits.settings_of_solved_tasks:
         first = exits.answer_by_rule(task, ours, minimum)
         second = against.answer_at_point(
             task, against.full_depth_point if theirs is None else against.make_point(theirs, minimum)
@@ -208,7 +208,7 @@ def decide_contrastive_exit(found: ContrastiveExits, asked: ClaimContext) -> Ver
     sooner, drop = asked.claim.thresholds["blocks_earlier"], asked.claim.thresholds["score_drop"]
     tests, beside = [], fair.left_out_legs
     for each in fair.contests:
-        if each.has_same_exits:
+        if each.has_same_depth_sums:
             beside.append(make_undecided_leg(each.where, SAME_EXITS, len(each.ours)))
             continue
         blocks, lost = (
@@ -233,7 +233,7 @@ def compare_contrastive_exits(exits: EarlyExitMeasurements) -> ContrastiveExits:
 
 def iterate_jsd_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
     """Both readings of JSD, each against softmax response that may exit from the same layer on."""
-    for task, minimum in exits.solved_settings:
+    for task, minimum in exits.settings_of_solved_tasks:
         for reading, rule, first in (("paper", "JSD", minimum + 1), ("as coded", AS_CODED, minimum)):
             jsd, softmax = exits.answer_by_rule(task, rule, minimum), exits.answer_by_rule(task, "softmax", first)
             yield RuleComparison(f"{task}, j={minimum}, {reading}", jsd.exited, softmax.exited)
@@ -253,7 +253,7 @@ def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict
     least = asked.claim.thresholds["blocks_earlier"]
     blocks, beside = {}, found.left_out_legs
     for each in found.contests:
-        if each.has_same_exits:
+        if each.has_same_depth_sums:
             said = f"the prunings exit identically: {each.sizes}"
             beside.append(make_undecided_leg(f"{each.where}: exit", said, len(each.ours)))
             continue
@@ -265,7 +265,7 @@ def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict
 def iterate_pruning_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
     """Adaptive against fixed and decaying pruning, with the sizes that each keeps."""
     stepper = exits.subject.stepper
-    for task, minimum in exits.solved_settings:
+    for task, minimum in exits.settings_of_solved_tasks:
         ours = exits.answer_by_rule(task, "JSD, adaptive", minimum).exited
         unsure, sure = compute_adaptive_k_range(minimum, stepper.layers, stepper.vocabulary_size)
         for rival in RIVALS:
@@ -361,7 +361,7 @@ def decide_tuning(found: RuleComparisons, asked: ClaimContext) -> Verdict:
     least = asked.claim.thresholds["blocks_earlier"]
     blocks, beside = {}, found.left_out_legs
     for each in found.contests:
-        if each.has_same_exits:
+        if each.has_same_depth_sums:
             beside.append(make_undecided_leg(each.where, SAME_EXITS, len(each.ours)))
         else:
             blocks[each.where] = each.estimate_blocks_earlier(found.layers, least, asked.rng)

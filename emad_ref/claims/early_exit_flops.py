@@ -73,7 +73,7 @@ class PruningComparison:
 NeverExiting = Mapping[str, FlopSaving]
 
 
-def compare_pruning(
+def compare_vocabulary_pruning(
     exits: EarlyExitMeasurements, before: str, after: str, settings: Iterable[tuple[str, int]]
 ) -> tuple[PruningComparison, ...]:
     """Two rules of ``RULES`` at each (task, minimum layer) of ``settings``.
@@ -226,7 +226,9 @@ def make_pruning_question(
             return Answer(decide(alone, asked), evidence.corpus, evidence.fingerprint)
 
         def judged() -> Verdict:
-            pruned = compare_pruning(exits, *rules, exits.solved_settings if scores else exits.task_settings)
+            pruned = compare_vocabulary_pruning(
+                exits, *rules, exits.settings_of_solved_tasks if scores else exits.task_settings
+            )
             left_out = (exits.unavailable_reasons, exits.unsolved_reasons) if scores else ()
             verdict = decide(PruningEvidence(pruned, never, papers, *left_out), asked)
             return add_flop_evidence_leg(verdict, evidence.flop_verification)

@@ -27,7 +27,7 @@ from emad_ref.cli.calibration import (
     train_bundled_model,
 )
 from emad_ref.cli.downloads import add_fetch_arguments, fetch_model
-from emad_ref.cli.generation import add_generate_arguments, add_world_arguments, generate, print_world_documents
+from emad_ref.cli.generation import add_generate_arguments, add_world_arguments, generate, print_corpus_documents
 from emad_ref.cli.judgment import USAGE_ERROR, add_judge_arguments, add_same_arguments, compare_models, judge
 from emad_ref.cli.replay import add_replay_arguments, replay_test
 from emad_ref.cli.reports import (
@@ -72,7 +72,7 @@ VERB_GROUPS: dict[str, dict[str, tuple[Verb, Arguments]]] = {
     },
     "print text": {
         "generate": (generate, add_generate_arguments),
-        "world": (print_world_documents, add_world_arguments),
+        "world": (print_corpus_documents, add_world_arguments),
     },
     "get models": {
         "fetch": (fetch_model, add_fetch_arguments),

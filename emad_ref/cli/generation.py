@@ -245,7 +245,7 @@ def _lens_point(args: argparse.Namespace, loaded: LoadedModel) -> OperatingPoint
     return replace(point, name="tuned lens, gated", family="gate", estimator=fitted.gate, signal="divergence")
 
 
-def print_world_documents(args: argparse.Namespace) -> None:
+def print_corpus_documents(args: argparse.Namespace) -> None:
     """Print the first documents of a corpus."""
     from emad_ref.text.corpora import iterate_corpus_documents
 

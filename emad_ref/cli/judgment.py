@@ -393,7 +393,7 @@ def add_judge_arguments(sub: argparse.ArgumentParser) -> None:
         help="large model of --pair, if a name contains a comma")  # fmt: skip
     add("--register", type=read(option_values.parse_existing_file, "--register"), metavar="FILE",
         help="TOML file that changes thresholds or gates of claims")  # fmt: skip
-    add("--gate-claims", type=read(option_values.parse_claim_ids, "--gate-claims"), default=frozenset(), metavar="IDS",
+    add("--gate-claims", type=read(option_values.split_claim_ids, "--gate-claims"), default=frozenset(), metavar="IDS",
         help="further claims that fail the run when falsified")  # fmt: skip
     add("--gate", choices=[gate for gate in GATES if gate != "decoder"], default="paper",
         help="what fails the run: a falsified gating claim (paper), or a verdict that differs from the recorded one "

@@ -265,7 +265,7 @@ class PrefixTrees:
             partners, [(text, _speculation_path(text, k, gate_bits, self._root(text))) for text in requests]
         )
 
-    def is_greedy_choice(self, partners: Partners, text: TextRequest, walk: SwitchedText, model: int) -> Bools:
+    def find_greedy_choices(self, partners: Partners, text: TextRequest, walk: SwitchedText, model: int) -> Bools:
         """[emitted] whether each token of ``walk`` is the greedy choice of ``model`` after the same history."""
         node, nodes = self._root(text), []
         for token in walk.tokens.tolist():

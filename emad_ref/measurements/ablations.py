@@ -183,7 +183,7 @@ def ablate_conditioning(evidence: ModelMeasurements, rng: np.random.Generator) -
     table, notes = [rows.make_full_depth_row({"features": "–", "bins": 0, "fallen back": 0})], []
     for features in CONDITIONINGS:
         profile = evidence.traces.calibrate_profile(features=features)
-        check_bin_counts(profile, len(evidence.traces.calibration))
+        assert_tokens_per_bin(profile, len(evidence.traces.calibration))
         table += rows.make_point_rows(
             points_at_margins(profile, make_shared_margin_grid(evidence)), conditioning_columns(profile)
         )
@@ -192,7 +192,7 @@ def ablate_conditioning(evidence: ModelMeasurements, rng: np.random.Generator) -
     return Attachments((AttachedTable(f"ablation, conditioning on {evidence.corpus}", table),), tuple(notes))
 
 
-def check_bin_counts(profile: Profile, tokens: int) -> None:
+def assert_tokens_per_bin(profile: Profile, tokens: int) -> None:
     """Check that every calibration token is in a bin, and that a bin has its own thresholds only with enough tokens."""
     statistics, fallen = profile.statistics, np.array(profile.fallbacks, dtype=int) > 0
     assert statistics is not None

@@ -79,7 +79,7 @@ class TaskItems:
         numbers: dict[str, int] = {}
         return np.array([numbers.setdefault(pair.text, len(numbers)) for pair in self.pairs], dtype=np.int64)
 
-    def group_by_text(self, values: Any) -> ByItem:
+    def cluster_values_by_text(self, values: Any) -> ByItem:
         """``values`` [items, …] of these items, in their order."""
         return ByItem(np.asarray(values), self.text_ids)
 

@@ -147,7 +147,7 @@ class ExitScores:
         """Mean exit block of each item's tokens."""
         return self.depth_sums.with_values(self.depth_sums.values / self.tokens.values)
 
-    def has_same_exits(self, other: ExitScores) -> bool:
+    def has_same_depth_sums(self, other: ExitScores) -> bool:
         """Whether every item took as many tokens and blocks as in ``other``."""
         same = np.array_equal(self.depth_sums.values, other.depth_sums.values)
         return same and np.array_equal(self.tokens.values, other.tokens.values)
@@ -207,9 +207,9 @@ def decode_items(subject: ModelUnderTest, task: str, items: TaskItems, point: Op
             ]
     pairs = [(text, item.answers) for text, item in zip(texts, items.pairs, strict=True)]
     exited = ExitScores(
-        items.group_by_text([score_answer(task, *pair) for pair in pairs]),
-        items.group_by_text([float(depth.sum()) for depth in depths]),
-        items.group_by_text([len(depth) for depth in depths]),
+        items.cluster_values_by_text([score_answer(task, *pair) for pair in pairs]),
+        items.cluster_values_by_text([float(depth.sum()) for depth in depths]),
+        items.cluster_values_by_text([len(depth) for depth in depths]),
     )
     exact = [share for pair in pairs if (share := exact_match(task, *pair)) is not None]
     mean = float(np.mean(exact)) if len(exact) == len(pairs) else None
@@ -456,7 +456,7 @@ class EarlyExitMeasurements:
         return f"not solved: full depth scores {score.values.mean():.3f}, an honest guess {guess.mean():.3f}"
 
     @property
-    def solved_settings(self) -> list[tuple[str, int]]:
+    def settings_of_solved_tasks(self) -> list[tuple[str, int]]:
         """``task_settings`` of the solved tasks."""
         return [(task, minimum) for task, minimum in self.task_settings if task not in self.unsolved_reasons]
 

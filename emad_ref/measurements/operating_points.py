@@ -12,7 +12,7 @@ import numpy as np
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.exit_rules import format_numbers_distinctly, with_margin_in_name
+from emad_ref.exit_rules import format_numbers_distinctly, respell_margin_in_name
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.task_scores import LmEvalScores, TaskScores
 from emad_ref.measurements.traces import LensTraces
@@ -88,7 +88,7 @@ class CandidatePoints:
             margins[SELECTED] = self.selected_margin.point.margin_nats
         roles: dict[OperatingPoint, tuple[str, ...]] = {}
         for (role, margin), text in zip(margins.items(), format_numbers_distinctly([*margins.values()]), strict=True):
-            point = with_margin_in_name(profile.point(margin), text)
+            point = respell_margin_in_name(profile.point(margin), text)
             roles[point] = (*roles.get(point, ()), role)
         return roles
 

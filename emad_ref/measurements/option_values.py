@@ -182,13 +182,13 @@ def parse_corpus(text: str, base: Path, where: str) -> str:
     return str(path)
 
 
-def parse_claim_ids(text: str, base: Path, where: str) -> frozenset[str]:
+def split_claim_ids(text: str, base: Path, where: str) -> frozenset[str]:
     # ``settings`` checks them, since the ids depend on --emad-claims
     return _some_words(text, where, "a comma list of claims", LEAVE_OUT)
 
 
 def parse_claim_patterns(text: str, base: Path, where: str) -> frozenset[str]:
-    return _some_words(text, where, "claims by id or pattern", "e.g. EMAD-F1,EMAD-R*")  # as ``parse_claim_ids``
+    return _some_words(text, where, "claims by id or pattern", "e.g. EMAD-F1,EMAD-R*")  # as ``split_claim_ids``
 
 
 def parse_task_names(text: str, base: Path, where: str) -> frozenset[str]:

@@ -96,7 +96,9 @@ def make_switching_arms(models: PairModels, stack: ExitStack, *, rule: Switching
     }
 
 
-def make_adaptive_arms(models: PairModels, stack: ExitStack, *, point: OperatingPoint) -> dict[str, PairArm]:
+def make_emad_and_speculative_arms(
+    models: PairModels, stack: ExitStack, *, point: OperatingPoint
+) -> dict[str, PairArm]:
     """``large``, its ``EMAD`` at ``point``, ``speculative``, and ``self-speculative``.
 
     The last drafts after the first of ``exit_layers`` and is absent without one.
@@ -243,13 +245,16 @@ class PairLatencyBenchmark:
         return timed
 
     def time_emad_arms(self, point: OperatingPoint) -> TimingResult:
-        """Times of ``make_adaptive_arms`` and ``transformers_arms``.
+        """Times of ``make_emad_and_speculative_arms`` and ``transformers_arms``.
 
         Raises:
             AuditRefutedError: as ``switching_timings``; or EMAD's tokens, depths or work do not match its record.
             SubprocessFailed: as ``switching_timings``.
         """
-        timed, large = self._raced(partial(make_adaptive_arms, point=point)), self._models.large.subject
+        timed, large = (
+            self._raced(partial(make_emad_and_speculative_arms, point=point)),
+            self._models.large.subject,
+        )
         with large.open_decoder(large.full_depth_point) as verifier, large.open_decoder(point) as emad:
             self.require_lossless(timed, verifier.capabilities)
             self._require_claimed(timed, point, emad.capabilities)

@@ -401,7 +401,7 @@ class ReplayedTask:
         """Net share of the decode FLOPs of these sequences."""
         return self._play(point)[1]
 
-    def group_by_text(self, values: Bools) -> ByItem:
+    def cluster_values_by_text(self, values: Bools) -> ByItem:
         return ByItem(values, cluster_items(self.items))
 
     def _play(self, point: OperatingPoint) -> tuple[ByItem | None, float]:
@@ -409,7 +409,7 @@ class ReplayedTask:
             replayer = self._reading(point)
             replayed, trace = replayer.replay(point), replayer.trace
             right = (
-                self.group_by_text(score_items_from_trace(self.items, trace, replayed.depth))
+                self.cluster_values_by_text(score_items_from_trace(self.items, trace, replayed.depth))
                 if self.replayable
                 else None
             )
@@ -495,7 +495,7 @@ class TaskScores:
         if played.replayable:
             return played.correctness_by_item(point)
         if key not in self._generated:
-            self._generated[key] = played.group_by_text(self._run_programs(played.items, point))
+            self._generated[key] = played.cluster_values_by_text(self._run_programs(played.items, point))
         return self._generated[key]
 
     def decode_correctness(self, task: str, point: OperatingPoint) -> tuple[ByItem, ByItem]:

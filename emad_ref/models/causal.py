@@ -61,7 +61,7 @@ from emad_ref.models.stepper import (
     require_backend,
     require_layer,
     require_layer_range,
-    require_parameter_count,
+    require_parameters_match_geometry,
     require_stepper_matches_model,
     require_supported_model,
 )
@@ -195,7 +195,7 @@ class CausalStepper(StepperAliases):
         self.layers, self.vocabulary_size = self.geometry.layers, self.geometry.vocabulary
         self.attention_kernel: str = config._attn_implementation
         require_supported_model(model, self.attention_kernel)
-        require_parameter_count(model, self.geometry)
+        require_parameters_match_geometry(model, self.geometry)
         decoder = model.get_decoder()
         blocks: Any = get_decoder_module(config.model_type, decoder, self.anatomy.blocks)
         self._head = without_hooks(model.get_output_embeddings())

@@ -48,7 +48,7 @@ from emad_ref.models.stepper import (
     model_logits,
     require_layer,
     require_layer_range,
-    require_parameter_count,
+    require_parameters_match_geometry,
     require_stepper_matches_model,
     require_supported_model,
 )
@@ -270,7 +270,7 @@ class Seq2SeqStepper(StepperAliases):
         self.layers, self.vocabulary_size = self.geometry.layers, self.geometry.vocabulary
         self.attention_kernel: str = config._attn_implementation
         require_supported_model(model, self.attention_kernel)
-        require_parameter_count(model, self.geometry)
+        require_parameters_match_geometry(model, self.geometry)
         decoder = model.get_decoder()
         blocks: Any = get_decoder_module(config.model_type, decoder, anatomy.blocks)
         self._head = without_hooks(model.get_output_embeddings())

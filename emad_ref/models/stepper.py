@@ -215,7 +215,7 @@ def require_backend(name: str) -> None:
         raise BadArgument("backend", name, f"one of {', '.join(BACKENDS)}")
 
 
-def require_parameter_count(model: Any, geometry: Geometry) -> None:
+def require_parameters_match_geometry(model: Any, geometry: Geometry) -> None:
     """Raise SizeMismatch unless the model holds the parameters that its row counts; see ``count_parameters``."""
     parameters = count_parameters(model)
     if parameters is not None and parameters != geometry.parameter_count():

@@ -89,7 +89,7 @@ def zero_other_sessions_kv(drop: Any, session: Any, rows: Ints) -> None:
                 layer._values = torch.zeros_like(layer._values)
 
 
-def share_cache_buffers(pool_of: Callable[[Any], Any]) -> Overrides:
+def shared_buffer_overrides(pool_of: Callable[[Any], Any]) -> Overrides:
     """Overrides of a cache: its buffers come from ``pool_of(cache)``, by layer, where another session may still be."""
 
     def make_room(original: Any, cache: Any, like: Tensor, slots: int) -> None:
@@ -166,7 +166,7 @@ def generate_in_shared_buffers() -> MutantFactory:
         decoder.pool = {}  # what sessions share is what generate takes
         return original(prompts)
 
-    return mutate(cache=share_cache_buffers(lambda cache: cache.owner.pool), _open=open_session, start=start)
+    return mutate(cache=shared_buffer_overrides(lambda cache: cache.owner.pool), _open=open_session, start=start)
 
 
 def share_buffers_across_decoders() -> MutantFactory:
@@ -182,7 +182,7 @@ def share_buffers_across_decoders() -> MutantFactory:
         last.update(decoder=decoder, pool=session.pool)
         return session
 
-    return mutate(cache=share_cache_buffers(pool_of), _open=open_session)
+    return mutate(cache=shared_buffer_overrides(pool_of), _open=open_session)
 
 
 def close_newest_session(close: Any, session: Any) -> None:
@@ -481,8 +481,8 @@ MUTANTS = (
     Mutant("drop-empties-others", "drop", "a drop empties the K/V of other sessions",
            mutate(session={"feed": remember_fed_session, "drop": zero_other_sessions_kv}), SESSIONS, r"were dropped"),
     Mutant("sessions-share-buffers", "sessions", "sessions of one decoder share their buffers",
-           mutate(cache=share_cache_buffers(lambda cache: vars(cache.owner._forward).setdefault("pool", {}))), SESSIONS,
-           r"row \d, position \d+"),
+           mutate(cache=shared_buffer_overrides(lambda cache: vars(cache.owner._forward).setdefault("pool", {}))),
+           SESSIONS, r"row \d, position \d+"),
     Mutant("memory-of-closed-sessions", "memory", "what sessions held is kept after they are closed",
            mutate(_open=leak_closed_sessions), MEMORY, r"memory grew by \d+ MB over \d+ sessions"),
     Mutant("memory-of-rollbacks", "memory", "what is rolled back is kept",

@@ -34,7 +34,7 @@ from typing import Literal
 import numpy as np
 
 from emad_ref.calibration.profile import Profile
-from emad_ref.calibration.trace import ConfidenceRule, Trace
+from emad_ref.calibration.trace import ConfidenceColumnsKey, Trace
 from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint, ScheduleName, full_depth
@@ -115,7 +115,7 @@ def criterion_points(
     families = {}
     for signal in signals_in_sweep("criterion"):
         if signal is SATURATION:
-            if ConfidenceRule.from_point(saturated) not in trace.rules:
+            if ConfidenceColumnsKey.from_point(saturated) not in trace.rules:
                 continue
             never = saturated
         elif signal.is_learned and gate is None:

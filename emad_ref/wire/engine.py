@@ -322,7 +322,7 @@ class RequestRefused(DecoderFailed):
     """The server answered by one of ``REFUSALS``."""
 
 
-class ReplyReset(OSError):
+class ConnectionLostBeforeReply(OSError):
     """The connection broke before the first byte of a reply."""
 
 
@@ -652,7 +652,7 @@ class EngineClient:
             while True:
                 try:
                     answer = self._exchange(method, path, body, deadline, stream)
-                except ReplyReset:
+                except ConnectionLostBeforeReply:
                     if put_off >= len(WAITS_S):
                         raise
                     reason, asked = "connection reset", None
@@ -715,7 +715,7 @@ class EngineClient:
             except ConnectionRefusedError:
                 raise
             except ConnectionError as error:
-                raise ReplyReset(str(error) or type(error).__name__) from error
+                raise ConnectionLostBeforeReply(str(error) or type(error).__name__) from error
             received = bytearray()
             while True:
                 left = deadline - time.monotonic()

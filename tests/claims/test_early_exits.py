@@ -148,7 +148,7 @@ def test_jsd_meets_softmax_response_from_the_layer_on_at_which_it_decides_itself
 
     exits = SimpleNamespace(
         subject=SimpleNamespace(stepper=SimpleNamespace(layers=24, vocabulary_size=32_128)),
-        solved_settings=[("qa", 7), ("qa", 19)],
+        settings_of_solved_tasks=[("qa", 7), ("qa", 19)],
         answer_by_rule=answered,
     )
     contests = list(early_exit_answers.iterate_jsd_comparisons(exits))  # type: ignore[arg-type]

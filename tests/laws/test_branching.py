@@ -128,7 +128,7 @@ def test_choices_are_the_models_own_after_the_same_history(partners, walked):
     for rule in RULES:
         walk = walked[rule, 0]
         for model in (SMALL, LARGE):
-            agrees = texts.is_greedy_choice(partners, wanted, walk, model)
+            agrees = texts.find_greedy_choices(partners, wanted, walk, model)
             assert agrees[walk.model == model].all(), "what it wrote itself"
             history = np.concatenate([wanted.prompt, walk.tokens])
             for at in (0, 7, len(walk.tokens) - 1):

@@ -118,7 +118,7 @@ def test_fresh_documents_risk_no_more_than_was_promised(corpus, record_property,
         seen += (
             drift.detect_drift(reference, _some(there.signs(max(chosen, 0)), rng.permutation(60)[:20])).state == "moved"
         )
-    record_property("kept, exiting, false alarms, drift seen", [kept, exiting, alarms, seen])
+    record_property("kept, exiting, false alarms, drift seen", [int(count) for count in (kept, exiting, alarms, seen)])
     record_property("mean depth", float(np.mean(depth)))
     assert kept >= 0.95 * DRAWS
     assert exiting >= 0.8 * DRAWS

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from emad_ref.benchmark.flops import flops
 from emad_ref.calibration import trace as trace_module
-from emad_ref.calibration.trace import ConfidenceRule, Trace, concatenate_traces, take_trace
+from emad_ref.calibration.trace import ConfidenceColumnsKey, Trace, concatenate_traces, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
@@ -191,7 +191,7 @@ def test_a_rule_is_recorded_once_whatever_its_thresholds_and_its_schedule() -> N
         for schedule in SCHEDULES
     ]
     trace = take_trace(stepper_of("gpt_neox"), texts("gpt_neox")[:1], rules=points)
-    assert list(trace.rules) == [ConfidenceRule.from_point(points[0])]
+    assert list(trace.rules) == [ConfidenceColumnsKey.from_point(points[0])]
     assert all(trace.rule_columns(point) is trace.rule_columns(points[0]) for point in points)
 
 

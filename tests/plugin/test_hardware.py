@@ -41,13 +41,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def given(*found: Any) -> Any:
     """Steps that say these, or raise them."""
 
-    def step(number: int, value: Any) -> hardware.HardwareStep:
+    def step(number: int, value: Any) -> hardware.MachineMeasurement:
         def measure(left: float) -> dict[str, Any]:
             if isinstance(value, Exception):
                 raise value
             return value
 
-        return hardware.HardwareStep("cost", f"model-{number}", "float32", measure)
+        return hardware.MachineMeasurement("cost", f"model-{number}", "float32", measure)
 
     return lambda chosen: (step(number, value) for number, value in enumerate(found))
 
@@ -60,7 +60,7 @@ def test_each_step_is_on_record_before_the_next_begins(chosen, tmp_path, monkeyp
         return {}
 
     said = {"a": lambda left: {"x": 1}, "b": looking}
-    steps = [hardware.HardwareStep("cost", name, "float32", measure) for name, measure in said.items()]
+    steps = [hardware.MachineMeasurement("cost", name, "float32", measure) for name, measure in said.items()]
     monkeypatch.setattr(hardware, "plan_steps", lambda chosen: iter(steps))
     hardware.run_steps(chosen)
     assert seen == [["machine", "cost a float32"]]

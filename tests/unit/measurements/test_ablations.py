@@ -559,11 +559,11 @@ def test_conditioning_counts_bins_that_fell_back_and_names_them(run: ModelMeasur
 
 def test_a_bin_that_keeps_thresholds_of_too_few_tokens_is_refused(run: ModelMeasurements) -> None:
     profile = run.traces.calibrate_profile(features=("position",))
-    ablations.check_bin_counts(profile, len(run.traces.calibration))
+    ablations.assert_tokens_per_bin(profile, len(run.traces.calibration))
     with pytest.raises(AssertionError, match="keeps its own"):
-        ablations.check_bin_counts(replace(profile, fallbacks=(0, 0, 0)), len(run.traces.calibration))
+        ablations.assert_tokens_per_bin(replace(profile, fallbacks=(0, 0, 0)), len(run.traces.calibration))
     with pytest.raises(AssertionError, match="in no bin"):
-        ablations.check_bin_counts(profile, len(run.traces.calibration) + 1)
+        ablations.assert_tokens_per_bin(profile, len(run.traces.calibration) + 1)
 
 
 def test_the_curve_of_margins_grows_deeper_from_the_calibrated_default(run: ModelMeasurements) -> None:

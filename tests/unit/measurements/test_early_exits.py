@@ -167,7 +167,7 @@ def test_a_model_that_solves_nothing_has_no_task_that_counts(evidence: ModelMeas
     exits = evidence.early_exits
     assert set(exits.unsolved_reasons) == set(exits.tasks)
     assert all("not solved: full depth scores" in reason for reason in exits.unsolved_reasons.values())
-    assert exits.solved_settings == []
+    assert exits.settings_of_solved_tasks == []
     assert len(exits.task_settings) == len(exits.tasks) * len(MINIMA)
 
 
@@ -500,13 +500,13 @@ def test_questions_about_one_paragraph_share_a_cluster_and_items_of_the_world_do
     assert 2 <= len(set(texts)) <= 3
     assert len(set(items.text_ids.tolist())) == len(set(texts))
     assert all(texts[i] == texts[list(items.text_ids).index(number)] for i, number in enumerate(items.text_ids))
-    assert len(items.group_by_text(items.text_ids).independent_values) == len(set(texts))
-    assert items.group_by_text(items.text_ids).cluster is items.text_ids
+    assert len(items.cluster_values_by_text(items.text_ids).independent_values) == len(set(texts))
+    assert items.cluster_values_by_text(items.text_ids).cluster is items.text_ids
     for task in WORLD_TASKS:
         assert (
             made(bundled=True)
             .early_exits.task_items.load_items(task)
-            .group_by_text([0.0] * ITEMS["smoke"])
+            .cluster_values_by_text([0.0] * ITEMS["smoke"])
             .has_only_independent_items
         )
 

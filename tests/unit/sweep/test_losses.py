@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emad_ref.benchmark.flops import flops
-from emad_ref.calibration.trace import ConfidenceColumns, ConfidenceRule, Trace
+from emad_ref.calibration.trace import ConfidenceColumns, ConfidenceColumnsKey, Trace
 from emad_ref.models.geometry import geometry_of
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.record import Work
@@ -92,7 +92,7 @@ def test_a_rule_that_lost_a_next_token_has_accuracy_and_no_finite_perplexity(tra
     columns.macs[:, 2] = [30, 30, 30, 30, 50]
     columns.heads[0], columns.heads[-1] = layers == 2, layers == 3
     columns.shows[[1, 2]] = True
-    traced = replace(trace, rules={ConfidenceRule.from_point(first): columns})
+    traced = replace(trace, rules={ConfidenceColumnsKey.from_point(first): columns})
     (row,) = loss_table(traced, GEOMETRY, [replace(first, thresholds=((0.5,) * 4,))])
     assert row.depth_shares == {3: 1.0}
     assert (row.perplexity, row.perplexity_rise) == (np.inf, np.inf)

@@ -835,7 +835,7 @@ PUT_OFF: dict[str, tuple[tuple[Any, ...], str, dict[str, int]]] = {  # replies, 
     "busy, then reset": ((BUSY, GONE), "", {"status 503": 1, "connection reset": 1}),
     "put off for a while": ((SOON,), "", {"status 429": 1}),
     "busy three times": ((BUSY,) * 3, "status 503: .*busy", {"status 503": 2}),
-    "reset three times": ((GONE,) * 3, "no whole reply .ReplyReset", {"connection reset": 2}),
+    "reset three times": ((GONE,) * 3, "no whole reply .ConnectionLostBeforeReply", {"connection reset": 2}),
     "put off for too long": ((LATER,), "status 503, to be sent again after .* beyond the limit of 60 s", {}),
     "failed": (((500, {}),), "status 500", {}),
 }
