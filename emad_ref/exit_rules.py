@@ -1,8 +1,8 @@
 """Exit rules as operating points: where thresholds come from, and the one comparison of a signal with a threshold.
 
-``emad``           τ_ℓ = isotonic(mean H_ℓ) − m (EMAD, "Calibration details")
-``fixed_entropy_point``  τ_ℓ = h₀ at every probe
-confidence rules   exit after the first layer ℓ ≥ j with confidence c_ℓ ≥ λ (CALM; early-exit LLMs)
+``entropy_matched_point``  τ_ℓ = isotonic(mean H_ℓ) − m (EMAD, "Calibration details")
+``fixed_entropy_point``    τ_ℓ = h₀ at every probe
+confidence rules           exit after the first layer ℓ ≥ j with confidence c_ℓ ≥ λ (CALM; early-exit LLMs)
 
 Confidence rules may prune the vocabulary above j, to k*(ℓ) = max(250, ⌊35000 / (1 + 139·ℓ/24)⌋) tokens as published
 for T5-large (24 layers, 32,128 tokens). For other models 24 becomes L, and 250 and 35000 are scaled by |V|/32128.
@@ -73,7 +73,7 @@ def format_number(number: float) -> str:
 
 
 def format_numbers_distinctly(numbers: Sequence[float]) -> list[str]:
-    """Each number as ``short`` has it, with more digits where two different ones would read as the same value.
+    """Each number as ``format_number`` has it, with more digits where two different ones would read as the same value.
 
     >>> format_numbers_distinctly([0.3, 0.300001, 0.3, 0.5])
     ['0.30', '0.300001', '0.30', '0.50']

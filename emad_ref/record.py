@@ -129,8 +129,9 @@ class Work:
 
     def count_readout(self, kind: str, layer: int, rows: int, macs: int = 0) -> None:
         """Add ``rows`` states read after ``layer`` by a readout of ``READOUTS``; ``macs`` is a sum over the rows."""
-        self.readout_rows[READOUTS.index(kind), layer - 1] += rows
-        self.readout_macs[READOUTS.index(kind), layer - 1] += macs
+        at = READOUTS.index(kind), layer - 1
+        self.readout_rows[at] += rows
+        self.readout_macs[at] += macs
 
     def count_fills(self, kind: str, layer: int, states: int) -> None:
         """Add ``states`` of which ``layer`` wrote only K and V; ``kind`` is one of ``FILLS``."""

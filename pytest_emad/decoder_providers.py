@@ -258,11 +258,9 @@ def _make_decoder(config: pytest.Config, request: Request) -> tuple[str, Decoder
 
 def provider_answer_counts(config: pytest.Config) -> list[dict[str, Any]]:
     """The callable providers of this process with their counts of answers and refusals: JSON values only."""
-    counts, offered, wanted = (
-        config.stash.get(COUNTS, {}),
-        config.stash.get(COUNTED_FEATURES, {}),
-        requested_provider_name(config),
-    )
+    counts = config.stash.get(COUNTS, {})
+    offered = config.stash.get(COUNTED_FEATURES, {})
+    wanted = requested_provider_name(config)
     return [
         {"name": describe_provider(config, name, plugin), "plugin": name, "foreign": name != OUR_PROVIDER}
         | {FEATURES: offered.get(name, {})}

@@ -23,11 +23,9 @@ def drawn_translators(
     stepper: Stepper, exits: Sequence[int], rank: int | None = 4, *, seed: int = 0, scale: float = 0.5
 ) -> StateTranslators:
     """Translators whose A·h and b are about ``scale`` of h; 0: copying."""
-    generator, width, dtype = (
-        torch.Generator().manual_seed(seed),
-        stepper.geometry.hidden,
-        at_least_float32_dtype(stepper),
-    )
+    generator = torch.Generator().manual_seed(seed)
+    width = stepper.geometry.hidden
+    dtype = at_least_float32_dtype(stepper)
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)

@@ -313,10 +313,8 @@ class Judge:
 
     def _judge_emissions(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
         emitted_from, allowed = emitted_logits(reference, trajectory), max_tied_gap(self.point, reference.tolerance)
-        gap, best = (
-            emitted_from.max(axis=-1) - emitted_from[np.arange(len(emitted)), emitted],
-            emitted_from.argmax(axis=-1),
-        )
+        gap = emitted_from.max(axis=-1) - emitted_from[np.arange(len(emitted)), emitted]
+        best = emitted_from.argmax(axis=-1)
         first, second = np.partition(emitted_from, (-1, -2), axis=-1)[:, [-1, -2]].T
         self.tally.near += int((first - second < allowed).sum())
         self._refute_first(

@@ -211,10 +211,8 @@ def decide_contrastive_exit(found: ContrastiveExits, asked: ClaimContext) -> Ver
         if each.has_same_depth_sums:
             beside.append(make_undecided_leg(each.where, SAME_EXITS, len(each.ours)))
             continue
-        blocks, lost = (
-            each.estimate_blocks_earlier(fair.layers, sooner, asked.rng),
-            each.estimate_score_loss(drop, asked.rng),
-        )
+        blocks = each.estimate_blocks_earlier(fair.layers, sooner, asked.rng)
+        lost = each.estimate_score_loss(drop, asked.rng)
         tests.append(asked.make_leg_test(f"{each.where}: exit", blocks, "below", sooner))
         tests.append(asked.make_leg_test(f"{each.where}: score", lost, "above", drop))
     said = "softmax response may exit one block earlier by construction"
@@ -343,10 +341,8 @@ def gather_state_copies(exits: EarlyExitMeasurements) -> StateCopies:
     contests, texts, minimum = [], [], exits.minimum_exit_layers[0]
     for task in exits.tasks:
         for rule in ("softmax", "JSD"):
-            copied, exact = (
-                exits.answer_by_rule(task, rule, minimum),
-                exits.answer_by_rule(task, rule, minimum, schedule="free_deferred"),
-            )
+            copied = exits.answer_by_rule(task, rule, minimum)
+            exact = exits.answer_by_rule(task, rule, minimum, schedule="free_deferred")
             same = np.array([a == b for a, b in zip(copied.texts, exact.texts, strict=True)])
             contests.append(RuleComparison(f"{task}, {rule}, j={minimum}", copied.exited, exact.exited))
             texts.append(copied.exited.score.with_values(same))

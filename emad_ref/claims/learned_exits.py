@@ -254,10 +254,8 @@ def decide_failing_component(found: ComponentCosts, asked: ClaimContext) -> Verd
 
 def _saving_and_loss(full: FullDepthBaseline, spent: DocumentCosts, asked: ClaimContext) -> str:
     """What it saves, and loses on the text judged."""
-    saved, rise = (
-        full.estimate_saving(spent, 0.0, asked.rng).value,
-        full.estimate_perplexity_rise(spent, 0.0, asked.rng).value,
-    )
+    saved = full.estimate_saving(spent, 0.0, asked.rng).value
+    rise = full.estimate_perplexity_rise(spent, 0.0, asked.rng).value
     return f"{format_percent(saved, 'z.1f')} net at {format_percent(rise)}"
 
 

@@ -184,15 +184,11 @@ def _switching_score(pair: PairMeasurements, asked: ClaimContext) -> SwitchingSc
     """What the rule that was timed scores on the judged items of the timed task."""
     task, first, paper = pair.latency.timed_task, RESULTS[0], asked.row_of("EAD-F1").thresholds
     rule = pair.latency.timed_rule
-    done, alone = (
-        pair.routing_rules.answer_judged_items(rule, task),
-        pair.routing_rules.answer_judged_items_alone(LARGE, task),
-    )
-    saving, kept, wanted = (
-        pair.models.compute_paper_saving(done.large_share),
-        paper[f"retained_{first}"],
-        paper[f"saving_{first}"],
-    )
+    done = pair.routing_rules.answer_judged_items(rule, task)
+    alone = pair.routing_rules.answer_judged_items_alone(LARGE, task)
+    saving = pair.models.compute_paper_saving(done.large_share)
+    kept = paper[f"retained_{first}"]
+    wanted = paper[f"saving_{first}"]
     return SwitchingScore(task, describe_rule(rule), done.right, alone.right, saving, kept, wanted)
 
 

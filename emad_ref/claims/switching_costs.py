@@ -142,10 +142,8 @@ def answer_catch_up(pair: PairMeasurements, asked: ClaimContext) -> Answer:
 
 
 def _charges_of_rule(pair: PairMeasurements, task: str, rule: SwitchingRule) -> RuleCharges:
-    done, alone = (
-        pair.routing_rules.answer_judged_items(rule, task),
-        pair.routing_rules.answer_judged_items_alone(LARGE, task),
-    )
+    done = pair.routing_rules.answer_judged_items(rule, task)
+    alone = pair.routing_rules.answer_judged_items_alone(LARGE, task)
     processed, caught_up = (
         (sum(count(walk, SMALL) for walk in done.walks), sum(count(walk, LARGE) for walk in done.walks))
         for count in (SwitchedText.count_tokens_read, SwitchedText.count_catch_up_tokens)

@@ -711,8 +711,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
 
     def _own_tokens(self, session: ReferenceSession, hidden: Tensor) -> list[list[int]]:
         """Tokens [rows][n] that the model emits at states [rows, n, D] at the ceiling."""
-        session.state.work.count_readout("full", self.point.ceiling, hidden.shape[:-1].numel())
-        best = self.stepper.logits(hidden).max(dim=-1)
+        best = self._forward.probe.emit_logits(hidden, self.point.ceiling, session.state.work).max(dim=-1)
         if not math.isfinite(float(best.values.sum())):
             require_finite(best.values, "at the ceiling")
         tokens: list[list[int]] = best.indices.tolist()

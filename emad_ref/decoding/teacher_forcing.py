@@ -168,11 +168,9 @@ def _force_layerwise(
     block makes of it is dropped. Prompts run to the ceiling.
     """
     stepper, point = decoder.stepper, decoder.point
-    probe, translators, work = (
-        make_probe(stepper, point),
-        get_point_translators(stepper, point),
-        Work.none(stepper.layers),
-    )
+    probe = make_probe(stepper, point)
+    translators = get_point_translators(stepper, point)
+    work = Work.none(stepper.layers)
 
     def index(numbers: Ints) -> Tensor:
         return torch.from_numpy(numbers).to(stepper.device)

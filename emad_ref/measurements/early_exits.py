@@ -443,10 +443,8 @@ class EarlyExitMeasurements:
         return {task: reason for task, reason in reasons.items() if reason}
 
     def _not_solved(self, task: str) -> str:
-        score, guess = (
-            self.answer_at_point(task, self.full_depth_point).exited.score,
-            self.task_items.compute_guess_scores(task),
-        )
+        score = self.answer_at_point(task, self.full_depth_point).exited.score
+        guess = self.task_items.compute_guess_scores(task)
         rng = np.random.default_rng(self.subject.seed)
         beaten = estimate_score_difference(
             score, score.with_values(guess), threshold=0.0, rng=rng, unit="score above a guess"

@@ -50,7 +50,7 @@ from emad_ref.screening.exit_families import (
 from emad_ref.screening.guarantee import excess_loss
 from emad_ref.screening.screen import screen
 from emad_ref.screening.selection import PointSelector, replay_split_columns
-from emad_ref.screening.settings import ScreeningSettings, default_window_size
+from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.traces import ScreeningText, SplitTraces, TooLittleText, take_split_traces
 from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline
 from emad_ref.statistics.units import ByDocument
@@ -107,10 +107,8 @@ class ExitEvaluation:
         if path is not None:
             return self._brought(path)
         documents, seed = DOCUMENTS[subject.budget.name], subject.seed
-        window = default_window_size(subject.loaded.geometry)
-        settings = ScreeningSettings(
-            corpus=subject.corpus, data=subject.data, documents=documents, seed=seed, window=window
-        )
+        settings = ScreeningSettings(corpus=subject.corpus, data=subject.data, seed=seed)
+        settings = settings.for_model(subject.loaded.geometry, documents)
         try:
             return screen(subject.loaded, settings, progress=True).attach(subject.loaded)
         except (TooLittleText, EmptyCorpus) as error:
@@ -198,11 +196,9 @@ class ExitEvaluation:
         """Costs of the exit's own point as it decodes, everything charged."""
         if self.recommended_point is None:
             return None
-        stepper, geometry, sequences = (
-            self.subject.stepper,
-            self.subject.loaded.geometry,
-            self._traces.evaluation_windows,
-        )
+        stepper = self.subject.stepper
+        geometry = self.subject.loaded.geometry
+        sequences = self._traces.evaluation_windows
         return self.make_document_costs(
             self.recommended_point.name,
             teacher_forced_columns(stepper, geometry, sequences, self.recommended_point, self._fed),

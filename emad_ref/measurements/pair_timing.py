@@ -251,10 +251,8 @@ class PairLatencyBenchmark:
             AuditRefutedError: as ``switching_timings``; or EMAD's tokens, depths or work do not match its record.
             SubprocessFailed: as ``switching_timings``.
         """
-        timed, large = (
-            self._raced(partial(make_emad_and_speculative_arms, point=point)),
-            self._models.large.subject,
-        )
+        timed = self._raced(partial(make_emad_and_speculative_arms, point=point))
+        large = self._models.large.subject
         with large.open_decoder(large.full_depth_point) as verifier, large.open_decoder(point) as emad:
             self.require_lossless(timed, verifier.capabilities)
             self._require_claimed(timed, point, emad.capabilities)

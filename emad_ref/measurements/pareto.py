@@ -205,11 +205,9 @@ class FamilyComparison:
         return {each.level: each.estimate for each in comparisons if each.estimate is not None}
 
     def _row(self, name: str, front: FamilyFront, saving: float, over: Estimate | None) -> dict[str, Any]:
-        mixed, columns, by = (
-            front.mix_per_draw(saving),
-            self.compute_family_columns(name, "evaluate"),
-            self.choose_criterion(name),
-        )
+        mixed = front.mix_per_draw(saving)
+        columns = self.compute_family_columns(name, "evaluate")
+        by = self.choose_criterion(name)
         tokens = int(self.evaluation_trace.sequence_lengths.sum())
 
         def mean(values: Floats) -> tuple[float, float]:
@@ -296,10 +294,8 @@ class BaselineComparison(FamilyComparison):
                 f"{subject.name}: early exit: {rule} is not on the Pareto table: {reason}"
                 for rule, reason in self.confidence_rules.refused.items()
             ]
-            early, windows = (
-                self.confidence_rules.make_pareto_rows(seed),
-                self.confidence_rules.evaluation_trace.n_sequences,
-            )
+            early = self.confidence_rules.make_pareto_rows(seed)
+            windows = self.confidence_rules.evaluation_trace.n_sequences
             titled[f"early exits at equal net FLOPs on the first {windows} windows of {subject.corpus}"] = early
         if not rows:
             notes.append(f"{subject.name}: no point of any sweep saves 15 % of FLOPs net")

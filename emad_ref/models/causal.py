@@ -170,7 +170,7 @@ class CausalStepper(StepperAliases):
     ----------
     device : torch.device
         Device of the head, of token ids, states and logits.
-    places : tuple of torch.device
+    devices : tuple of torch.device
         Devices of the blocks.
 
     Raises

@@ -38,19 +38,19 @@ class Stepper(Protocol):
     ----------
     device, dtype : torch.device, torch.dtype
         The head's; token ids go in there, states and logits come out there.
-    places : tuple of torch.device
+    devices : tuple of torch.device
         Devices of the blocks.
     layers : int
         L, the decoder's blocks.
-    vocabulary : int
+    vocabulary_size : int
         V.
     geometry : Geometry
         Sizes, for FLOPs.
     max_positions : int
         Number of supported positions.
-    kernel : str
+    attention_kernel : str
         Attention kernel, ``sdpa`` or ``eager``.
-    softcap : float or None
+    logit_softcap : float or None
         Cap c on logits, c·tanh(z/c).
     unembedding : Tensor [V, E]
         Rows of the head.

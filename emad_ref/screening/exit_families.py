@@ -30,7 +30,7 @@ OWN_HEAD, TUNED_LENS = "own head", "tuned lens"
 class ExitFamily:
     """One family of the table. ``dials``: the same rule at several sets of probes; ``points``: single points instead.
 
-    ``readout``: ``OWN`` or ``TUNED_LENS``. ``depth``: ``free``, ``monotone``, ``in chunks``, ``by position``,
+    ``readout``: ``OWN_HEAD`` or ``TUNED_LENS``. ``depth``: ``free``, ``monotone``, ``in chunks``, ``by position``,
     ``fixed``.
     """
 

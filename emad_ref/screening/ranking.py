@@ -217,10 +217,8 @@ def compute_savings_figure(
         for split, trace in through.items():
             through[split], gate = restrict_gate_to_probes(trace, fitted.gate, lens_layers, probes)
     before = ReadoutSplit(through["chosen"], chosen.text.document_of_window)
-    tuned, own = (
-        ReadoutSplit(through["judged"], judged.text.document_of_window),
-        ReadoutSplit(judged.own, judged.text.document_of_window),
-    )
+    tuned = ReadoutSplit(through["judged"], judged.text.document_of_window)
+    own = ReadoutSplit(judged.own, judged.text.document_of_window)
     families = [
         *compare_criteria(before, tuned, geometry, probes, gate, called=TUNED_LENS),
         *compare_oracles(tuned, geometry, monotone=True, probes=probes, called=TUNED_LENS),

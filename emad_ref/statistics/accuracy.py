@@ -183,10 +183,8 @@ def items_needed_to_decide(
 
     None if ``most`` items would not suffice: the shares lie on the threshold.
     """
-    shares, independent = (
-        _discordant_shares(reference_correct, candidate_correct),
-        len(reference_correct.independent_values),
-    )
+    shares = _discordant_shares(reference_correct, candidate_correct)
+    independent = len(reference_correct.independent_values)
 
     def decides(items: int) -> bool:
         return min(replace(shares, n=max(1, items * shares.n // independent)).tails(threshold)) <= error
@@ -303,8 +301,8 @@ class TaskAccuracy:
     Raises:
         BadArgument: a guess or a saving that is no share.
 
-    >>> nobody = ByItem.from_independent_items(np.zeros(4, dtype=bool))
-    >>> TaskAccuracy(nobody, nobody, guess=0.25, saving=0.004).exclusion_reason
+    >>> none_right = ByItem.from_independent_items(np.zeros(4, dtype=bool))
+    >>> TaskAccuracy(none_right, none_right, guess=0.25, saving=0.004).exclusion_reason
     'not solved: 0.0 % right, 25.0 % by guessing; not exercised: saves 0.4 %'
     """
 

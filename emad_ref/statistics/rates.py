@@ -412,10 +412,8 @@ def estimate_rank_correlation(
     if np.isnan(without).any():
         reason = "one document holds all the spread there is"
         return Estimate(value, -1.0, 1.0, documents, 1.0, 1.0, "Spearman ρ", reason, ByDocument.noun)
-    whole, parts = (
-        np.arctanh(np.clip([value], -LARGEST_RHO, LARGEST_RHO))[0],
-        np.arctanh(np.clip(without, -LARGEST_RHO, LARGEST_RHO)),
-    )
+    whole = np.arctanh(np.clip([value], -LARGEST_RHO, LARGEST_RHO))[0]
+    parts = np.arctanh(np.clip(without, -LARGEST_RHO, LARGEST_RHO))
     pseudo = ByDocument(documents * whole - (documents - 1) * parts, np.unique(document.number))
     ones = pseudo.with_values(np.ones(documents))
     estimate = mean_rate(pseudo, ones, threshold=math.atanh(threshold), rng=rng, unit="Spearman ρ")

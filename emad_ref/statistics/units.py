@@ -76,7 +76,7 @@ class ByDocument(Units):
         if len(np.unique(self.number)) < len(self.number):
             entries, documents = len(self.number), len(np.unique(self.number))
             expected = f"one entry for each of {documents} documents"
-            raise BadArgument("number", f"{entries} entries", expected, "sum windows first: ByDocument.summed")
+            raise BadArgument("number", f"{entries} entries", expected, "sum windows first: ByDocument.from_windows")
 
     @classmethod
     def from_whole_documents(cls, values: NDArray[Any]) -> ByDocument:

@@ -121,10 +121,8 @@ def criterion_points(
         elif signal.is_learned and gate is None:
             continue
         else:
-            thresholds, estimator = (
-                ((signal.unreachable_threshold,) * len(probes),),
-                gate if signal.is_learned and gate else EntropyEstimator(),
-            )
+            thresholds = ((signal.unreachable_threshold,) * len(probes),)
+            estimator = gate if signal.is_learned and gate else EntropyEstimator()
             never = OperatingPoint(
                 signal.label, signal.label, layers, layers, tuple(probes), thresholds, schedule, estimator, signal.name,
                 lens=lens,

@@ -528,10 +528,8 @@ class EngineClient:
         interface, began = self.interface, time.perf_counter()
 
         def ask(history: Ints, left: int, seed: int) -> ReplyPart[TokenArrivals]:
-            body, before_s = (
-                interface.build_request_body(history, left, stop, temperature, seed),
-                time.perf_counter() - began,
-            )
+            body = interface.build_request_body(history, left, stop, temperature, seed)
+            before_s = time.perf_counter() - began
             if not stream:
 
                 def read(reply: Mapping[str, Any]) -> ReplyPart[TokenArrivals]:

@@ -33,18 +33,14 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     subject = emad_evidence.subject
     point = subject.full_depth_point if full else emad_evidence.replay_validity.probing_point
     temperature = float(emad_rng.uniform(*TEMPERATURES[warmth]))
-    different, new = (
-        subject.scale_by_audit_share(DIFFERENT, FEWEST),
-        subject.scale_by_audit_share(NEW, FEWEST_NEW[warmth]),
-    )
+    different = subject.scale_by_audit_share(DIFFERENT, FEWEST)
+    new = subject.scale_by_audit_share(NEW, FEWEST_NEW[warmth])
     prompts, _ = subject.draw_prompts(emad_rng, subject.draw_short_lengths(emad_rng, different, new), 1)
     prompts = [prompts[0], *prompts]
     seeds, coldest_seeds = SEEDS[f"{warmth}, full" if full else warmth], COLDEST
     if subject.has_reference_decoder:
-        seeds, coldest_seeds = (
-            subject.scale_by_audit_share(min(seeds, OWN_SEEDS), 2),
-            subject.scale_by_audit_share(OWN_COLDEST, 1),
-        )
+        seeds = subject.scale_by_audit_share(min(seeds, OWN_SEEDS), 2)
+        coldest_seeds = subject.scale_by_audit_share(OWN_COLDEST, 1)
     seeds = min(seeds, max(FEWEST_SEEDS, MOST_LOGITS // (subject.stepper.vocabulary_size * len(prompts) * new)))
     first, *others = (int(seed) for seed in emad_rng.choice(2**16, seeds, replace=False))
 

@@ -33,12 +33,8 @@ def test_forced_depths_are_obeyed_and_rising_ones_refused(
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.subject.full_depth_point
     lengths = subject.draw_short_lengths(emad_rng, ROWS, FED)
-    with subject.open_with_drawn_prompts(point, emad_rng, lengths, FED, forces=forces) as (
-        under_test,
-        prompts,
-        continuation,
-    ):
-        emad_audit(check_forced_depths(under_test, prompts, continuation, emad_rng))
+    with subject.open_with_drawn_prompts(point, emad_rng, lengths, FED, forces=forces) as opened:
+        emad_audit(check_forced_depths(*opened, emad_rng))
 
 
 @FORCES
@@ -47,12 +43,8 @@ def test_rollback_restores_tokens_cache_and_cap(
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.subject.full_depth_point
     lengths = subject.draw_short_lengths(emad_rng, ROWS, FED)
-    with subject.open_with_drawn_prompts(point, emad_rng, lengths, FED, forces=forces) as (
-        under_test,
-        prompts,
-        continuation,
-    ):
-        emad_audit(check_rollback(under_test, prompts, continuation))
+    with subject.open_with_drawn_prompts(point, emad_rng, lengths, FED, forces=forces) as opened:
+        emad_audit(check_rollback(*opened))
 
 
 @FORCES
@@ -61,12 +53,8 @@ def test_sessions_side_by_side_keep_to_themselves(
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.subject.full_depth_point
     lengths = subject.draw_short_lengths(emad_rng, ROWS, FED)
-    with subject.open_with_drawn_prompts(point, emad_rng, lengths, FED, forces=forces) as (
-        under_test,
-        prompts,
-        continuation,
-    ):
-        emad_audit(check_session_isolation(under_test, prompts, continuation, emad_rng))
+    with subject.open_with_drawn_prompts(point, emad_rng, lengths, FED, forces=forces) as opened:
+        emad_audit(check_session_isolation(*opened, emad_rng))
 
 
 def test_rows_of_a_batch_decide_alone(
@@ -74,9 +62,6 @@ def test_rows_of_a_batch_decide_alone(
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
     together = max(subject.budget.batch_sizes) + 1
-    with subject.open_with_drawn_prompts(point, emad_rng, subject.draw_short_lengths(emad_rng, together, NEW), 1) as (
-        under_test,
-        prompts,
-        _,
-    ):
+    lengths = subject.draw_short_lengths(emad_rng, together, NEW)
+    with subject.open_with_drawn_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(check_row_independence(under_test, prompts, NEW))

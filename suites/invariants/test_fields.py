@@ -74,22 +74,16 @@ def test_as_many_logits_are_shown_as_are_wanted(
     subject, full = emad_evidence.subject, case != "probing"
     point = subject.full_depth_point if full else emad_evidence.replay_validity.probing_point
     lengths = subject.draw_short_lengths(emad_rng, 1 if full else ROWS, SHOWN)
-    with subject.open_with_drawn_prompts(point, emad_rng, lengths, SHOWN, forces=case != "full") as (
-        under_test,
-        prompts,
-        continuation,
-    ):
-        emad_audit(check_last_logits(under_test, prompts, continuation, emad_rng))
+    with subject.open_with_drawn_prompts(point, emad_rng, lengths, SHOWN, forces=case != "full") as opened:
+        emad_audit(check_last_logits(*opened, emad_rng))
 
 
 def test_the_same_tokens_cost_the_same_at_every_point(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
-    point, source = (
-        emad_evidence.replay_validity.probing_point,
-        0 if subject.audit_source is None else len(subject.audit_source),
-    )
+    point = emad_evidence.replay_validity.probing_point
+    source = 0 if subject.audit_source is None else len(subject.audit_source)
     fed = min(COUNTED, subject.audited_window_size // 2)
     room = subject.audited_window_size - fed
     (prompt,), (continuation,) = subject.draw_prompts(emad_rng, [int(emad_rng.integers(room // 2, room))], fed)

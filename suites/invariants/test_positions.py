@@ -107,10 +107,8 @@ def test_forced_depths_are_obeyed_late_in_a_session(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
-    point, fed = (
-        subject.full_depth_point,
-        min(subject.scale_by_audit_share(LONG, LONG_AT_LEAST), subject.audited_window_size // 2),
-    )
+    point = subject.full_depth_point
+    fed = min(subject.scale_by_audit_share(LONG, LONG_AT_LEAST), subject.audited_window_size // 2)
     drawn = draw_short_lengths(emad_rng, 3, subject.audited_window_size - fed)
     with subject.open_with_drawn_prompts(point, emad_rng, drawn, fed) as (under_test, prompts, continuation):
         emad_audit(check_forced_depths(under_test, prompts, continuation, emad_rng))

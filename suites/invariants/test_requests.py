@@ -63,19 +63,14 @@ def test_batches_as_large_as_verdicts_read_decide_row_by_row(
 ) -> None:
     """One row more than the largest, and a drawn number of rows below it; through ``generate`` alone, also few rows."""
     subject = emad_evidence.subject
-    point, most = (
-        full_or_probing_point(emad_evidence, case != "probing"),
-        max(FEWEST, emad_evidence.max_request_rows) + 1,
-    )
+    point = full_or_probing_point(emad_evidence, case != "probing")
+    most = max(FEWEST, emad_evidence.max_request_rows) + 1
     counts = [most, int(emad_rng.integers(FEWEST, most))]
     if case == "full":
         together = TOGETHER[: subject.scale_by_audit_share(len(TOGETHER), 2)]
         counts, most = [*counts, *together], max(most, *together)
-    with subject.open_with_drawn_prompts(point, emad_rng, subject.draw_short_lengths(emad_rng, most, BATCHED), 1) as (
-        under_test,
-        prompts,
-        _,
-    ):
+    lengths = subject.draw_short_lengths(emad_rng, most, BATCHED)
+    with subject.open_with_drawn_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(check_batches(under_test, prompts, counts, BATCHED, sessions=case != "full"))
 
 

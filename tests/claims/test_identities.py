@@ -61,10 +61,8 @@ def test_logits_at_drawn_depths_are_the_full_models(nano: LoadedModel):
 
 def test_depths_that_rise_are_made_to_fall_and_the_prompt_is_compared_too(nano: LoadedModel):
     evidence = ModelMeasurements(nano, STUDY, RunResources())
-    some, same = (
-        identities.measure_logit_differences(evidence, [4, 2, 3, 1], 7),
-        identities.measure_logit_differences(evidence, [4, 2, 2, 1], 7),
-    )
+    some = identities.measure_logit_differences(evidence, [4, 2, 3, 1], 7)
+    same = identities.measure_logit_differences(evidence, [4, 2, 2, 1], 7)
     assert some.shape == (5,)
     assert some.tolist() == same.tolist()
 

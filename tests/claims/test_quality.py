@@ -228,10 +228,8 @@ def test_a_rise_of_hundreds_of_nats_is_falsified_with_a_finite_number(nats):
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_names_the_document(wrong):
-    full, tokens = (
-        ByDocument.from_whole_documents(np.full(40, 200.0)),
-        ByDocument.from_whole_documents(np.full(40, 100)),
-    )
+    full = ByDocument.from_whole_documents(np.full(40, 200.0))
+    tokens = ByDocument.from_whole_documents(np.full(40, 100))
     broken = full.with_values(np.where(np.arange(40) == 17, wrong, 200.0))
     with pytest.raises(BadArgument, match=r"nll_candidate\[17\]=(nan|inf), but expected a finite number; look at doc"):
         f1(PointMeasurements("p", 0.5, {"world": (broken, full, tokens)}, point().tasks))

@@ -108,10 +108,8 @@ def test_all_logits_at_full_rank_give_the_full_entropy(head, softcap):
 @pytest.mark.parametrize("k", [1, 8, 64])
 def test_full_rank_with_few_logits_is_topk(head, k):
     rows, bias, states = head
-    topk, lowrank = (
-        TopKEntropy(ExactIndex(rows, bias), k, VOCABULARY),
-        LowRankEntropy(low_rank_factors(rows, WIDTH), k, bias),
-    )
+    topk = TopKEntropy(ExactIndex(rows, bias), k, VOCABULARY)
+    lowrank = LowRankEntropy(low_rank_factors(rows, WIDTH), k, bias)
     assert float((topk(states)[0] - lowrank(states)[0]).abs().max()) <= 1e-5
 
 

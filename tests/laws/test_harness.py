@@ -178,10 +178,8 @@ def test_generation_at_an_adaptive_point_is_the_decoders_own(loaded):
 def test_padding_is_never_seen_by_a_rule(loaded):
     """What stands beside an input, and how long it is, changes none of its readouts."""
     short, long = ForcedInput((5, 6, 7, 8), 2, (9,)), ForcedInput(tuple(range(20, 60)), 3, (61,))
-    alone, beside = (
-        trace_required_layers(loaded.stepper, EARLY, [short]),
-        trace_required_layers(loaded.stepper, EARLY, [long, short]),
-    )
+    alone = trace_required_layers(loaded.stepper, EARLY, [short])
+    beside = trace_required_layers(loaded.stepper, EARLY, [long, short])
     for name in ("entropy_nats", "nll_nats"):
         np.testing.assert_allclose(getattr(beside, name)[-2:], getattr(alone, name), rtol=1e-6)
     assert np.isfinite(beside.entropy_nats[:, [3, 7]]).all()

@@ -275,11 +275,9 @@ def test_what_is_taken_is_what_was_shown_and_compared() -> None:
     decoder = WalkedDecoder(CausalStepper(small_model("gpt_neox")), point, max_rows=2)
     prompts = [Prompt(np.arange(5)), Prompt(np.arange(3))]
     record = decoder.generate(prompts, 6, frozenset())
-    margin, room, depth = (
-        logit_margins(decoder, prompts, record.emitted),
-        threshold_distances(record, point),
-        emitted_depths(record),
-    )
+    margin = logit_margins(decoder, prompts, record.emitted)
+    room = threshold_distances(record, point)
+    depth = emitted_depths(record)
     for row, prompt in enumerate(prompts):
         session, step = decoder.start([prompt])
         for at, token in enumerate(record.emitted[row]):

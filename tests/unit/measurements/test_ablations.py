@@ -251,10 +251,8 @@ def test_rows_may_be_read_off_another_trace_of_the_same_windows(run: ModelMeasur
     trace = run.entropy_estimates.take_estimator_trace("evaluate", run.study.budget.evaluate, [estimator])
     point = replace(run.traces.profile.point(0.05), estimator=estimator)
     table = AblationRows(run, np.random.default_rng(0))
-    (full,), (whole,) = (
-        table.make_point_rows([run.traces.profile.point(0.05)], {}),
-        table.make_point_rows([point], {}, trace),
-    )
+    (full,) = table.make_point_rows([run.traces.profile.point(0.05)], {})
+    (whole,) = table.make_point_rows([point], {}, trace)
     assert whole["mean depth"] == pytest.approx(full["mean depth"], rel=1e-3)  # K = V: the same entropy, but rounding
     with pytest.raises(ValueError, match="trace it too"):
         table.make_point_rows([point], {})
@@ -397,10 +395,8 @@ def test_a_fit_is_the_worst_probe_of_an_estimator_before_and_after_its_line(
 ) -> None:
     estimator, at = named(estimated, name), [0.0, 0.1]
     fit = estimated.measure_agreement(estimator, at)
-    raw, full = (
-        raw_columns(run, estimator),
-        run.entropy_estimates.select_probe_columns(run.traces.evaluation.entropy_nats),
-    )
+    raw = raw_columns(run, estimator)
+    full = run.entropy_estimates.select_probe_columns(run.traces.evaluation.entropy_nats)
     slope, intercept = np.array(estimator.correction).T
     mended = slope * raw + intercept
     targets = np.array(run.traces.profile.targets_nats)
@@ -545,10 +541,8 @@ def test_every_stride_has_a_profile_of_its_own_and_the_default_is_among_them(run
 
 
 def test_conditioning_counts_bins_that_fell_back_and_names_them(run: ModelMeasurements) -> None:
-    found, notes = (
-        shown(run, ablations.ablate_conditioning),
-        ablations.ablate_conditioning(run, np.random.default_rng(0)).notes,
-    )
+    found = shown(run, ablations.ablate_conditioning)
+    notes = ablations.ablate_conditioning(run, np.random.default_rng(0)).notes
     by_name = {row["features"]: row for row in found}
     assert len(by_name) == 1 + len(ablations.CONDITIONINGS)
     profile = run.traces.calibrate_profile(features=("position",))

@@ -239,10 +239,8 @@ def test_where_a_family_falls_short_on_evaluation_all_save_what_it_reaches(sweep
 
 def test_rows_say_which_mixture_of_points_and_what_it_does_on_evaluation(sweeps: BaselineComparison) -> None:
     (row,) = [row for row in sweeps.make_pareto_rows(0, (0.30,)) if row["family"] == "fixed truncation"]
-    front, found = (
-        sweeps.make_family("fixed truncation").front,
-        sweeps.compute_family_columns("fixed truncation", "evaluate"),
-    )
+    front = sweeps.make_family("fixed truncation").front
+    found = sweeps.compute_family_columns("fixed truncation", "evaluate")
     mixed = front.mix_per_draw(row["net reduction %"])
     assert row["point"] == front.describe_mixture(mixed)
     assert (row["documents"], row["windows"], row["chosen by"]) == (SEQUENCES // 2, SEQUENCES, "perplexity")
@@ -457,10 +455,8 @@ def test_the_gain_is_what_the_cheapest_margin_within_bounds_on_validation_saves_
 
 def test_a_dot_has_the_slope_of_the_profile_by_document() -> None:
     evidence = small_evidence()
-    found, traces = (
-        measure_profile_flatness(evidence.traces, evidence.baseline_comparison, np.random.default_rng(3)),
-        evidence.traces,
-    )
+    found = measure_profile_flatness(evidence.traces, evidence.baseline_comparison, np.random.default_rng(3))
+    traces = evidence.traces
     expected = estimate_entropy_slope(*traces.entropy_sums, threshold=0.0, rng=np.random.default_rng(3))
     assert found.slope == expected
     assert (found.model, found.corpus) == ("small", "self")

@@ -112,12 +112,10 @@ def test_generate_of_transformers_takes_it(model, found):
 
 
 def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, capsys):
-    model.tokenizer, model.opening_token_id, model.end_token_ids, model.geometry = (
-        Letters(),
-        0,
-        frozenset({0}),
-        model.stepper.geometry,
-    )
+    model.tokenizer = Letters()
+    model.opening_token_id = 0
+    model.end_token_ids = frozenset({0})
+    model.geometry = model.stepper.geometry
     monkeypatch.setattr(loading, "load", lambda name: model)
     monkeypatch.setattr(cli, "require_weights_available", lambda name: None)
     save_exit(tmp_path / "e", found)
@@ -140,12 +138,10 @@ def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, c
 @pytest.mark.parametrize("copied", [0, 4])
 @pytest.mark.parametrize("options", [(), ("--temperature", "0.8", "--seed", "3")], ids=["greedy", "sampled"])
 def test_what_is_drafted_is_the_models_own_output(model, found, tmp_path, monkeypatch, capsys, options, copied):
-    model.tokenizer, model.opening_token_id, model.end_token_ids, model.geometry = (
-        Letters(),
-        0,
-        frozenset({0}),
-        model.stepper.geometry,
-    )
+    model.tokenizer = Letters()
+    model.opening_token_id = 0
+    model.end_token_ids = frozenset({0})
+    model.geometry = model.stepper.geometry
     monkeypatch.setattr(loading, "load", lambda name: model)
     monkeypatch.setattr(cli, "require_weights_available", lambda name: None)
     gate = replace(found.fitted.gate, weights=found.fitted.gate.weights[:1])

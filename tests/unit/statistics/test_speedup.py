@@ -37,10 +37,8 @@ def test_speedup_is_the_geometric_mean_of_the_pairs():
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=2, max_size=20))
 def test_swapping_timing_arms_inverts_the_ratio(pairs):
     a, b = (ByPair(column) for column in np.array(pairs).T)
-    there, back = (
-        estimate_speedup_per_request(a, b, threshold=1.1),
-        estimate_speedup_per_request(b, a, threshold=1 / 1.1),
-    )
+    there = estimate_speedup_per_request(a, b, threshold=1.1)
+    back = estimate_speedup_per_request(b, a, threshold=1 / 1.1)
     assert there.value == pytest.approx(1 / back.value)
     assert there.p_above == pytest.approx(back.p_below, abs=1e-9)
 
@@ -141,10 +139,8 @@ def test_the_unit_is_the_process_where_pairs_of_one_agree_and_processes_differ()
     alone = estimate_total_speedup(ByPair(ratios * noise), ByPair(np.ones(40)))
     assert found.value == alone.value
     assert found.n == 40
-    totals, inflation = (
-        (ratios * noise).reshape(4, 10).mean(1),
-        measure_steadiness(ratios * noise, np.ones(40)).variance_inflation,
-    )
+    totals = (ratios * noise).reshape(4, 10).mean(1)
+    inflation = measure_steadiness(ratios * noise, np.ones(40)).variance_inflation
     low, high = stats.t.interval(0.95, 3, totals.mean(), stats.sem(totals) * math.sqrt(inflation))
     assert (found.low, found.high) == pytest.approx((max(0.0, low), high))
     assert found.low < alone.low < alone.high < found.high
@@ -154,10 +150,8 @@ def test_the_unit_is_the_process_where_pairs_of_one_agree_and_processes_differ()
 
 def test_processes_that_agree_by_chance_make_nothing_surer_than_their_pairs():
     a, b = np.tile([0.9, 1.3], 20) * np.exp(0.001 * np.random.default_rng(0).standard_normal(40)), np.ones(40)
-    found, alone = (
-        estimate_total_speedup(in_processes(a, 4), in_processes(b, 4)),
-        estimate_total_speedup(ByPair(a), ByPair(b)),
-    )
+    found = estimate_total_speedup(in_processes(a, 4), in_processes(b, 4))
+    alone = estimate_total_speedup(ByPair(a), ByPair(b))
     by_process = estimate_total_speedup(ByPair(a.reshape(4, 10).sum(1)), ByPair(b.reshape(4, 10).sum(1)))
     assert alone.low < by_process.low
     assert (found.low, found.high, found.p_above) == (alone.low, alone.high, alone.p_above)
