@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from _pytest.junitxml import xml_key  # pytest offers class names to no hook
 
+from emad_ref.errors import escape_unsafe
 from emad_ref.files import BadFile, append_text, read_bytes, write_atomically
 from emad_ref.report.deselection import PREFIX, describe_deselections
 from emad_ref.report.provenance import (
@@ -56,7 +57,7 @@ from pytest_emad.recorder import (
     is_record,
     iterate_records,
 )
-from pytest_emad.terminal import drop_own_warnings, format_claims, worst_verdict_markup, write_summary
+from pytest_emad.terminal import COLOURS, drop_own_warnings, format_claims, worst_verdict_markup
 
 if TYPE_CHECKING:
     from emad_ref.report.page import WrittenPages
@@ -534,7 +535,23 @@ class ReportPlugin:
             for place in self._places():
                 terminalreporter.line(f"emad: {place}")
         else:
-            write_summary(terminalreporter, self._last, list(self._places()), self.config.get_verbosity())
+            self._print_summary(terminalreporter, self._last)
+
+    def _print_summary(self, terminal: pytest.TerminalReporter, report: Mapping[str, Any]) -> None:
+        """Print at most forty lines of summary. ``-v`` adds every row before it; ``-vv`` adds legs and tables."""
+        from emad_ref.console import set_ascii_fallback
+        from emad_ref.report.summary import build_run_summary, summary_lines  # tabulate: not at the start of every run
+
+        writer = self.config.get_terminal_writer()
+        set_ascii_fallback(writer._file)
+        for title, text in _verbose_sections(report, writer.fullwidth, self.config.get_verbosity()):
+            terminal.section(title)
+            terminal.line(escape_unsafe(text))
+        lines = summary_lines(build_run_summary(report), writer.fullwidth, list(self._places()))
+        if report["claims"]:
+            terminal.section(f"emad: {', '.join(report['settings']['models'])}")
+        for line, tone in lines:
+            terminal.line(escape_unsafe(line), **COLOURS.get(tone, {}))
 
     def _places(self) -> Iterator[str]:
         """A sentence per file of the report; paths are relative to the folder of the call if they lie below it."""
@@ -545,6 +562,24 @@ class ReportPlugin:
             yield f"the finished report in {folder} stays: this run did not start"
         if self._pages is not None:
             yield f"beside it {self._pages}"
+
+
+def _verbose_sections(report: Mapping[str, Any], width: int, verbosity: int) -> Iterator[tuple[str, str]]:
+    """(title, text) of each section that stands before the summary."""
+    from emad_ref.report.tables import format_note, format_sections, format_text_table, leg_rows
+
+    updated = [entry for entry in report["goldens"] if entry["outcome"] in ("added", "changed")]
+    if updated:  # shown at every verbosity: the user asked for this update
+        yield "emad goldens updated", "\n".join(f"{entry['outcome']}: {entry['id']}" for entry in updated)
+    if verbosity < 1:
+        return
+    tables = report["tables"] if verbosity > 1 else []
+    yield from format_sections(report["points"], tables, report["claims"], report["notes"], width)
+    for claim in report["claims"] if verbosity > 1 else []:
+        if claim["legs"]:
+            yield f"{claim['id']} on {claim['model']}", format_text_table(leg_rows(claim["legs"]), width)
+    if report["run"]["failures"]:
+        yield "emad: why the run fails", "\n".join(format_note(reason, width) for reason in report["run"]["failures"])
 
 
 def _display_path(path: Path, config: pytest.Config) -> Path:

@@ -12,16 +12,26 @@ from typing import Any
 
 import pytest
 
+from emad_ref.claims.base import About, Suite, find_questions
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR, NOT_OF_TIER
 from emad_ref.report.tiers import STATED_CLAIM, is_tier_test, parse_test_parameters
-from emad_ref.statistics.verdicts import EXIT_PREFIX, Claim
+from emad_ref.statistics.verdicts import EXIT_PREFIX, Claim, load_register
 from pytest_emad import environment
 from pytest_emad.environment import is_shipped_test, shipped_file_name
 from pytest_emad.options import RunSettings
 
 EXIT_FIXTURE = "emad_exit"  # the fixture with the exit of --emad-exit
 PAIR_FIXTURES = frozenset({"emad_pair", "emad_pair_names"})  # the fixtures with the pair of --emad-pair
+
+
+def claim_pytest_params(suite: Suite, *about: About) -> list[Any]:
+    """One parameter per claim that ``suite`` asks of such evidence, in the register's order, marked by its question."""
+    return [
+        pytest.param(claim, marks=pytest.mark.emad(claim=claim, budget=question.budget, measures=question.measures))
+        for claim, question in find_questions(load_register()).items()
+        if question.suite == suite and question.about in about
+    ]
 
 
 def emad_marker_arguments(item: pytest.Item) -> dict[str, Any]:

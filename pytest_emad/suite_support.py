@@ -1,6 +1,6 @@
-"""What suite files call: claims as test parameters, an audit's finding, benchmark rows.
+"""What suite files call: an audit's finding, benchmark rows.
 
-``claim_pytest_params`` makes one parameter per claim of a suite. ``Auditor`` fails the test on a finding, warns, or
+``Auditor`` fails the test on a finding, warns, or
 records a count of ties. ``CLOCK`` hands pytest-benchmark the durations that the paired clock measured, because its own
 loop times one arm after the other, which drift makes incomparable.
 """
@@ -26,23 +26,12 @@ from emad_ref.audit.token_comparison import (
     golden_thresholds,
     largest_threshold_change,
 )
-from emad_ref.claims.base import About, Suite, find_questions
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
-from emad_ref.statistics.verdicts import load_register
 from pytest_emad.options import RunSettings
 from pytest_emad.recorder import EmadWarning, Recorder
 
 Ask = Callable[..., None]  # asks a claim, by id, of the evidence that a fixture holds, and records the answer
-
-
-def claim_pytest_params(suite: Suite, *about: About) -> list[Any]:
-    """One parameter per claim that ``suite`` asks of such evidence, in the register's order, marked by its question."""
-    return [
-        pytest.param(claim, marks=pytest.mark.emad(claim=claim, budget=question.budget, measures=question.measures))
-        for claim, question in find_questions(load_register()).items()
-        if question.suite == suite and question.about in about
-    ]
 
 
 class Auditor:

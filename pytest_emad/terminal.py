@@ -1,4 +1,4 @@
-"""Terminal output of a run: the header, a line per decided claim, progress bars, and the summary.
+"""Terminal output of a run: the header, a line per decided claim, progress bars, threads that keep the process alive.
 
 pytest captures standard error while tests run. If standard error is a terminal, a second descriptor, opened before
 capture starts, shows progress bars live. Elsewhere bars stay in the captured output.
@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO, cast
 
 import pytest
@@ -54,51 +54,6 @@ def format_header(settings: RunSettings, decoder: str) -> list[str]:
         parts.append(f"UPDATING goldens in {settings.golden}")
     waived = [f"emad: waived {of}: {escape_unsafe(reason, MAX_WAIVER_LENGTH)}" for of, reason in settings.waive]
     return [escape_unsafe(line) for line in (f"emad: {'; '.join(parts)}", f"emad: decoder: {decoder}", *waived)]
-
-
-def write_summary(
-    terminal: pytest.TerminalReporter, report: Mapping[str, Any], places: Sequence[str], verbosity: int
-) -> None:
-    """Write the summary of at most forty lines. ``-v`` adds every row before it; ``-vv`` adds legs and tables.
-
-    Parameters
-    ----------
-    report
-        The content of ``report.json``.
-    places
-        A sentence per file of the report, saying where it is.
-    """
-    from emad_ref.console import set_ascii_fallback
-    from emad_ref.report.summary import build_run_summary, summary_lines  # tabulate: not at the start of every run
-
-    set_ascii_fallback(terminal.config.get_terminal_writer()._file)
-    width = terminal.config.get_terminal_writer().fullwidth
-    for title, text in _verbose_sections(report, width, verbosity):
-        terminal.section(title)
-        terminal.line(escape_unsafe(text))
-    found = summary_lines(build_run_summary(report), width, places)
-    if report["claims"]:
-        terminal.section(f"emad: {', '.join(report['settings']['models'])}")
-    for line, tone in found:
-        terminal.line(escape_unsafe(line), **COLOURS.get(tone, {}))
-
-
-def _verbose_sections(report: Mapping[str, Any], width: int, verbosity: int) -> Iterator[tuple[str, str]]:
-    """(title, text) of each section that stands before the summary."""
-    from emad_ref.report.tables import format_note, format_sections, format_text_table, leg_rows
-
-    updated = [entry for entry in report["goldens"] if entry["outcome"] in ("added", "changed")]
-    if updated:  # shown at every verbosity: the user asked for this update
-        yield "emad goldens updated", "\n".join(f"{entry['outcome']}: {entry['id']}" for entry in updated)
-    if verbosity < 1:
-        return
-    tables = report["tables"] if verbosity > 1 else []
-    yield from format_sections(report["points"], tables, report["claims"], report["notes"], width)
-    for claim in report["claims"] if verbosity > 1 else []:
-        if claim["legs"]:
-            yield f"{claim['id']} on {claim['model']}", format_text_table(leg_rows(claim["legs"]), width)
-    if report["run"]["failures"]:
-        yield "emad: why the run fails", "\n".join(format_note(reason, width) for reason in report["run"]["failures"])
 
 
 def drop_own_warnings(terminal: pytest.TerminalReporter) -> None:

@@ -50,14 +50,15 @@ def ident(value: object) -> str:
 
 
 def test_contributings_map_names_what_is_there() -> None:
-    """Files, and in each of them the function or class that a row of the map names."""
+    """Files, and in each of them the function, class or method that a row of the map names."""
     _, _, chapter = PAGES["CONTRIBUTING.md"].partition("## Map")
     rows = [line for line in chapter.partition("\n## ")[0].splitlines() if line.startswith("| ")]
-    places = re.findall(r"`((?:emad_ref|pytest_emad|suites)/[\w/]+\.\w+)(?::(\w+))?`", "\n".join(rows))
+    places = re.findall(r"`((?:emad_ref|pytest_emad|suites)/[\w/]+\.\w+)(?::([\w.]+))?`", "\n".join(rows))
     assert len(places) > 20, "the map was not found"
     for file, name in places:
         source = (ROOT / file).read_text(encoding="utf-8")
-        assert not name or re.search(rf"^(?:def|class) {name}\b", source, re.MULTILINE), f"{file}:{name}"
+        for part in filter(None, name.split(".")):
+            assert re.search(rf"^ *(?:def|class) {part}\b", source, re.MULTILINE), f"{file}:{name}"
 
 
 # ---------------------------------------------------------------- what runs

@@ -313,6 +313,12 @@ def find_unmet_quality_premise(evidence: ModelMeasurements, asked: ClaimContext)
     return None
 
 
+def is_usable(verdict: Verdict, point: str) -> bool:
+    """Whether a verdict of ``decide_quality`` lets the point of this name stand: judged, and no leg of it falsified."""
+    outcomes = [leg.outcome for leg in verdict.legs if leg.name.startswith(f"{point}: ")]
+    return "falsified" not in outcomes and any(said in ("survived", "inconclusive") for said in outcomes)
+
+
 def make_model_question(
     claim: str,
     gather: Callable[[ModelMeasurements], Any],

@@ -106,12 +106,6 @@ def decide_quality(found: QualityEvidence, asked: ClaimContext, shown: int | Non
     return _with_worst(_with_unmeasured(verdict, found.unmeasured, claim), saving)
 
 
-def is_usable(verdict: Verdict, point: str) -> bool:
-    """Whether a verdict of ``decide_quality`` lets the point of this name stand: judged, and no leg of it falsified."""
-    outcomes = [leg.outcome for leg in verdict.legs if leg.name.startswith(f"{point}: ")]
-    return "falsified" not in outcomes and any(said in ("survived", "inconclusive") for said in outcomes)
-
-
 def _require_shares(points: Sequence[PointMeasurements]) -> None:
     for point in points:
         if not point.net_reduction <= 1:

@@ -20,8 +20,8 @@ from emad_ref.claims.base import (
     answer_unmet_exit_premise,
     decoder_unusable_reason,
     find_unmet_exit_premise,
+    is_usable,
 )
-from emad_ref.claims.quality import is_usable
 from emad_ref.decoding.teacher_forcing import teacher_forced_nll_sums
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.latency import (

@@ -10,8 +10,8 @@
 Symbols: ``depth`` is D_t, ``cap`` is D_{t-1} or the schedule's admission, ``signal`` is Ĥ. A row that stops leaves the
 batch for the layers above. The schedule's flow (``schedule.schedules``) settles the K/V that the cache still needs
 there; a schedule that never rises needs none. A full-softmax probe doubles as the output distribution of a row that
-stops there, so it is computed once. Any other estimator reads first, and the exit adds a full head. The step counts the
-work that it executes.
+stops there, so it is computed once. Other estimators (``probes.estimators``) read first, and the exit adds a full
+head. The step counts the work that it executes.
 """
 
 from __future__ import annotations

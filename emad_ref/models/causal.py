@@ -30,13 +30,7 @@ from emad_ref.models.families import (
     get_family,
     layer_attention_types,
 )
-from emad_ref.models.forward_context import (
-    CacheWriter,
-    ForwardContext,
-    LayerPlacement,
-    attention_mask,
-    make_forward_context,
-)
+from emad_ref.models.forward_context import ForwardContext, LayerPlacement, attention_mask, make_forward_context
 from emad_ref.models.fused_blocks import (
     AttentionInputs,
     FusedBlock,
@@ -49,7 +43,7 @@ from emad_ref.models.fused_blocks import (
 )
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.graph_capture import make_step_graphs
-from emad_ref.models.kv_cache import KVCache
+from emad_ref.models.kv_cache import CacheWriter, KVCache
 from emad_ref.models.placement import device_of, to_device, without_hooks, wrap_with_device_moves
 from emad_ref.models.stepper import (
     CHECKED_ROWS,

@@ -1,10 +1,9 @@
-"""One forward: its rows and positions, the writer of its K and V, and its attention masks."""
+"""One forward: its rows and positions, and its attention masks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from weakref import ref
 
 import numpy as np
 import torch
@@ -67,21 +66,6 @@ class ForwardContext:
         """int64 [rows, n] positions on ``device``, or [1, n] if all rows have the same."""
         slots = self.positions_on(device)
         return slots if self.start is None else slots[:1]
-
-
-class CacheWriter:
-    """Cache of a block: ``update`` stores at the forward's positions and returns all K and V to attend to.
-
-    It holds its context weakly: contexts hold their inputs, and in a cycle K/V would wait for the garbage collector.
-    """
-
-    def __init__(self, cache: KVCache, frame: ForwardContext):
-        self.cache, self._layers, self._frame = cache, cache.layers, ref(frame)
-
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        frame = self._frame()
-        assert frame is not None, "a frame that is run is held by its caller"
-        return self._layers[layer_idx].write(keys, values, frame)
 
 
 def make_forward_context(

@@ -52,7 +52,7 @@ class PackedQKV(NamedTuple):
 
 
 class KVWriter(Protocol):
-    """The cache of a fused step: ``models.forward_context.CacheWriter``, or a writer over other buffers."""
+    """The cache of a fused step: ``models.kv_cache.CacheWriter``, or a writer over other buffers."""
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, /) -> tuple[Tensor, Tensor]:
         """Store [rows, kv_heads, n, head_dim]; returns keys and values [rows, kv_heads, keys, head_dim]."""

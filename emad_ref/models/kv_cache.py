@@ -14,7 +14,8 @@ This module knows no model, no mask and no depth rule.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
+from weakref import ref
 
 import numpy as np
 import torch
@@ -233,6 +234,22 @@ class KVCache:
         if values.shape != (self.rows,) or (values < least).any():
             raise BadArgument(name, values.tolist(), f"{self.rows} values ≥ {least}, one per row")
         return values.tolist()
+
+
+class CacheWriter:
+    """Cache of a block, in the form that Transformers' modules take.
+
+    ``update`` stores at the forward's positions and returns all K and V to attend to. It holds its
+    context weakly: contexts hold their inputs, and in a cycle K/V would wait for the garbage collector.
+    """
+
+    def __init__(self, cache: KVCache, frame: CacheWrite):
+        self.cache, self._layers, self._frame = cache, cache.layers, ref(frame)
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        frame = self._frame()
+        assert frame is not None, "a frame that is run is held by its caller"
+        return self._layers[layer_idx].write(keys, values, frame)
 
 
 def _grow(buffer: Tensor, slots: int) -> Tensor:

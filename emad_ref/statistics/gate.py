@@ -4,7 +4,8 @@ A message is built from the form in ``report.json``, so a failing test, the summ
 the same text. pytest and the ``emad`` command share the rules:
 
 - gate ``paper``: the row gates (register, or named by the user) and is falsified, or is inconclusive and that fails;
-- gate ``decoder``: the same for the rows that depend on the decoder; ``METHOD_ROWS`` are reported and do not gate;
+- gate ``decoder``: the same for the rows that depend on the decoder; ``METHOD_ROWS`` are reported and do not gate
+  (the run's register says so: ``pytest_emad.options.load_claims_register``);
 - gate ``known``: the verdict is none of those on record for such a run (``known``);
 - ``require``: the row needs a required kind and is ``not applicable`` or ``unmeasured``.
 

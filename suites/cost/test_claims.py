@@ -10,7 +10,8 @@ from emad_ref.claims.base import RunPlan
 from emad_ref.claims.speedup import choose_and_time_point
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.environment import has_pytest_benchmark
-from pytest_emad.suite_support import CLOCK, Ask, Auditor, claim_pytest_params, record_benchmark_samples
+from pytest_emad.selection import claim_pytest_params
+from pytest_emad.suite_support import CLOCK, Ask, Auditor, record_benchmark_samples
 
 
 @pytest.mark.parametrize("claim", claim_pytest_params("cost", "model"))

@@ -11,8 +11,7 @@ import pytest
 
 from emad_ref.audit.finding import Finding
 from emad_ref.claims import speedup
-from emad_ref.claims.base import ClaimContext
-from emad_ref.claims.quality import is_usable
+from emad_ref.claims.base import ClaimContext, is_usable
 from emad_ref.claims.speedup import (
     SpeedupEvidence,
     TimedBatch,

@@ -50,7 +50,7 @@ def _with_section(page: str, name: str, order: Sequence[str]) -> str:
 
 
 def heading(claim: Claim) -> str:
-    """``### Decoding takes at least 10 % less time [EMAD-F2]``."""
+    """``### Decoding is at least 1.10 times as fast [EMAD-F2]``."""
     return f"### {claim.plain or claim.title} [{claim.id}]"
 
 

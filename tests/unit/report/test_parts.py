@@ -61,7 +61,7 @@ def test_what_parts_found_is_there_once_and_in_order() -> None:
 def test_what_was_not_asked_is_that_of_the_whole() -> None:
     """A part is not asked what others are; the notes on it are no notes of the whole."""
     left = {"nodeid": "suites/cost/test_b.py::test_it[m]", "shipped": None, "claim": "EMAD-F2", "why": ABOVE_BUDGET}
-    said = 'skipped "Decoding takes at least 10 % less time" (EMAD-F2): ' + REASON_TEXTS[ABOVE_BUDGET]
+    said = 'skipped "Decoding is at least 1.10 times as fast" (EMAD-F2): ' + REASON_TEXTS[ABOVE_BUDGET]
     first = part("EMAD-E1", "claims/test_a.py", deselected=[left], notes=["of it", said])
     found = merge_reports({"claims": first, "cost": part("EMAD-F2", "cost/test_b.py")}, *ASKED, [])
     assert found["deselected"] == [ABSENT]
