@@ -27,7 +27,7 @@ from pytest_emad import hardware, reproduce
 from pytest_emad.options import OPTIONS, SELFCHECK
 from tests.pages import claims
 from tests.pages.blocks import ROOT, RUN, Block, blocks, pages, shown
-from tests.pages.running import alike, checkout, lay_down, run
+from tests.pages.runner import alike, checkout, lay_down, run
 
 DOCS = ROOT / "docs"
 if not DOCS.is_dir():

@@ -6,7 +6,8 @@ lens does not know the states. Thresholds are quantiles of the signals on the fe
 ignores the field decides otherwise somewhere. If there are none, a note names the field. As many tokens are decoded as
 show the difference ``ENOUGH`` times.
 
-``tests/unit/audit/test_fields.py`` walks the dataclasses of ``point`` and fails for a field or value without a variant.
+``tests/unit/audit/test_point_fields.py`` walks the dataclasses of ``point`` and fails for a field or value without a
+variant.
 """
 
 from __future__ import annotations

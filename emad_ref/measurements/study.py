@@ -24,8 +24,9 @@ class Budget:
     evaluated ones at least, to falsify). ``items``: scored examples per task (100). ``pairs``: timed pairs per batch
     size without warm-up (30). ``batch_sizes``: legs of the timing claims. ``prompt_tokens``, ``new_tokens``: of a timed
     request; ``new_tokens`` also bounds generation elsewhere. ``processes``: fresh ones over which the pairs are
-    divided. With ratios that differ by 1 % between processes and 5 % between pairs (``tests/laws/test_fresh.py``), 20
-    processes and 120 pairs show a speed-up of 1.15× at three batch sizes against two baselines in nine runs of ten.
+    divided. With ratios that differ by 1 % between processes and 5 % between pairs
+    (``tests/laws/test_process_replicates.py``), 20 processes and 120 pairs show a speed-up of 1.15× at three batch
+    sizes against two baselines in nine runs of ten.
     """
 
     name: str

@@ -9,9 +9,10 @@ several queries per row at common or own positions, runs a block's fused *step* 
 
 ``fuse_norm`` is the norm in front of the head as a function, bit-equal to its module.
 
-The modules stay the oracle: a law (``tests/laws/test_fused.py``) and the stepper's self-check compare these steps with
-them. A block that differs from the module of its step (another layer type, a subclass, a hook, a quantised or replaced
-layer, another attention kernel) keeps its own forward. A step reads a module's parameters at every call, never a copy.
+The modules stay the oracle: a law (``tests/laws/test_fused_blocks.py``) and the stepper's self-check compare these
+steps with them. A block that differs from the module of its step (another layer type, a subclass, a hook, a quantised
+or replaced layer, another attention kernel) keeps its own forward. A step reads a module's
+parameters at every call, never a copy.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from emad_ref.protocol import Unsupported
 from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.statistics.verdicts import Leg, load_register
 from emad_ref.sweep.losses import loss_table
-from tests.decoders.foreign import ForeignDecoder
+from tests.decoders.foreign_decoder import ForeignDecoder
 
 REGISTER = load_register()
 STUDY = Study(corpus="self", budget=replace(BUDGETS["smoke"], examples=3))

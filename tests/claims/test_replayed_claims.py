@@ -20,8 +20,8 @@ from emad_ref.protocol import Unsupported
 from emad_ref.statistics.units import ByPair, DocumentMembership
 from emad_ref.statistics.verdicts import load_register
 from tests.claims.simulation import asked
-from tests.small import LAYERS, small_model
-from tests.small_evidence import DOCUMENTS, PROBES, refuted, small_evidence
+from tests.small_measurements import DOCUMENTS, PROBES, refuted, small_evidence
+from tests.small_models import LAYERS, small_model
 
 PAIRS = 30
 BESIDE = ("state copying", "monotone", "blocks left out")

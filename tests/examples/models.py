@@ -17,8 +17,8 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, ModelRef, Request
 from emad_ref.wire.client import DecoderClient
 from emad_ref.wire.messages import ServedModel
-from tests.decoders.subject import entropy_nats, lens_of
-from tests.small import small_model
+from tests.decoders.audited_model import entropy_nats, lens_of
+from tests.small_models import small_model
 
 BUNDLED = ("emad-tiny", "emad-tiny-plain")
 

@@ -37,9 +37,9 @@ from emad_ref.point import full_depth
 from emad_ref.protocol import ModelRef, Request
 from emad_ref.token_decoder import TokenDecoder
 from tests.claims.simulation import asked
-from tests.decoders.subject import LAYERS, drawn, lens_of, tiny_neox
+from tests.decoders.audited_model import LAYERS, drawn, lens_of, tiny_neox
 from tests.examples.conftest import EXAMPLES, Suites
-from tests.small import small_model
+from tests.small_models import small_model
 from tests.suites.conftest import SIZES, add_tokenizer
 
 FULL, NEW, TOLERANCE, HOT = full_depth(LAYERS), 6, 1e-9, 12.0

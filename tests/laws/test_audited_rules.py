@@ -36,8 +36,8 @@ from emad_ref.protocol import Prompt
 from emad_ref.record import Work
 from emad_ref.signals import LAYERWISE, SIGNALS
 from tests.laws.test_confidence import RULES as CONFIDENCE_RULES
-from tests.lenses import attached
-from tests.small import LAYERS, VOCABULARY, small_model
+from tests.random_lenses import attached
+from tests.small_models import LAYERS, VOCABULARY, small_model
 
 PROBES = (1, 3, 5)
 TOLERANCE = tolerance("gpt_neox", "float64", "cpu")

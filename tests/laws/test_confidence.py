@@ -28,8 +28,8 @@ from emad_ref.point import OperatingPoint, ScheduleName, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, READOUTS, Floats, Ints, Record
 from emad_ref.replay import replay
-from tests.counting import counted
-from tests.small import LAYERS, VOCABULARY, small_model
+from tests.flop_counter import counted
+from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
 
 FULL, SUBSET = READOUTS.index("full"), READOUTS.index("subset")

@@ -38,7 +38,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
-from tests.small import LAYERS, VOCABULARY, small_model
+from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import VOCABULARY as WORDS
 from tests.unit.models.test_seq2seq import small_t5
 

@@ -31,7 +31,7 @@ from emad_ref.probes.estimators import (
 from emad_ref.probes.signal_values import entropy_nats
 from emad_ref.sweep.diagnostics import compare_estimators
 from emad_ref.text.corpora import iterate_corpus_documents
-from tests.small import small_model
+from tests.small_models import small_model
 
 ROUNDED = 1e-9  # float64 sums in another order, entropies up to 5 nats
 VOCABULARY, WIDTH = 211, 24

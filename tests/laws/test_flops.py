@@ -12,8 +12,8 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
 from emad_ref.record import Work
-from tests.counting import counted
-from tests.small import EXPERTS, FAMILIES, LAYERS, NEEDS_EAGER, VOCABULARY, small_model
+from tests.flop_counter import counted
+from tests.small_models import EXPERTS, FAMILIES, LAYERS, NEEDS_EAGER, VOCABULARY, small_model
 
 ROWS, PROMPT = 2, 9
 

@@ -14,7 +14,7 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
-from tests.small import FAMILIES, LAYERS, VOCABULARY, small_model
+from tests.small_models import FAMILIES, LAYERS, VOCABULARY, small_model
 
 PROMPT, FED = 5, 7
 

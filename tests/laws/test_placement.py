@@ -31,8 +31,8 @@ from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.schedule.schedules import SCHEDULES
 from tests.devices import FIRST, SECOND, MixedDevices, two_devices
-from tests.small import FAMILIES, LAYERS, VOCABULARY, small_model
-from tests.translators import attached_translators
+from tests.random_translators import attached_translators
+from tests.small_models import FAMILIES, LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
 
 accelerate = pytest.importorskip("accelerate", reason="it spreads the models: pip install accelerate")

@@ -8,7 +8,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import EntropyEstimator
 from emad_ref.probes.estimators import make_entropy_reader, probe_flops
-from tests.small import VOCABULARY, small_model
+from tests.small_models import VOCABULARY, small_model
 
 ESTIMATORS = [
     EntropyEstimator("topk", k=8),

@@ -18,7 +18,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import InadmissibleDepth, Prompt
 from emad_ref.record import FILLS, READOUTS
-from tests.small import LAYERS, VOCABULARY, small_model
+from tests.small_models import LAYERS, VOCABULARY, small_model
 
 PROBES, PROMPT, FED = (2, 4), 5, 24
 EXACT = 1e-9  # float64: the same states, keys and values in another order of operations

@@ -12,8 +12,8 @@ import torch
 
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.seq2seq import Seq2SeqKVCache, Seq2SeqStepper
-from tests.counting import counted
-from tests.small import small_config
+from tests.flop_counter import counted
+from tests.small_models import small_config
 from tests.unit.models.test_seq2seq import (
     EXACT,
     KINDS,

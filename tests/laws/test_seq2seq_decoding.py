@@ -19,7 +19,7 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, Work
 from tests.laws.test_seq2seq import SETTINGS, counted, readouts
-from tests.small import small_config, small_model
+from tests.small_models import small_config, small_model
 from tests.unit.models.test_seq2seq import EXACT, LAYERS, START, TOKENS, small_t5, some_sources, some_targets
 
 SOURCES = some_sources(15, 6, 9)

@@ -29,8 +29,8 @@ from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, DRAFT, READOUTS, Ints, Work
 from emad_ref.replay import compute_decode_flops, compute_decode_work, derive_sequence_work, replay
 from emad_ref.signals import SIGNALS
-from tests.lenses import FINGERPRINT, attached, drawn_lens
-from tests.small import LAYERS, VOCABULARY, small_model
+from tests.random_lenses import FINGERPRINT, attached, drawn_lens
+from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
 
 PROBES = (1, 3, 4)

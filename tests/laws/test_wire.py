@@ -31,7 +31,7 @@ from emad_ref.record import Record, Work
 from emad_ref.wire.address import parse_address
 from emad_ref.wire.client import DecoderFailed
 from emad_ref.workers.supervisor import find_descendants
-from tests.lenses import drawn_lens
+from tests.random_lenses import drawn_lens
 
 ROOT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "emad_ref", "serve"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.pages import claims
 from tests.pages.blocks import ROOT, Block, blocks, pages
-from tests.pages.running import checkout, lay_down, run, run_main_job, summary_of
+from tests.pages.runner import checkout, lay_down, run, run_main_job, summary_of
 
 
 def recorded(page: str, folder: Path, slow: bool) -> str:

@@ -25,7 +25,7 @@ from emad_ref.models.graph_capture import GraphCaptureWarning
 from emad_ref.protocol import Unsupported
 from emad_ref.workers import child_process
 from pytest_emad import hardware
-from tests.graphs import TapeEngine, capturing
+from tests.cpu_graphs import TapeEngine, capturing
 
 
 @pytest.fixture

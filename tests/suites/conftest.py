@@ -21,7 +21,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 import emad_ref
 from emad_ref.models.loading import load
 from tests.forked_python import run_pytest
-from tests.small import small_model
+from tests.small_models import small_model
 
 ROOT = Path(emad_ref.__file__).parents[1]
 SUITES = ROOT / "suites"

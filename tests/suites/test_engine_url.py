@@ -1,6 +1,6 @@
 """The gate of a decoder over an inference server that is named by its URL: live at full depth, red for a planted fault.
 
-``tests/unit/wire/test_engine.py`` has the faults and the replies one by one.
+``tests/unit/wire/test_inference_server.py`` has the faults and the replies one by one.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ RIGHT: dict[str, tuple[Callable[[], Engine], int, str]] = {
 }
 
 
-# A run takes half a minute: one form of server and one fault stay in CI. tests/unit/wire/test_engine.py has each.
+# A run takes half a minute: one form of server and one fault stay in CI; test_inference_server.py has each.
 SELDOM = (
     "llama.cpp, each third request put off",
     "without streams",

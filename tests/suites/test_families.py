@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.small import FAMILIES, small_model
+from tests.small_models import FAMILIES, small_model
 from tests.suites.conftest import Run, text_of
 
 AUDITS = ("invariants/test_depth.py", "fidelity/test_bridge.py", "fidelity/test_full_depth.py")

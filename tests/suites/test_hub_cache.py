@@ -63,7 +63,7 @@ def test_a_cached_model_reaches_verdicts_on_its_own_text(
     assert "perplexity on self" in json.dumps(verdicts["EMAD-F1"])
 
 
-# tests/unit/models/test_hub.py loads one that reads from the cache
+# tests/unit/models/test_hub_client.py loads one that reads from the cache
 @pytest.mark.parametrize("tokenizer", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_without_a_network_the_cache_is_enough_and_nothing_is_retried(
     request: pytest.FixtureRequest, cache: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: bool

@@ -30,10 +30,10 @@ from emad_ref.models.geometry import geometry_of
 from emad_ref.report.figures import require_drawable
 from emad_ref.text import corpora as corpora_module
 from emad_ref.training import loop
-from tests.letters import Letters
-from tests.small import LAYERS, VOCABULARY, small_model
-from tests.unit.report.sample import report as reported
-from tests.unit.report.sample import verdict, written
+from tests.letter_tokenizer import Letters
+from tests.small_models import LAYERS, VOCABULARY, small_model
+from tests.unit.report.sample_report import report as reported
+from tests.unit.report.sample_report import verdict, written
 from tests.unit.test_files import device
 
 JUDGED = ("calibrate", "validate", "evaluate")

@@ -14,8 +14,8 @@ from emad_ref.console import INTERRUPTED
 from emad_ref.models import loading
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
-from tests.letters import Letters
-from tests.small import LAYERS, small_model
+from tests.letter_tokenizer import Letters
+from tests.small_models import LAYERS, small_model
 
 
 @pytest.fixture

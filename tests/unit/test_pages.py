@@ -8,7 +8,7 @@ import pytest
 
 from tests.pages.blocks import blocks, shown
 from tests.pages.record import recorded
-from tests.pages.running import alike, lay_down, run, summary_of
+from tests.pages.runner import alike, lay_down, run, summary_of
 
 PAGE = """
 <!-- file: told/words.txt -->

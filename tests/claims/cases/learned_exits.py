@@ -11,7 +11,7 @@ from emad_ref.claims.learned_exits import ComponentCosts, CriterionEvidence, Ora
 from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Verdict
-from tests.claims import shapes
+from tests.claims import document_shapes as shapes
 from tests.claims.simulation import Case, celled, says
 
 # ---------------------------------------------------------------- what the cases are made of

@@ -13,7 +13,7 @@ from emad_ref.measurements.operating_points import NllPair, PointMeasurements
 from emad_ref.statistics.accuracy import TaskAccuracy
 from emad_ref.statistics.units import ByDocument, ByItem
 from emad_ref.statistics.verdicts import Verdict
-from tests.claims import shapes
+from tests.claims import document_shapes as shapes
 from tests.claims.simulation import SCORED, Case, celled
 
 # ---------------------------------------------------------------- what the cases are made of

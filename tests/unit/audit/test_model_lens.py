@@ -14,7 +14,7 @@ from emad_ref.audit.reference_logits import LayerLogits, PrefixLens
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.exit_rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
-from tests.small import LAYERS, VOCABULARY, small_model
+from tests.small_models import LAYERS, VOCABULARY, small_model
 
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 9)
 

@@ -1,6 +1,6 @@
 """Requests as users send them: right decoders of other makes pass, each check has power, and says where it has none.
 
-Planted defects are tried in ``tests/suites/test_planted.py``.
+Planted defects are tried in ``tests/suites/test_planted_defects.py``.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from emad_ref.point import full_depth
 from emad_ref.protocol import ModelRef, Prompt, Request, Step, TokenArrivals, Unsupported
 from emad_ref.record import Ints, Record
 from emad_ref.token_decoder import Completion, TokenDecoder
-from tests.decoders.cached import CachedDecoder, CachedSession
-from tests.decoders.foreign import ForeignDecoder
-from tests.decoders.subject import LAYERS, VOCABULARY, drawn, lens_of, spread_point, tiny_neox, under_test
+from tests.decoders.audited_model import LAYERS, VOCABULARY, drawn, lens_of, spread_point, tiny_neox, under_test
+from tests.decoders.cached_decoder import CachedDecoder, CachedSession
+from tests.decoders.foreign_decoder import ForeignDecoder
 
 TOLERANCE, NEW = 1e-9, 6
 LENGTHS = (4, 1, 6, 3, 2, 5, 7)

@@ -13,8 +13,8 @@ from emad_ref.audit import sampling as audited
 from emad_ref.audit.finding import Finding, Tally
 from emad_ref.audit.sampling import SampledRow, _require_drawn, _require_seeded, check_sampling
 from emad_ref.protocol import Capabilities, Prompt
-from tests.decoders.cached import CachedDecoder
-from tests.decoders.subject import drawn, lens_of, spread_point, tiny_neox
+from tests.decoders.audited_model import drawn, lens_of, spread_point, tiny_neox
+from tests.decoders.cached_decoder import CachedDecoder
 
 NEW, HOT, TOLERANCE = 12, 12.0, 1e-9  # the tiny model's logits are wide: only so hot does it leave something to draw
 

@@ -30,8 +30,8 @@ from emad_ref.decoding.teacher_forcing import teacher_force
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from tests.small import LAYERS as SMALL_LAYERS
-from tests.small import small_model
+from tests.small_models import LAYERS as SMALL_LAYERS
+from tests.small_models import small_model
 
 LAYERS, TOLERANCE, MANY = 3, 1e-3, 150
 PROMPT = Prompt(np.array([1, 2, 3]))

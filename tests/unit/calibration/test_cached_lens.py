@@ -15,8 +15,8 @@ from emad_ref.calibration.lens_fit import LensPlan, fit_lens
 from emad_ref.calibration.regression import RIDGE_PENALTY
 from emad_ref.calibration.trace import EmptyCorpus
 from emad_ref.models.causal import CausalStepper
-from tests.small import VOCABULARY, small_model
-from tests.unit.calibration.test_tuning import LEARNING, PLAN, numbers, text
+from tests.small_models import VOCABULARY, small_model
+from tests.unit.calibration.test_lens_fit import LEARNING, PLAN, numbers, text
 
 TEXT = text(400)
 

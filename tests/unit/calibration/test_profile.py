@@ -22,7 +22,7 @@ from emad_ref.calibration.profile import (
 from emad_ref.calibration.trace import Trace, concatenate_traces
 from emad_ref.errors import BadArgument
 from emad_ref.point import BinSpec
-from tests.traces import layerwise
+from tests.handmade_traces import layerwise
 
 PROFILE = Profile(
     model="emad-tiny",

@@ -24,7 +24,7 @@ from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import BinSpec
-from tests.small import LAYERS, VOCABULARY, small_model
+from tests.small_models import LAYERS, VOCABULARY, small_model
 
 WINDOW, BATCH = 20, 60
 GRID = BinSpec(("position", "confidence"), position_edges=(4, 10), confidence_edges=(0.05, 0.1))

@@ -30,8 +30,8 @@ from emad_ref.probes.signal_values import NotFinite
 from emad_ref.probes.tuned_lens import get_attached_lens
 from emad_ref.replay import replay, sum_by_sequence
 from emad_ref.signals import LAYERWISE
-from tests.lenses import attached
-from tests.small import LAYERS, VOCABULARY, small_model
+from tests.random_lenses import attached
+from tests.small_models import LAYERS, VOCABULARY, small_model
 
 ROUNDING = 1e-5  # traces hold float32
 

@@ -22,8 +22,8 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.signal_values import NotFinite
 from emad_ref.protocol import Prompt
 from emad_ref.record import CATCH_UP, DECODE, PROMPT
-from tests.decoders.markov import POINT, MarkovDecoder
-from tests.small import VOCABULARY, small_config, small_model
+from tests.decoders.markov_decoder import POINT, MarkovDecoder
+from tests.small_models import VOCABULARY, small_config, small_model
 
 NEW = 24
 PROMPTS = [Prompt(np.array(tokens)) for tokens in ([5, 9, 2, 44], [7], [3, 1, 4, 1, 5, 9, 2])]

@@ -51,8 +51,8 @@ from emad_ref.probes.estimators import low_rank_factors
 from emad_ref.protocol import Unsupported
 from emad_ref.statistics.accuracy import TaskAccuracy
 from emad_ref.statistics.units import ByItem
-from tests.small import LAYERS, VOCABULARY, small_model
-from tests.small_evidence import DOCUMENTS, PROBES, refuted, small_evidence
+from tests.small_measurements import DOCUMENTS, PROBES, refuted, small_evidence
+from tests.small_models import LAYERS, VOCABULARY, small_model
 
 NEVER = fixed_entropy_point(LAYERS, PROBES, -1.0)  # a threshold that no entropy passes
 LOW_RANK = EntropyEstimator("lowrank", k=8, rank=12)

@@ -38,8 +38,8 @@ from emad_ref.record import Record
 from emad_ref.statistics.speedup import estimate_total_speedup
 from emad_ref.statistics.units import ByPair
 from tests.claims.simulation import asked
-from tests.small import LAYERS, small_model
-from tests.small_evidence import FEW, small_evidence
+from tests.small_measurements import FEW, small_evidence
+from tests.small_models import LAYERS, small_model
 
 PAIRS, BATCHES, ARMS = 30, (1, 4), 3
 SHAPE = (8, 6)

@@ -33,9 +33,9 @@ from emad_ref.screening.traces import TooLittleText
 from emad_ref.statistics.verdicts import load_register
 from emad_ref.sweep.losses import decoded_columns, point_columns
 from emad_ref.sweep.oracle_savings import RISE_LEVELS
-from tests.lenses import drawn_lens
-from tests.small import LAYERS, small_model
-from tests.small_evidence import small_evidence
+from tests.random_lenses import drawn_lens
+from tests.small_measurements import small_evidence
+from tests.small_models import LAYERS, small_model
 
 PROBES = (2, 4)
 SINCE = "replay does not speak for a decoder of somebody else"

@@ -35,7 +35,7 @@ from emad_ref.statistics.units import ByItem
 from emad_ref.statistics.verdicts import load_register
 from emad_ref.sweep.losses import MAX_ACCURACY_DROP
 from emad_ref.text.documents import Example
-from tests.small import LAYERS, VOCABULARY, small_config, small_model
+from tests.small_models import LAYERS, VOCABULARY, small_config, small_model
 
 FEW = replace(BUDGETS["smoke"], items=8)
 PROBES, TARGETS = (2, 4), (1.0, 0.5)

@@ -38,7 +38,7 @@ from emad_ref.replay import replay
 from emad_ref.report.depth_explorer import has_matching_lists
 from emad_ref.report.figures import require_drawable
 from emad_ref.statistics.verdicts import load_register
-from tests.small_evidence import PROBES, small_evidence
+from tests.small_measurements import PROBES, small_evidence
 
 FEW = replace(BUDGETS["smoke"], calibrate=12, validate=6, evaluate=9, items=4)
 

@@ -37,9 +37,9 @@ from emad_ref.sweep import losses
 from emad_ref.sweep.front import lower_hull_corners
 from emad_ref.sweep.grids import EMAD_FAMILY, SETTINGS_PER_FAMILY, NetSavingFunction
 from emad_ref.sweep.losses import loss_table
-from tests.small import LAYERS, small_config, small_model
-from tests.small_evidence import small_evidence
-from tests.traces import window_trace
+from tests.handmade_traces import window_trace
+from tests.small_measurements import small_evidence
+from tests.small_models import LAYERS, small_config, small_model
 
 PROBES, SEQUENCES, LENGTH = (2, 4), 12, 20
 VOCABULARY, SMALLEST = 300, 50  # 2 of 300 tokens are kept at the least; of 50 there would be fewer

@@ -43,7 +43,7 @@ from emad_ref.models.model_spec import FingerprintMismatch
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Record
-from tests.lenses import attached
+from tests.random_lenses import attached
 
 PAIRS, PROCESSES, SHAPE = 7, 3, (8, 4)
 BUDGET = replace(

@@ -37,13 +37,13 @@ from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.probes.tuned_lens import get_attached_lens
 from emad_ref.protocol import ModelRef, Request, Unsupported
 from emad_ref.screening.settings import compute_traced_token_flops
-from tests.decoders.cached import CachedDecoder
-from tests.decoders.foreign import ForeignDecoder
-from tests.decoders.meddling import AROUND, CHANGES, careless, meddling, sleep_briefly
-from tests.decoders.meddling import change_a_weight as change
-from tests.lenses import attached
-from tests.small import LAYERS, small_model
-from tests.unit.wire.fake import listening
+from tests.decoders.cached_decoder import CachedDecoder
+from tests.decoders.foreign_decoder import ForeignDecoder
+from tests.decoders.model_mutating import AROUND, CHANGES, careless, meddling, sleep_briefly
+from tests.decoders.model_mutating import change_a_weight as change
+from tests.random_lenses import attached
+from tests.small_models import LAYERS, small_model
+from tests.unit.wire.scripted_decoder import listening
 
 STUDY = Study(corpus="self")
 

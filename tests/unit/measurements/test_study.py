@@ -7,7 +7,7 @@ import pytest
 from emad_ref.measurements.study import BUDGETS, FEWEST
 from emad_ref.models.geometry import geometry_of
 from emad_ref.screening.settings import LARGE_TOKEN_FLOPS, compute_traced_token_flops
-from tests.small import small_config
+from tests.small_models import small_config
 
 
 def test_a_small_model_reads_all_of_its_budget() -> None:

@@ -20,7 +20,7 @@ from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import full_depth
 from emad_ref.tasks.scoring import CONTINUATION_CHOICE
-from tests.decoders.foreign import ForeignDecoder
+from tests.decoders.foreign_decoder import ForeignDecoder
 from tests.unit.tasks.test_datasets import write, write_folder
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")

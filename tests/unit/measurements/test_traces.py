@@ -17,8 +17,8 @@ from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.traces import LensTraces
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import EntropyEstimator
-from tests.small import LAYERS, VOCABULARY, small_config, small_model
-from tests.small_evidence import PROBES, small_evidence
+from tests.small_measurements import PROBES, small_evidence
+from tests.small_models import LAYERS, VOCABULARY, small_config, small_model
 
 COSTLY = {"vocabulary": 100_000}  # of the geometry alone: a head of so many rows costs more than a block
 

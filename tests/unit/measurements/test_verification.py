@@ -29,9 +29,9 @@ from emad_ref.protocol import Unsupported
 from emad_ref.statistics.speedup import estimate_total_speedup
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Verdict
-from tests.decoders.cached import CachedDecoder
-from tests.decoders.defective import AllLayersThenRoute, ReadsEveryLayer
-from tests.decoders.foreign import ForeignDecoder
+from tests.decoders.cached_decoder import CachedDecoder
+from tests.decoders.foreign_decoder import ForeignDecoder
+from tests.decoders.planted_defects import AllLayersThenRoute, ReadsEveryLayer
 
 
 @pytest.fixture(scope="module")

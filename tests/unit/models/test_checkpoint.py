@@ -21,7 +21,7 @@ from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.checkpoint import Checkpoint, describe_defaulted_heads, read_config
 from emad_ref.models.loading import load
-from tests.small import small_model
+from tests.small_models import small_model
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TENSOR = "model.layers.2.mlp.up_proj.weight"

@@ -26,7 +26,7 @@ from emad_ref.models.model_spec import ModelSpec
 from emad_ref.models.names import HUB, ModelUnavailable, require_weights_available
 from emad_ref.models.stepper import Stepper
 from tests.devices import FIRST, SECOND, two_devices
-from tests.small import small_model
+from tests.small_models import small_model
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from emad_ref.decoding.streaming import encode_prompt, stream
 from emad_ref.errors import BadArgument
 from emad_ref.models.loading import load
 from emad_ref.models.tokenizers import SpecialTokens, special_tokens_of
-from tests.small import VOCABULARY, small_model
+from tests.small_models import VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<turn>", "<mask>")

@@ -16,7 +16,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.kv_cache import KVCache, MissingEntryError
 from emad_ref.models.stepper import ModelMismatch, SizeMismatch, Stepper, count_parameters
-from tests.small import FAMILIES, LAYERS, VOCABULARY, small_config, small_model
+from tests.small_models import FAMILIES, LAYERS, VOCABULARY, small_config, small_model
 
 # RMSNorm and Gemma 2's softmax compute in float32 even in a float64 model; LayerNorm families stay in float64
 DOUBLE = (
@@ -259,7 +259,7 @@ def test_eager_attention_walks_alike(family_: str) -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_prefill_and_decode_are_the_models_own_to_the_bit(family_: str, dtype: torch.dtype) -> None:
-    """The modules walked; how far fused steps may be from them stands in ``tests/laws/test_fused.py``."""
+    """The modules walked; how far fused steps may be from them stands in ``tests/laws/test_fused_blocks.py``."""
     model = small_model(family_, dtype)
     stepper, ids = CausalStepper(model, backend="walked"), random_tokens(1)
     cache = stepper.new_cache(1, CAPACITY)

@@ -23,7 +23,7 @@ from emad_ref.report.figures import (
     render_figure_svg,
     require_drawable,
 )
-from tests.unit.report.sample import MARGINS, PARETO, SAVING, TOKENS, TURNS
+from tests.unit.report.sample_report import MARGINS, PARETO, SAVING, TOKENS, TURNS
 
 pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
 

@@ -13,7 +13,7 @@ from emad_ref.report.provenance import declined_features, format_request_counts,
 from emad_ref.report.summary import build_run_summary
 from emad_ref.report.tiers import OPTIONAL, required_tier_tests
 from pytest_emad.decoder_providers import requested_features
-from tests.unit.report.sample import passed, report_2
+from tests.unit.report.sample_report import passed, report_2
 
 SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
 MEMORY = "suites/invariants/test_memory.py::test_what_is_closed_or_rolled_back_gives_its_memory_back"

@@ -10,7 +10,7 @@ import pytest
 from emad_ref.report.contents import PageFigure, build_report_contents
 from emad_ref.report.markdown import render_markdown_report
 from emad_ref.report.tables import escape_markdown, escape_markdown_paragraph
-from tests.unit.report.sample import report, verdict
+from tests.unit.report.sample_report import report, verdict
 
 
 def text_of(*reports: dict, figures=None, remark: str = "") -> str:

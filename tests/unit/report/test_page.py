@@ -20,7 +20,7 @@ from emad_ref.report.markdown import render_markdown_report
 from emad_ref.report.page import JinjaMissing, inline_svg, read_package_text, render_html_page, render_page_figures
 from emad_ref.statistics.verdicts import Leg, load_register
 from tests.unit.report.html_page import Page
-from tests.unit.report.sample import LEGS, MARGINS, MOVING, PARETO, SAVING, TOKENS, report, report_2, verdict
+from tests.unit.report.sample_report import LEGS, MARGINS, MOVING, PARETO, SAVING, TOKENS, report, report_2, verdict
 
 pytest.importorskip("jinja2", reason="the extra `report` is not installed")
 

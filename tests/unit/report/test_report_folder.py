@@ -11,7 +11,7 @@ import pytest
 from emad_ref.files import write_atomically
 from emad_ref.report import page
 from emad_ref.report.page import WrittenPages, render_page_figures, write_pages
-from tests.unit.report.sample import PARETO, report
+from tests.unit.report.sample_report import PARETO, report
 
 FIGURE = {"title": "equal FLOPs", "model": "m", "rows": PARETO, "figure": "pareto"}
 UNCOUNTED = {

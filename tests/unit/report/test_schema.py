@@ -20,7 +20,7 @@ from emad_ref.report.schema import (
     read_reports,
 )
 from emad_ref.statistics.verdicts import OUTCOMES, Leg, Verdict
-from tests.unit.report.sample import report, report_2, verdict, written
+from tests.unit.report.sample_report import report, report_2, verdict, written
 
 
 def test_what_was_written_is_read(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from emad_ref.report.suite_parts import DECIDED_STATUSES, DONE_FILE, LOG_FILE, SuitePart, model_folder_name
 from emad_ref.workers import child_process
-from tests.unit.report.sample import report_2, written
+from tests.unit.report.sample_report import report_2, written
 
 
 class Runs:

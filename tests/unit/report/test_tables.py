@@ -15,7 +15,7 @@ from emad_ref.report.tables import (
     stream_latency_rows,
 )
 from emad_ref.statistics.verdicts import Verdict
-from tests.unit.report.sample import MOVING
+from tests.unit.report.sample_report import MOVING
 
 POINT = {
     "model": "m",

@@ -21,7 +21,7 @@ from emad_ref.report.tiers import (
     required_tier_tests,
 )
 from emad_ref.report.verification import find_report_faults
-from tests.unit.report.sample import passed, report_2
+from tests.unit.report.sample_report import passed, report_2
 
 DECLINED = {"exits": [0, 2], "sessions": [0, 2], "log-probabilities": [0, 1], "sampling": [4, 0]}
 

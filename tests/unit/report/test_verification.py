@@ -16,7 +16,7 @@ from emad_ref.report.deselection import (
 )
 from emad_ref.report.gaps import DECIDING_TESTS, find_gaps
 from emad_ref.report.verification import find_contradictions, find_report_faults
-from tests.unit.report.sample import passed, report, report_2, verdict, written
+from tests.unit.report.sample_report import passed, report, report_2, verdict, written
 
 SHIPPED = list_shipped_tests()
 INVARIANT = "suites/invariants/test_depth.py::test_rows_of_a_batch_decide_alone"

@@ -42,8 +42,8 @@ from emad_ref.screening.drafts import (
     simulate_drafting_rounds,
     weight_flops_per_token,
 )
-from tests.lenses import attached
-from tests.small import LAYERS, VOCABULARY, small_model
+from tests.random_lenses import attached
+from tests.small_models import LAYERS, VOCABULARY, small_model
 
 PROMPT, NEW, WIDTH = 4, 12, 32
 

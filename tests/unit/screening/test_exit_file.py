@@ -24,9 +24,9 @@ from emad_ref.probes.tuned_lens import StateTranslators, Translator
 from emad_ref.protocol import Prompt
 from emad_ref.screening.exit import BadExit, Exit, load_exit, save_exit
 from emad_ref.screening.guarantee import Guarantee, ThresholdTest
-from tests.lenses import FINGERPRINT, drawn_lens
-from tests.letters import Letters
-from tests.small import LAYERS, small_model
+from tests.letter_tokenizer import Letters
+from tests.random_lenses import FINGERPRINT, drawn_lens
+from tests.small_models import LAYERS, small_model
 
 NATS = {2: 0.5, 4: 0.25}
 DRAFTING = Drafting(2, 3, 0.25, None, EntropyEstimator("linear", weights=((0.1 + 0.2,) * 33,)), np.array([1, 5, 7]))

@@ -55,7 +55,7 @@ from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.units import DocumentMembership
 from emad_ref.sweep.grids import ThresholdSweep
 from emad_ref.sweep.losses import point_columns
-from tests.small import small_config
+from tests.small_models import small_config
 
 DOCUMENTS = 12
 FAST = ("--documents", str(DOCUMENTS))

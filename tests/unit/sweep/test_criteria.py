@@ -19,8 +19,8 @@ from emad_ref.protocol import Prompt
 from emad_ref.replay import replay
 from emad_ref.signals import signals_in_sweep
 from emad_ref.sweep.components import criterion_points, restrict_gate_to_probes, saturation_point
-from tests.lenses import attached
-from tests.small import LAYERS, VOCABULARY, small_model
+from tests.random_lenses import attached
+from tests.small_models import LAYERS, VOCABULARY, small_model
 
 PROBES = (1, 3, 4)
 BELOW = tuple(range(1, LAYERS))

@@ -20,7 +20,7 @@ from emad_ref.sweep.diagnostics import (
     monotone_and_free_depths,
     tokens_until_depth_collapse,
 )
-from tests.traces import layerwise
+from tests.handmade_traces import layerwise
 
 LAYERS = 4
 POINT = OperatingPoint("p", "emad", LAYERS, LAYERS, (1, 2), ((0.5, 0.5),))

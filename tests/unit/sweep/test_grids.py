@@ -32,8 +32,8 @@ from emad_ref.sweep.grids import (
     truncation_points,
 )
 from emad_ref.sweep.losses import loss_table
-from tests.small import small_config
-from tests.traces import window_trace
+from tests.handmade_traces import window_trace
+from tests.small_models import small_config
 from tests.unit.calibration.test_profile import PROFILE
 
 GEOMETRY = geometry_of(small_config("gpt_neox"))

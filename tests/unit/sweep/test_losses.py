@@ -15,8 +15,8 @@ from emad_ref.record import Work
 from emad_ref.signals import ENTROPY
 from emad_ref.sweep.grids import confidence_sweep
 from emad_ref.sweep.losses import depth_by_position, loss_table, tokens_before_depth
-from tests.small import LAYERS, small_config
-from tests.traces import layerwise
+from tests.handmade_traces import layerwise
+from tests.small_models import LAYERS, small_config
 
 GEOMETRY = geometry_of(small_config("gpt_neox"))
 ADAPTIVE = OperatingPoint("half", "emad", LAYERS, LAYERS, (2, 4), ((0.5, 0.5),))

@@ -25,7 +25,7 @@ from emad_ref.protocol import Prompt
 from emad_ref.replay import replay_depths
 from emad_ref.tasks.scoring import encode_item, score_items_from_trace, to_token_sequences
 from emad_ref.text import world
-from tests.small import small_model
+from tests.small_models import small_model
 from tests.unit.models.test_special_tokens import BOS, EOS, LLAMA, TURN, UNK, ids, stored, third_token, transformers_own
 from tests.unit.tasks.test_datasets import write_folder
 

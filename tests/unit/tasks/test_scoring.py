@@ -22,7 +22,7 @@ from emad_ref.tasks.scoring import (
     to_token_sequences,
 )
 from emad_ref.text.documents import Example
-from tests.traces import layerwise
+from tests.handmade_traces import layerwise
 
 CHOICE = Example("facts", "ab", "d", "choice", options=("c", "d", "eh"))
 EXACT = Example("inventory", "abc", "def", "exact")

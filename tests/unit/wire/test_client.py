@@ -17,7 +17,18 @@ from emad_ref.protocol import InadmissibleDepth, Prompt, Unsupported
 from emad_ref.wire.address import ProgramAddress, ServerAddress, parse_address
 from emad_ref.wire.client import Connection, DecoderClient, DecoderFailed
 from emad_ref.wire.frames import WireFrame, encode_frame
-from tests.unit.wire.fake import LAYERS, MODEL, REQUEST, ROWS, VOCABULARY, honest, listening, state, step, work
+from tests.unit.wire.scripted_decoder import (
+    LAYERS,
+    MODEL,
+    REQUEST,
+    ROWS,
+    VOCABULARY,
+    honest,
+    listening,
+    state,
+    step,
+    work,
+)
 
 PROMPTS = [Prompt(np.array([1, 2, 3]))] * ROWS
 TOKENS = np.array([[1, 2], [3, 4]])

@@ -35,7 +35,7 @@ from emad_ref.wire.messages import (
     encode_state,
     encode_step,
 )
-from tests.unit.wire.fake import LAYERS, MODEL, REQUEST, ROWS, VOCABULARY, record, state, step, work
+from tests.unit.wire.scripted_decoder import LAYERS, MODEL, REQUEST, ROWS, VOCABULARY, record, state, step, work
 
 SIZES = ReplyShapes(LAYERS, 1, VOCABULARY, counted=True)
 ROW = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5).map(lambda row: np.array(row, dtype=np.int64))

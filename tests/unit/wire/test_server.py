@@ -17,7 +17,7 @@ from emad_ref.wire.frames import FRAME_SIZES, MAGIC, BadFrame, WireFrame, encode
 from emad_ref.wire.messages import encode_prompts, encode_request
 from emad_ref.wire.server import DecoderServer, IdleTimeout
 from emad_ref.wire.transport import Stream, StreamEnded, StreamTimedOut
-from tests.unit.wire.fake import LAYERS, MODEL, REQUEST, VOCABULARY, record, work
+from tests.unit.wire.scripted_decoder import LAYERS, MODEL, REQUEST, VOCABULARY, record, work
 
 
 class StubSession:

@@ -1,0 +1,30 @@
+"""An honest decoder that rounds: its logits are off by up to ``noise``, and off otherwise in other batches.
+
+What a decoder in half precision is to the judge's model in float32. Rounding is no coin: the same call twice gives the
+same numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor
+
+from emad_ref.record import Floats
+from tests.decoders.cached_decoder import CachedDecoder, CachedSession
+
+
+class NoisySession(CachedSession):
+    noise = 0.0
+
+    def logits(self, hidden: Tensor) -> Floats:
+        exact = super().logits(hidden)
+        return exact + np.float32(self.noise) * np.sin(1e5 * exact + len(self.rows))
+
+
+def noisy(noise: float, declared: float) -> type[CachedDecoder]:
+    """A decoder with up to ``noise`` in each logit, that declares ``declared``."""
+    session = type("NoisySession", (NoisySession,), {"noise": noise})
+    capabilities = replace(CachedDecoder.capabilities, logit_noise=declared)
+    return type("NoisyDecoder", (CachedDecoder,), {"session": session, "capabilities": capabilities})

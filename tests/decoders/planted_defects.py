@@ -1,0 +1,211 @@
+"""The defects of the independent base: the cached decoder with one thing wrong, and the check that must catch it.
+
+An override is a function ``f(original, self, *arguments)`` (``emad_ref.mutants.mutant``). ``DEFECTS`` maps the name of
+a defect to the decoder and to its check. Those that the protocol alone can do (``PROTOCOL``) are the functions of
+``emad_ref.mutants``: one defect, two bases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emad_ref.mutants.decision_defects import (
+    change_feed_step,
+    cut_depths_and_signals,
+    drop_logits_axis,
+    replace_logits_by_nan,
+)
+from emad_ref.mutants.mutant import override_methods
+from emad_ref.mutants.request_defects import drop_stop_tokens
+from emad_ref.protocol import InadmissibleDepth, Prompt, Step
+from emad_ref.record import Floats, Ints, Record, Work
+from tests.decoders.audited_model import entropy_nats
+from tests.decoders.cached_decoder import CachedDecoder, CachedSession, Row
+
+
+def with_session(**overrides: Callable[..., Any]) -> type[CachedDecoder]:
+    """The cached decoder, whose sessions have these methods."""
+    return type("Defective", (CachedDecoder,), {"session": override_methods(CachedSession, overrides)})
+
+
+def with_generate(
+    change: Callable[[Sequence[Prompt], int, frozenset[int]], tuple[Sequence[Prompt], int, frozenset[int]]],
+) -> type[CachedDecoder]:
+    """The cached decoder, whose ``generate`` answers what ``change`` makes of a request."""
+
+    def generate(original: Any, decoder: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
+        return original(*change(prompts, max_new, stop))
+
+    return override_methods(CachedDecoder, {"generate": generate})
+
+
+def keep_entries(original: Any, session: CachedSession, length: Ints) -> None:
+    """Rollback forgets the tokens but leaves their K/V in place."""
+    for row, held in zip(session.rows, length, strict=True):
+        del row.tokens[held:], row.caps[held + 1 :]
+
+
+def cut_relatively(original: Any, session: CachedSession, length: Ints) -> None:
+    """Rollback cuts every layer by the same count instead of to the same length."""
+    for row, held in zip(session.rows, length, strict=True):
+        cut = len(row.tokens) - int(held)
+        row.memory.layers = [
+            kv and (kv[0][:, :, : max(kv[0].shape[2] - cut, 0)], kv[1][:, :, : max(kv[1].shape[2] - cut, 0)])
+            for kv in row.memory.layers
+        ]
+    keep_entries(original, session, length)
+
+
+def keep_cap(original: Any, session: CachedSession, length: Ints) -> None:
+    caps = session.cap
+    original(length)
+    for row, cap in zip(session.rows, caps, strict=True):
+        row.caps[-1] = int(cap)
+
+
+def forget_work(original: Any, session: CachedSession, length: Ints) -> None:
+    for row, held in zip(session.rows, length, strict=True):
+        for depth in row.caps[held + 1 :]:
+            session.work.tokens[:depth] -= 1
+    original(length)
+
+
+def free_the_cap(original: Any, session: CachedSession, length: Ints) -> None:
+    for row in session.rows:
+        session.free(row, row.caps[-1] - 1)
+
+
+def empty_the_others(drop: Any, session: CachedSession, rows: Ints) -> None:
+    """The K/V of every other session of the model are zeroed."""
+    drop(rows)
+    for other in OPEN:
+        if other is not session and other.model is session.model:
+            for row in other.rows:
+                row.memory.layers = [kv and (kv[0], torch.zeros_like(kv[1])) for kv in row.memory.layers]
+
+
+OPEN: WeakSet[CachedSession] = WeakSet()
+
+
+def remember_open(prefill: Any, session: CachedSession, prompts: Sequence[Prompt]) -> Step:
+    OPEN.add(session)
+    step: Step = prefill(prompts)
+    return step
+
+
+def accept_rising(original: Any, session: CachedSession, depth: Ints) -> None:
+    """Any depth the model has is run, over missing K/V if it must be."""
+    if ((depth < 1) | (depth > session.point.ceiling)).any():
+        raise InadmissibleDepth(f"depth={depth.tolist()}, but expected 1 to {session.point.ceiling}")
+
+
+def refuse_late(original: Any, session: CachedSession, tokens: Ints, depth: Ints | None = None, *last: Any) -> Step:
+    """An inadmissible depth is refused after earlier rows of the batch have been fed."""
+    if depth is not None and ((depth[:, 0] < 1) | (depth[:, 0] > session.cap)).any():
+        with torch.inference_mode():
+            session.obey(session.rows[0], int(tokens[0, 0]), 1)
+    return original(tokens, depth, *last)
+
+
+def shift_rows(original: Any, session: CachedSession, *arguments: Any) -> Step:
+    step = original(*arguments)
+    return Step(np.roll(step.logits, 1, axis=0), step.depth, step.signal)
+
+
+def show_full_depth(original: Any, session: CachedSession, row: Row, hidden: Tensor, depth: int) -> Floats:
+    """All layers run and full-depth logits are shown, under the shallow depth the rule chose."""
+    return session.logits(run_uncounted(session, row, hidden, depth))
+
+
+def show_full_depth_in_generate(original: Any, session: CachedSession, *arguments: Any) -> Floats:
+    return show_full_depth(original, session, *arguments) if session.generating else original(*arguments)
+
+
+def route(original: Any, session: CachedSession, row: Row, hidden: Tensor, depth: int) -> Floats:
+    """Every layer runs at every step, routers are applied afterwards, and the blocks above are not counted."""
+    run_uncounted(session, row, hidden, depth)
+    return original(row, hidden, depth)
+
+
+def run_uncounted(session: CachedSession, row: Row, hidden: Tensor, depth: int) -> Tensor:
+    work, session.work = session.work, Work.none(session.point.layers)
+    for layer in range(depth + 1, session.point.layers + 1):
+        hidden = session.run(row, hidden, layer)
+    session.work = work
+    return hidden
+
+
+def read_everywhere(original: Any, session: CachedSession, row: Row, hidden: Tensor, layer: int) -> Tensor:
+    """The head reads every layer, whatever the rule asks for."""
+    made: Tensor = original(row, hidden, layer)
+    session.head(made)
+    return made
+
+
+def exit_together(original: Any, session: CachedSession, tokens: Ints, depth: Ints | None = None, *last: Any) -> Step:
+    """All rows leave where the first of them does."""
+    if depth is not None or len(session.rows) == 1:
+        return original(tokens, depth, *last)
+    kept, counted = [(row.memory.layers[:], len(row.tokens)) for row in session.rows], session.work
+    session.work = Work.none(session.point.layers)
+    step = original(tokens)
+    for row, (layers, length) in zip(session.rows, kept, strict=True):
+        row.memory.layers = layers
+        del row.tokens[length:], row.caps[length + 1 :]
+    session.work = counted
+    shallowest = np.full_like(step.depth, step.depth.min())
+    obeyed = original(tokens, shallowest)
+    signal = np.where(np.array(session.point.probes) > shallowest[..., None], np.nan, step.signal)
+    return Step(obeyed.logits, obeyed.depth, signal)
+
+
+# what only observed work shows: all they say of themselves is right
+AllLayersThenRoute, ReadsEveryLayer = with_session(shown=route), with_session(run=read_everywhere)
+
+# by the functions that mutate the reference decoder
+PROTOCOL: dict[str, tuple[type[CachedDecoder], str]] = {
+    "logits that are NaN": (with_session(**change_feed_step(replace_logits_by_nan)), "forced"),
+    "logits that lack an axis": (with_session(**change_feed_step(drop_logits_axis)), "forced"),
+    "depths of the last tokens alone": (with_session(feed=cut_depths_and_signals), "last"),
+    "stop tokens not emitted": (override_methods(CachedDecoder, {"generate": drop_stop_tokens}), "generation"),
+}
+DEFECTS: dict[str, tuple[type[CachedDecoder], str]] = {
+    "stale K/V after rollback": (with_session(rollback=keep_entries), "rollback"),
+    "relative cut of ragged K/V": (with_session(rollback=cut_relatively), "rollback"),
+    "rollback forgets the cap": (with_session(rollback=keep_cap), "rollback"),
+    "rolled-back work is forgotten": (with_session(rollback=forget_work), "rollback"),
+    "commit frees the cap's layer": (with_session(commit=free_the_cap), "rollback"),
+    "position off by one": (
+        with_session(position=lambda original, session, row, n: len(row.tokens) + (n == 1)), "forced"),
+    "accepts a rising forced depth": (with_session(admit=accept_rising), "forced"),
+    "refuses after feeding": (with_session(feed=refuse_late), "forced"),
+    "wrong batch row": (with_session(feed=shift_rows), "forced"),
+    "drops the wrong row": (
+        with_session(drop=lambda drop, session, rows: drop(len(session.rows) - 1 - np.atleast_1d(rows).astype(int))),
+        "forced"),
+    "a drop empties the other sessions": (
+        with_session(drop=empty_the_others, prefill=remember_open), "sessions"),
+    "depth rises": (with_session(next_cap=lambda original, session, row, depth: session.point.ceiling), "decisions"),
+    "depth rises behind a false cap": (
+        with_session(ceiling_of=lambda original, session, row: session.point.ceiling), "decisions"),
+    "probe without the final norm": (
+        with_session(signal=lambda original, session, hidden: float(
+            entropy_nats(session.head(hidden[0, -1]).numpy()))), "decisions"),
+    "probes left out of the work": (
+        with_session(count_readout=lambda count, session, layer, probe: None if probe else count(layer, probe)),
+        "decisions"),
+    "context left out of the work": (
+        with_session(count_block=lambda count, session, layer, n, keys: count(layer, n, n)), "decisions"),
+    "full-depth tokens under shallow depths": (with_session(shown=show_full_depth), "decisions"),
+    "full-depth tokens in generate only": (with_session(shown=show_full_depth_in_generate), "generation"),
+    "truncated generation": (with_generate(lambda prompts, new, stop: (prompts, new - 3, stop)), "generation"),
+    "stop tokens ignored": (with_generate(lambda prompts, new, stop: (prompts, new, frozenset())), "generation"),
+    "batch-wide exit": (with_session(feed=exit_together), "rows"),
+    **PROTOCOL,
+}  # fmt: skip

@@ -1,0 +1,385 @@
+"""A fused step is the module's own step, and whatever is not exactly that module keeps its own forward."""
+
+from __future__ import annotations
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from emad_ref.audit.tolerances import tolerance
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.errors import BadArgument
+from emad_ref.models import causal, fused_blocks
+from emad_ref.models.causal import CausalStepper
+from emad_ref.models.fused_blocks import PackedLinear, fuse_block, fuse_norm
+from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.protocol import Prompt
+from tests.small_models import LAYERS, VOCABULARY, lay_out_as_large, small_config, small_model
+
+FUSED = (
+    "gpt_neox",
+    "gpt_neox_sequential",
+    "opt",
+    "opt_350m",
+    "llama",
+    "llama3",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "mistral_window",
+    "smollm3",
+    "smollm3_window",
+    "olmo2",
+    "gemma",
+    "gemma3",
+    "granite",
+)
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def pair(family, dtype="float64", config=None):
+    """(fused, walked) steppers of one model."""
+    model = small_model(family, DTYPES[dtype], config=config)
+    fast, slow = CausalStepper(model), CausalStepper(model, backend="walked")
+    assert all(step is not None for step in fast._steps)
+    assert all(step is None for step in slow._steps)
+    return fast, slow
+
+
+def forward(stepper, cache, tokens, starts, rows=None, lengths=None):
+    """Logits [rows, n, V] of ``tokens`` [rows, n] at ``starts`` [rows]."""
+    positions = np.asarray(starts)[:, None] + np.arange(tokens.shape[1])
+    frame = stepper.prepare_forward(positions, cache, rows=rows, lengths=lengths)
+    return stepper.logits(stepper.run_layers(stepper.embed(tokens, frame), 0, stepper.layers, frame, cache))
+
+
+@torch.inference_mode()
+def walk(stepper, tokens):
+    """Logits of every kind of forward that decoding makes, one after the other, on one cache of three rows."""
+    cache = stepper.new_cache(3, 4)  # too few slots: buffers grow on the way
+    held = np.array([7, 4, 9])
+    seen = [forward(stepper, cache, tokens[:, :9], (0, 0, 0), lengths=held)]  # prompts, padded
+
+    def fed(n, rows=(0, 1, 2)):
+        chosen = list(rows)
+        columns = torch.from_numpy(held[chosen][:, None] + np.arange(n))
+        seen.append(forward(stepper, cache, tokens[chosen].gather(1, columns), held[chosen], rows=np.array(chosen)))
+        held[chosen] += n
+
+    fed(1)  # rows at their own positions
+    fed(3)
+    fed(2, (0, 2))  # some rows of the cache, at positions of their own
+    fed(1, (1,))  # one row of it
+    cache.truncate(held.clip(max=8))
+    held[:] = held.clip(max=8)
+    fed(1)  # at common positions
+    fed(4)
+    return seen
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FUSED)
+def test_fused_steps_are_the_modules(family, dtype):
+    """Prompts, single queries and chunks, at common and own positions, of all rows and of some."""
+    fast, slow = pair(family, dtype)
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (3, 24)))
+    most = tolerance(fast.config.model_type, dtype, "cpu")
+    for ours, theirs in zip(walk(fast, tokens), walk(slow, tokens), strict=True):
+        assert ours.shape == theirs.shape
+        assert (ours - theirs).abs().max() <= most
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "family", ["gpt_neox", "gpt_neox_sequential", "opt", "opt_350m", "llama", "qwen2", "qwen3", "olmo2"]
+)
+def test_where_every_head_has_its_own_key_they_are_the_modules_to_the_bit(family, dtype, monkeypatch):
+    """But for GELU, which is another kernel of PyTorch's, and a token alone, whose products are others."""
+    monkeypatch.setattr(fused_blocks, "gelu", F.gelu)
+    monkeypatch.setattr(causal, "squeeze_single_token", lambda hidden: hidden)
+    config = small_config(family)
+    if hasattr(config, "num_key_value_heads"):
+        config.num_key_value_heads = config.num_attention_heads
+    fast, slow = pair(family, dtype, config)
+    tokens = torch.from_numpy(np.random.default_rng(1).integers(0, VOCABULARY, (3, 24)))
+    assert all(torch.equal(*both) for both in zip(walk(fast, tokens), walk(slow, tokens), strict=True))
+
+
+@torch.inference_mode()
+def test_a_cache_that_lacks_the_layers_above():
+    """Rows leave at different layers; those that go on are walked with what stayed of the batch."""
+    tokens = torch.from_numpy(np.random.default_rng(2).integers(0, VOCABULARY, (3, 12)))
+    states = []
+    for stepper in pair("llama"):
+        cache = stepper.new_cache(3)
+        frame = stepper.prepare_forward(np.tile(np.arange(6), (3, 1)), cache, lengths=np.array([6, 4, 5]))
+        stepper.run_layers(stepper.embed(tokens[:, :6], frame), 0, LAYERS, frame, cache)
+        frame = stepper.prepare_forward(np.array([[6, 7], [4, 5], [5, 6]]), cache)
+        hidden = stepper.run_layers(stepper.embed(tokens[:, 6:8], frame), 0, 2, frame, cache)
+        kept = np.array([0, 2])
+        states.append(stepper.run_layers(hidden[kept], 2, LAYERS, frame.select_rows(kept), cache))
+        assert [layer.length.tolist() for layer in cache.layers[1:3]] == [[8, 6, 7], [8, 4, 7]]
+    assert (states[0] - states[1]).abs().max() <= tolerance("llama", "float64", "cpu")
+
+
+PROBES = (1, 3, 5)
+PROMPTS = [Prompt(np.arange(1, 1 + length)) for length in (7, 3, 5)]
+
+
+def ruled(thresholds, schedule):
+    return OperatingPoint(schedule, "quantile", LAYERS, LAYERS, PROBES, (thresholds,), schedule)
+
+
+def generated(stepper, point):
+    return WalkedDecoder(stepper, point, max_rows=3).generate(PROMPTS, 12)
+
+
+@pytest.mark.parametrize("schedule", ["monotone", "free_deferred"])
+@pytest.mark.parametrize("family", FUSED)
+def test_decisions_tokens_and_counted_work_are_the_same(family, schedule):
+    """Rows of unequal prompts that stop where they like; float64, so that no decision is a tie."""
+    fast, slow = pair(family)
+    signal = generated(slow, ruled((-1.0, -1.0, -1.0), "monotone")).signal
+    thresholds = tuple(float(value) for value in np.nanquantile(signal, 0.4, axis=0))
+    ours, theirs = (generated(stepper, ruled(thresholds, schedule)) for stepper in (fast, slow))
+    assert len(set(ours.tokens.depth.tolist())) > 1, "the rule is to act"
+    for name in ("sequence", "position", "token", "depth", "cap", "phase"):
+        assert np.array_equal(getattr(ours.tokens, name), getattr(theirs.tokens, name)), name
+    assert np.nanmax(abs(ours.signal - theirs.signal)) <= tolerance(fast.config.model_type, "float64", "cpu")
+    for mine, other in ((ours.work, theirs.work), (ours.prompt_work, theirs.prompt_work)):
+        assert all(np.array_equal(getattr(mine[0], f.name), getattr(other[0], f.name)) for f in fields(mine[0]))
+
+
+def block_of(family):
+    model = small_model(family)
+    return model.get_decoder().layers[0]
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "llama", "opt"])
+class TestKeepsItsForward:
+    """Whatever is not exactly the module that a step was written for."""
+
+    def test_as_made_it_has_a_step(self, family):
+        assert fuse_block(block_of(family), "sdpa") is not None
+
+    def test_under_another_kernel(self, family):
+        assert fuse_block(block_of(family), "eager") is None
+
+    def test_while_hooked(self, family):
+        block = block_of(family)
+        inner = next(module for module in block.modules() if isinstance(module, nn.Linear))
+        for hang in (inner.register_forward_hook, inner.register_forward_pre_hook):
+            handle = hang(lambda *_: None)
+            assert fuse_block(block, "sdpa") is None
+            handle.remove()
+        assert fuse_block(block, "sdpa") is not None
+
+    def test_with_a_replaced_layer(self, family):
+        class Wrapped(nn.Linear):
+            """Stands for a quantised layer."""
+
+            def forward(self, states):
+                return super().forward(states)
+
+        block = block_of(family)
+        name = next(name for name, module in block.named_modules() if isinstance(module, nn.Linear))
+        block.set_submodule(name, Wrapped(4, 4))
+        assert fuse_block(block, "sdpa") is None
+
+    def test_with_a_forward_of_its_own(self, family):
+        block = block_of(family)
+        block.forward = type(block).forward.__get__(block)
+        assert fuse_block(block, "sdpa") is None
+
+    def test_as_a_subclass_of_the_same_name(self, family):
+        block = block_of(family)
+        kind = type(block)
+        block.__class__ = type(kind.__name__, (kind,), {"__module__": __name__})
+        assert fuse_block(block, "sdpa") is None
+
+    def test_as_a_copy_that_came_with_a_checkpoint(self, family, monkeypatch):
+        block = block_of(family)
+        for kind in {type(module) for module in block.modules()}:
+            if kind.__module__ == type(block).__module__:
+                monkeypatch.setattr(kind.forward, "__module__", "transformers_modules.copy")
+        for kind in {type(module) for module in block.modules() if type(module).__module__ == type(block).__module__}:
+            monkeypatch.setattr(kind, "__module__", "transformers_modules.copy")
+        assert fuse_block(block, "sdpa") is None
+
+    def test_with_a_patched_class(self, family, monkeypatch):
+        block = block_of(family)
+        kind = type(next(module for name, module in block.named_modules() if name.endswith(("attention", "attn"))))
+        monkeypatch.setattr(kind, "forward", lambda self, *args, **kwargs: None)
+        assert fuse_block(block, "sdpa") is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", [family for family in FUSED if family != "opt_350m"])  # which has none
+@torch.inference_mode()
+def test_the_norm_before_the_head_is_the_modules_to_the_bit(family, dtype):
+    fast, slow = pair(family, dtype)
+    assert fast._norm is not fast._final_norm
+    assert slow._norm is slow._final_norm
+    states = 3 * torch.randn(
+        2, 5, fast.geometry.hidden, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    for some in (states, states[0], states[0, :1], states[0, 0]):
+        ours, theirs = (stepper.apply_final_norm(some.to(DTYPES[dtype])) for stepper in (fast, slow))
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "llama"])
+def test_a_norm_that_is_not_as_it_was_made_is_called(family, monkeypatch):
+    norm = CausalStepper(small_model(family))._final_norm
+    assert fuse_norm(norm) is not None
+    handle = norm.register_forward_hook(lambda *_: None)
+    assert fuse_norm(norm) is None
+    handle.remove()
+    norm.forward = type(norm).forward.__get__(norm)
+    assert fuse_norm(norm) is None
+    del norm.forward
+    assert fuse_norm(norm) is not None
+    kind = type(norm)
+    norm.__class__ = type(kind.__name__, (kind,), {"__module__": __name__})
+    assert fuse_norm(norm) is None
+    assert fuse_norm(nn.GroupNorm(1, 4)) is None
+
+
+def test_other_families_keep_their_forward():
+    assert all(fuse_block(block_of(family), "sdpa") is None for family in ("qwen3_moe", "stablelm", "phi"))
+
+
+def test_a_parameter_put_in_anothers_place_counts():
+    model = small_model("llama")
+    stepper, tokens = CausalStepper(model), torch.arange(8)[None]
+    model.model.layers[2].mlp.down_proj.weight = nn.Parameter(torch.zeros(32, 48, dtype=torch.float64))
+    with torch.inference_mode():
+        ours = forward(stepper, stepper.new_cache(1), tokens, (0,))
+        assert (ours - model(tokens).logits).abs().max() <= tolerance("llama", "float64", "cpu")
+
+
+SIBLINGS = tuple(family for family in FUSED if not family.startswith("gpt_neox"))  # which has them in one
+
+
+@pytest.mark.parametrize("family", SIBLINGS)
+def test_steps_over_weights_that_lie_side_by_side_are_the_modules(family, monkeypatch):
+    """As large ones do; a token alone is multiplied with all of them at once."""
+    model = small_model(family, torch.float32)
+    lay_out_as_large(model, monkeypatch)
+    fast, slow = CausalStepper(model), CausalStepper(model, backend="walked")
+    joined, chosen = [], PackedLinear._joined_for
+
+    def joined_for(self, states):
+        weights = chosen(self, states)
+        if states.dim() == 1:
+            joined.append(weights is not None)
+        return weights
+
+    monkeypatch.setattr(PackedLinear, "_joined_for", joined_for)
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (3, 24)))
+    most = tolerance(model.config.model_type, "float32", "cpu")
+    for ours, theirs in zip(walk(fast, tokens), walk(slow, tokens), strict=True):
+        assert (ours - theirs).abs().max() <= most
+    assert joined, "one token is multiplied with weights that lie side by side"
+    assert all(joined)
+
+
+@pytest.mark.parametrize("name", ["q_proj.weight", "v_proj.weight", "k_proj.bias"])
+def test_of_weights_side_by_side_one_put_in_anothers_place_counts(name, monkeypatch):
+    """Another parameter or other data of the same; the others stay where they are."""
+    model = small_model("qwen2", torch.float32)
+    lay_out_as_large(model, monkeypatch)
+    stepper, tokens = CausalStepper(model), torch.arange(8)[None]
+
+    def last():
+        cache = stepper.new_cache(1)
+        forward(stepper, cache, tokens[:, :7], (0,))
+        return forward(stepper, cache, tokens[:, 7:], (7,))[0, 0]
+
+    part = model.model.layers[2].self_attn.get_submodule(name.split(".")[0])
+    with torch.inference_mode():
+        seen = [last()]
+        getattr(part, name.split(".")[1]).data = torch.randn_like(getattr(part, name.split(".")[1]))
+        seen.append(last())
+        assert (seen[-1] - model(tokens).logits[0, -1]).abs().max() <= tolerance("qwen2", "float32", "cpu")
+    setattr(part, name.split(".")[1], nn.Parameter(torch.randn_like(getattr(part, name.split(".")[1]))))
+    with torch.inference_mode():
+        seen.append(last())
+        assert (seen[-1] - model(tokens).logits[0, -1]).abs().max() <= tolerance("qwen2", "float32", "cpu")
+    assert min((one - other).abs().max() for one, other in pairwise(seen)) > 1e-2
+
+
+def test_a_backend_that_is_neither_is_refused():
+    with pytest.raises(BadArgument, match="fast, eager, walked"):
+        CausalStepper(small_model("llama"), backend="compiled")
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "llama", "opt", "qwen3"])
+def test_a_token_alone_under_autograd_is_the_modules_too(family):
+    """As a vector it is written in place, which gradients would not survive."""
+    fast, slow = pair(family, "float32")
+    tokens = torch.arange(1, 9)[None]
+    gradients = []
+    for stepper in (fast, slow):
+        cache = stepper.new_cache(1)
+        with torch.no_grad():
+            forward(stepper, cache, tokens[:, :7], (0,))
+        frame = stepper.prepare_forward(np.array([[7]]), cache)
+        hidden = stepper.embed(tokens[:, 7:], frame).detach().requires_grad_()
+        stepper.run_layers(hidden, 0, stepper.layers, frame, cache).square().sum().backward()
+        gradients.append(hidden.grad)
+    assert gradients[0].abs().max() > 0
+    assert torch.allclose(*gradients, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "llama"])
+def test_sessions_on_two_threads_share_nothing_that_a_token_writes(family):
+    decoder = WalkedDecoder(pair(family, "float32")[0], full_depth(LAYERS))
+    prompts = [[Prompt(np.arange(first, first + 5))] for first in (1, 9)]
+    alone = [decoder.generate(each, 60).emitted for each in prompts]
+    with ThreadPoolExecutor(2) as pool:
+        beside = list(pool.map(lambda each: decoder.generate(each, 60).emitted, prompts * 4))
+    for found, wanted in zip(beside, alone * 4, strict=True):
+        assert found[0].tolist() == wanted[0].tolist()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("shape", [(1, 1, 512), (3, 5, 14), (2, 1, 7)])
+def test_gelu_is_gelu_and_keeps_its_shape(shape):
+    """To the last bits, of a kernel that sums in another order."""
+    states = torch.from_numpy(np.random.default_rng(0).normal(size=shape) * 3).float()
+    found = fused_blocks.gelu(states)
+    assert found.shape == states.shape
+    assert found.is_contiguous()
+    assert torch.allclose(found, F.gelu(states), rtol=0, atol=1e-6)
+    assert torch.equal(fused_blocks.gelu(states.double()), F.gelu(states.double()))
+
+
+@torch.inference_mode()
+def test_tables_may_be_wider_than_the_share_of_a_head_that_turns(monkeypatch):
+    """A quarter of 14 is 3, and its table has 4 columns."""
+    monkeypatch.setattr(fused_blocks, "gelu", F.gelu)
+    config = small_config("gpt_neox")
+    config.hidden_size = 56
+    model = small_model("gpt_neox", config=config)
+    fast, slow = CausalStepper(model), CausalStepper(model, backend="walked")
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (3, 24)))
+    assert all(torch.equal(*both) for both in zip(walk(fast, tokens), walk(slow, tokens), strict=True))
+
+
+@torch.inference_mode()
+def test_a_copy_with_other_tables_turns_by_them():
+    """As planted steppers have them: neither side may keep what the other made of its own."""
+    stepper, tokens = CausalStepper(small_model("llama")), torch.arange(8)[None]
+    plain = forward(stepper, stepper.new_cache(1), tokens, (0,))
+    moved = copy.copy(stepper)
+    moved.rotary_table = lambda *given: tuple(table.roll(1, 1) for table in stepper.rotary_table(*given))
+    assert (forward(moved, moved.new_cache(1), tokens, (0,)) - plain).abs().max() > 1e-3
+    assert torch.equal(forward(stepper, stepper.new_cache(1), tokens, (0,)), plain)

@@ -1,0 +1,94 @@
+"""The audit has power: an honest decoder passes every check, and every planted defect is caught by the check for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from emad_ref.audit import (
+    Finding,
+    check_decisions,
+    check_forced_depths,
+    check_generation,
+    check_rollback,
+    check_row_independence,
+    check_session_isolation,
+    tolerance,
+)
+from emad_ref.audit.session_checks import check_last_logits
+from emad_ref.errors import BadArgument
+from emad_ref.point import OperatingPoint, full_depth
+from tests.decoders.audited_model import LAYERS, drawn, spread_point, under_test
+from tests.decoders.cached_decoder import CachedDecoder
+from tests.decoders.foreign_decoder import ForeignDecoder
+from tests.decoders.planted_defects import DEFECTS
+from tests.unit.audit.test_requests import DeclinesForcedDepth
+
+CHECKS = ("forced", "decisions", "rollback", "generation", "rows", "sessions")
+TOLERANCE = tolerance("gpt_neox", "float64", "cpu")
+MAX_NEW = 16
+
+
+# defects of sessions that show although no depth is forced, each by its check
+AT_FULL_DEPTH = (
+    *("stale K/V after rollback", "rolled-back work is forgotten", "position off by one", "wrong batch row"),
+    *("drops the wrong row", "logits that are NaN", "depths of the last tokens alone"),
+    "a drop empties the other sessions",
+)
+
+
+def run_check(name: str, decoder: type, point: OperatingPoint, *, forces: bool = True) -> Finding:
+    """One check as a suite would call it; depth has most room where no rule takes it away."""
+    full = replace(under_test(decoder, full_depth(LAYERS), TOLERANCE), forces=forces)
+    asked, rng = under_test(decoder, point, TOLERANCE), np.random.default_rng(5)
+    prompts, continuation = drawn((5, 9, 1, 3, 7) if name == "sessions" else (5, 9, 1), 12)
+    checks: dict[str, Callable[[], Finding]] = {
+        "forced": lambda: check_forced_depths(full, prompts, continuation, rng),
+        "sessions": lambda: check_session_isolation(full, prompts, continuation, rng),
+        "rollback": lambda: check_rollback(full, prompts, continuation),
+        "last": lambda: check_last_logits(full, prompts, continuation, rng),
+        "decisions": lambda: check_decisions(asked, prompts, continuation),
+        "generation": lambda: check_generation(asked, prompts, MAX_NEW),
+        "rows": lambda: check_row_independence(asked, prompts, MAX_NEW),
+    }
+    return checks[name]()
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("decoder", [CachedDecoder, ForeignDecoder])
+def test_an_honest_decoder_passes(decoder: type, check: str) -> None:
+    finding = run_check(check, decoder, spread_point())
+    assert finding.passed is True, finding.detail
+    assert finding.check == check
+    assert finding.n > 0
+    assert finding.ties == 0
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_is_caught_by_its_check(defect: str) -> None:
+    decoder, check = DEFECTS[defect]
+    finding = run_check(check, decoder, spread_point())
+    assert finding.passed is False, finding.detail
+
+
+@pytest.mark.parametrize("check", ["forced", "rollback", "sessions", "last"])
+def test_sessions_that_take_no_forced_depth_are_judged_at_full_depth(check: str) -> None:
+    finding = run_check(check, DeclinesForcedDepth, spread_point(), forces=False)
+    assert finding.passed is True, finding.detail
+    assert finding.live["session_positions"] > 0
+    assert "forced_positions" not in finding.live
+
+
+@pytest.mark.parametrize("defect", AT_FULL_DEPTH)
+def test_a_defect_of_sessions_shows_without_forced_depths(defect: str) -> None:
+    decoder, check = DEFECTS[defect]
+    finding = run_check(check, decoder, spread_point(), forces=False)
+    assert finding.passed is False, finding.detail
+
+
+def test_depths_are_left_out_at_full_depth_alone() -> None:
+    with pytest.raises(BadArgument, match="forces"):
+        replace(under_test(CachedDecoder, spread_point(), TOLERANCE), forces=False)

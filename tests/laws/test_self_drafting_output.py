@@ -1,0 +1,343 @@
+"""A model that drafts for itself says what it says alone, whatever the layer, gate, lens and vocabulary; and counts."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emad_ref.decoding.partner import Partner
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_speculation import (
+    CREDIT,
+    MOST_LOST,
+    Drafting,
+    DraftingDecoder,
+    RoundKindChooser,
+    draft,
+    drafting_point,
+    self_speculate,
+)
+from emad_ref.errors import BadArgument
+from emad_ref.models.causal import CausalStepper
+from emad_ref.point import EntropyEstimator, full_depth
+from emad_ref.probes.signal_values import NotFinite
+from emad_ref.protocol import Prompt
+from emad_ref.record import DECODE, DRAFT, PROMPT, READOUTS, VERIFY
+from tests.random_lenses import attached
+from tests.small_models import LAYERS, VOCABULARY, small_model
+
+FAMILIES = ("gpt_neox", "llama", "opt_350m", "mistral_window")
+ROWS, NEW, WIDTH = 3, 16, 32
+LEVEL = [Prompt(np.arange(3) + 7 * row) for row in range(ROWS)]  # of one length: nothing is padded
+PROMPTS = [Prompt(np.array(tokens)) for tokens in ([7], [5, 9, 2, 44], [3, 1, 4, 1, 5, 9, 2])]
+FULL, SUBSET, LINEAR = (READOUTS.index(kind) for kind in ("full", "subset", "linear"))
+
+
+@cache
+def walked(family):
+    return CausalStepper(small_model(family, seed=1))
+
+
+def stepper_of(family="gpt_neox"):
+    return walked(family)
+
+
+@cache
+def lens_of(family="gpt_neox", rank=None):
+    return attached(stepper_of(family), tuple(range(1, LAYERS)), rank, scale=0.2)
+
+
+def gate_of(family="gpt_neox", seed=0):
+    width = stepper_of(family).unembedding.shape[1]
+    drawn = np.random.default_rng(seed).normal(size=width + 1) / width**0.5
+    return EntropyEstimator("linear", weights=(tuple(drawn.tolist()),))
+
+
+@cache
+def alone(family="gpt_neox", rows=ROWS, stop=frozenset()):
+    stepper = stepper_of(family)
+    return WalkedDecoder(stepper, full_depth(LAYERS), max_rows=ROWS).generate(PROMPTS[:rows], NEW, stop)
+
+
+def by_protocol(way, rows=ROWS, family="gpt_neox", stop=frozenset(), prompts=PROMPTS):
+    point = drafting_point(LAYERS, way)
+    model = Partner(WalkedDecoder(stepper_of(family), point, max_rows=ROWS), point)
+    return draft(model, way, prompts[:rows], NEW, stop=stop)
+
+
+def timed(way, rows=ROWS, family="gpt_neox", stop=frozenset(), prompts=PROMPTS):
+    return DraftingDecoder(stepper_of(family), way, max_rows=ROWS, always=True).generate(prompts[:rows], NEW, stop)
+
+
+def of_rounds(way, rows=ROWS):
+    """Work of rounds alone, on the timed path: opening reads prompts in another shape than the protocol does."""
+    decoder = DraftingDecoder(stepper_of(), way, max_rows=ROWS, always=True)
+    whole, opening = (decoder.generate(LEVEL[:rows], new).work[0] for new in (NEW, 1))
+    return whole - opening
+
+
+def texts(record):
+    return [row.tolist() for row in record.emitted]
+
+
+@st.composite
+def ways(draw, family):
+    """Any way of drafting: gates of random numbers, vocabularies of random ids."""
+    ids = draw(st.none() | st.sets(st.integers(0, VOCABULARY - 1), min_size=1, max_size=VOCABULARY))
+    threshold = draw(st.sampled_from([-1.0, -0.1, 0.0, 0.3, math.inf]))
+    copied = draw(st.sampled_from([0, 0, 1, 3, 8]))
+    return Drafting(
+        layer=draw(st.integers(1, LAYERS - 1)),
+        longest=draw(st.integers(0 if copied else 1, 6)),
+        threshold=threshold,
+        lens=draw(st.sampled_from([None, lens_of(family), lens_of(family, 5)])),
+        gate=gate_of(family, draw(st.integers(0, 5))) if threshold < math.inf else None,
+        vocabulary=None if ids is None else np.array(sorted(ids)),
+        copied=copied,
+    )
+
+
+# ------------------------------------------------------------ the output, and who would draft as much
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_output_is_the_models_own_and_both_paths_draft_alike(family, data):
+    """Greedy, on a decoder through the protocol and on the timed path, which also reads the same gates."""
+    way, rows = data.draw(ways(family)), data.draw(st.sampled_from([1, ROWS]))
+    token = int(alone(family).emitted[1][4])
+    stop = data.draw(st.sampled_from([frozenset(), frozenset({token})]))
+    own, asked, fast = alone(family, rows, stop), by_protocol(way, rows, family, stop), timed(way, rows, family, stop)
+    assert texts(asked.record) == texts(fast) == texts(own)
+    assert asked.record.stop == fast.stop == own.stop
+    mine, theirs = fast.tokens, asked.record.tokens
+    rounds = np.isin(mine.phase, [DRAFT, VERIFY]), rounds_of(theirs)
+    for column in ("sequence", "position", "token", "depth", "phase", "kept"):
+        assert in_order(mine, rounds[0], column) == in_order(theirs, rounds[1], column)
+
+
+def rounds_of(tokens):
+    """Rows of rounds: with a gate each prompt's last position is a draft, too, before its row is decided."""
+    opened = {
+        (int(s), int(p))
+        for s, p, phase in zip(tokens.sequence, tokens.position, tokens.phase, strict=True)
+        if phase == DECODE
+    }
+    places = zip(tokens.sequence.tolist(), tokens.position.tolist(), strict=True)
+    return np.array([place not in opened for place in places]) & np.isin(tokens.phase, [DRAFT, VERIFY])
+
+
+def in_order(tokens, chosen, column):
+    """One column of the chosen rows, sequence by sequence: paths may take the rows of a batch in another order."""
+    order = np.argsort(tokens.sequence[chosen], kind="stable")
+    return getattr(tokens, column)[chosen][order].tolist()
+
+
+def test_a_row_that_its_gate_stops_waits_for_the_others():
+    """It is fed along, drafts nothing more, and its rounds are those it has alone."""
+    way = Drafting(LAYERS - 1, 4, 0.0, None, gate_of())
+    together, asked = timed(way).tokens, by_protocol(way).record.tokens
+    assert in_order(together, together.phase == VERIFY, "token") == in_order(asked, asked.phase == VERIFY, "token")
+    assert (together.phase == VERIFY).sum() > sum(
+        (timed(way, 1, prompts=[prompt]).tokens.phase == VERIFY).sum() for prompt in PROMPTS
+    ), "some row was fed along"
+
+
+def test_ways_draw_rounds_of_every_kind():
+    """Otherwise the law above holds of plain decoding only."""
+    way = Drafting(LAYERS - 1, 4, 0.0, None, gate_of())
+    record = timed(way)
+    tokens = record.tokens
+    drafts, kept = (tokens.phase == DRAFT).sum(), (tokens.kept & (tokens.phase == VERIFY)).sum()
+    assert drafts > kept > 0
+    assert np.isfinite(record.signal).sum() > 5
+    assert (record.signal[np.isfinite(record.signal)] <= 0).any()
+    assert (record.signal[np.isfinite(record.signal)] > 0).any()
+
+
+@pytest.mark.parametrize("rows", [1, ROWS])
+@pytest.mark.parametrize("longest", [0, 2])
+def test_copies_stand_and_save_rounds(rows, longest):
+    """Untrained models repeat themselves. Beside rows that copy others may draft: then all go token by token."""
+    way = Drafting(2, longest, copied=4)
+    asked, without = by_protocol(way, rows), by_protocol(Drafting(2, max(longest, 1)), rows)
+    assert texts(timed(way, rows)) == texts(alone("gpt_neox", rows)) == texts(asked.record)
+    assert asked.rounds.sum() < without.rounds.sum()
+
+
+def test_a_copied_run_is_fed_at_once_and_reads_nothing():
+    """One row after a text of period two: what is run is a chunk a round, neither gate nor head of a draft."""
+    prompt = [Prompt(np.array([7] * 8))]
+    way = Drafting(2, 0, copied=6)
+    record = timed(way, 1, prompts=prompt)
+    asked = by_protocol(way, 1, prompts=prompt)
+    assert (record.tokens.phase == VERIFY).sum() > NEW / 2
+    assert record.work[0].readout_rows[:, 1].sum() == 0
+    assert asked.record.work[0].readout_rows[:, 1].sum() == 0
+    assert asked.acceptance_rate > 0.5
+    assert (asked.drafts.entropy_bits == 0).all()
+
+
+# ------------------------------------------------------------ the work
+
+
+@pytest.mark.parametrize("rows", [1, ROWS])
+@pytest.mark.parametrize("threshold", [0.0, math.inf])
+@pytest.mark.parametrize("pruned", [False, True])
+def test_work_is_what_the_record_says(rows, threshold, pruned):
+    """Heads of drafts are pruned on the timed path alone."""
+    ids = np.arange(0, VOCABULARY, 3) if pruned else None
+    way = Drafting(3, 4, threshold, lens_of(), gate_of() if threshold < math.inf else None, ids)
+    record = timed(way, rows, prompts=LEVEL)
+    tokens, work = record.tokens, record.work[0]
+    drafted, verified, opening = (np.isin(tokens.phase, phase) for phase in (DRAFT, VERIFY, (PROMPT, DECODE)))
+    ran = [opening.sum() + (drafted if layer <= 3 else verified).sum() for layer in range(1, LAYERS + 1)]
+    assert work.tokens.tolist() == ran
+    assert work.readout_rows[FULL, LAYERS - 1] == verified.sum() + rows
+    kind, other = (SUBSET, FULL) if pruned else (FULL, SUBSET)
+    heads = work.readout_rows[kind, 2]
+    assert 0 < heads < drafted.sum(), "the last of each round proposes nothing"
+    assert work.readout_rows[other, 2] == 0
+    assert work.readout_macs[SUBSET, 2] == (heads * len(ids) * WIDTH if pruned else 0)
+    assert work.readout_macs[FULL, 2] == heads * WIDTH**2
+    gates = int(np.isfinite(record.signal).sum())
+    assert work.readout_rows[LINEAR, 2] == gates
+    assert work.readout_macs[LINEAR, 2] == gates * WIDTH
+    assert (gates > 0) == (threshold < math.inf)
+    assert not work.fills.any()
+    assert work.readout_rows.sum() == heads + gates + verified.sum() + rows
+
+
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_both_paths_execute_the_same(rows):
+    """Without a gate and a vocabulary, under which the protocol runs heads that the timed path does without."""
+    way = Drafting(3, 4, lens=lens_of())
+    asked = by_protocol(way, rows, prompts=LEVEL)
+    assert of_rounds(way, rows) == asked.record.work[0] - asked.opening_work[0]
+
+
+def test_drafting_always_by_the_models_own_head_is_self_speculation():
+    way, point = Drafting(3, 4), drafting_point(LAYERS)
+    model = Partner(WalkedDecoder(stepper_of(), point, max_rows=ROWS), point)
+    known = self_speculate(model, 3, LEVEL, NEW, k=4)
+    same = by_protocol(way, prompts=LEVEL)
+    assert texts(same.record) == texts(known.record)
+    assert same.drafts.verdict.tolist() == known.drafts.verdict.tolist()
+    assert same.record.work[0] == known.record.work[0]
+    assert of_rounds(way) == known.record.work[0] - known.opening_work[0]
+
+
+# ------------------------------------------------------------ what is refused, and whether defects are seen
+
+
+def test_a_layer_without_a_translator_is_refused():
+    name = attached(stepper_of(), (2, 4), seed=3)
+    with pytest.raises(BadArgument, match=r"drafting\.layer=3, but expected a layer that the lens translates \(2, 4\)"):
+        DraftingDecoder(stepper_of(), Drafting(3, 2, lens=name))
+
+
+def test_a_gate_that_says_no_number_is_refused():
+    gate = EntropyEstimator("linear", weights=((math.nan,) * (WIDTH + 1),))
+    with pytest.raises(NotFinite, match="after layer 2"):
+        timed(Drafting(2, 3, 0.1, None, gate), 1)
+
+
+def test_emitting_what_the_draft_layer_says_is_seen(monkeypatch):
+    way = Drafting(3, 3)
+    assert texts(timed(way)) == texts(alone())
+
+    def shallow(self, session, chunk, starts):
+        return self.stepper.logits(chunk).argmax(dim=-1).tolist()
+
+    monkeypatch.setattr(DraftingDecoder, "_verify", shallow)
+    assert texts(timed(way)) != texts(alone())
+
+
+# ------------------------------------------------------------ rounds that pay
+
+
+class EveryKindInTurn(RoundKindChooser):
+    def __init__(self):
+        super().__init__()
+        self.chosen = []
+
+    def choose_kind(self, rows, possible):
+        self.chosen.append(possible[len(self.chosen) % len(possible)])
+        return self.chosen[-1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_decoder_that_changes_between_kinds_of_rounds_emits_the_same(family):
+    way = Drafting(2, 3, copied=4)
+    decoder = DraftingDecoder(stepper_of(family), way, max_rows=ROWS)
+    decoder._choice = EveryKindInTurn()
+    record = decoder.generate(PROMPTS, NEW, frozenset())
+    assert texts(record) == texts(alone(family))
+    assert {"step", "draft"} <= set(decoder._choice.chosen)
+    tokens, work = record.tokens, record.work[0]
+    decided = len(PROMPTS) * NEW  # one position at full depth for each emitted token
+    emitted = tokens.kept & np.isin(tokens.phase, [DECODE, VERIFY])
+    assert emitted.sum() == decided
+    assert set(tokens.depth[emitted]) == {LAYERS}
+    decoded = (np.isin(tokens.phase, [DECODE, VERIFY])).sum()
+    assert work.readout_rows[0, LAYERS - 1] == decoded
+
+
+def rounds_chosen(seconds, gained, rows, count):
+    """Kinds of ``count`` rounds in which kind k takes ``seconds[k]`` and emits ``gained[k]`` tokens per row."""
+    choice, kinds = RoundKindChooser(), []
+    for _ in range(count):
+        kinds.append(choice.choose_kind(rows, list(seconds)))
+        choice.record_round(kinds[-1], seconds[kinds[-1]], [gained[kinds[-1]]] * rows)
+    return kinds
+
+
+def test_what_takes_less_time_per_token_is_done():
+    gained = {"step": 1, "copy": 4, "draft": 3}
+    few = rounds_chosen({"step": 1.0, "copy": 1.5, "draft": 2.0}, gained, 1, 2000)
+    assert few.count("copy") > 0.98 * len(few)
+    many = rounds_chosen({"step": 1.0, "copy": 4.5, "draft": 6.0}, gained, 16, 2000)
+    assert many.count("step") > 0.95 * len(many)
+
+
+@pytest.mark.parametrize(("rows", "count"), [(1, 320), (2, 320), (16, 320), (16, 5000)])
+def test_trials_of_all_dearer_kinds_together_lose_what_they_may(rows, count):
+    seconds, gained = {"step": 1.0, "copy": 2.0, "draft": 1.6}, {"step": 1, "copy": 1.4, "draft": 1.2}
+    kinds = rounds_chosen(seconds, gained, rows, count)
+    spent, emitted = (sum(of[kind] for kind in kinds) for of in (seconds, gained))
+    dearest = max(seconds[kind] - gained[kind] for kind in seconds)
+    free = sum(seconds[kind] - gained[kind] for kind in seconds)  # the first round of each kind
+    assert emitted < spent <= emitted + free + CREDIT + MOST_LOST * spent + dearest
+    assert {"copy", "draft"} <= set(kinds[-count // 2 :]), "a text may begin to repeat itself"
+
+
+def test_a_kind_is_found_when_the_text_begins_to_repeat_itself():
+    choice, kinds = RoundKindChooser(), []
+    for round_ in range(1500):
+        kinds.append(choice.choose_kind(1, ["step", "copy"]))
+        copied = 9 if round_ >= 500 else 1
+        choice.record_round(kinds[-1], {"step": 1.0, "copy": 2.7}[kinds[-1]], [copied if kinds[-1] == "copy" else 1])
+    assert kinds[:500].count("copy") < 10
+    assert kinds[1000:].count("copy") > 450
+
+
+def test_an_interrupted_round_decides_nothing():
+    choice = RoundKindChooser()
+    for round_ in range(40):
+        choice.record_round("step", 50.0 if round_ % 8 == 5 else 1.0, [1])
+        choice.record_round("draft", 2.5, [2])
+    assert choice.choose_kind(1, ["step", "draft"]) == "step"
+
+
+def test_one_row_of_many_that_gains_does_not_make_the_batch_end_sooner():
+    choice = RoundKindChooser()
+    for _ in range(10):
+        choice.record_round("step", 1.0, [1] * 8)
+        choice.record_round("copy", 1.5, [8, 8, 8, 8, 8, 8, 8, 1])
+    assert choice.choose_kind(8, ["step", "copy"]) == "step"

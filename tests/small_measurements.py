@@ -1,0 +1,55 @@
+"""Evidence of a small random model that passes for trained: six layers, random documents, probes of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from emad_ref.audit.finding import Finding
+from emad_ref.measurements.model_measurements import ModelMeasurements
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import BUDGETS, Study
+from emad_ref.models.causal import CausalStepper
+from emad_ref.models.geometry import geometry_of
+from emad_ref.models.stepper import Stepper
+from tests.small_models import VOCABULARY, small_config, small_model
+
+PROBES = (2, 4)
+WINDOW = 24
+DOCUMENTS = 34  # two windows of every other one: what resampling must keep together
+FEW = replace(BUDGETS["smoke"], calibrate=24, validate=20, evaluate=60)
+
+
+def documents(split: str) -> list[np.ndarray]:
+    """Half of them fit into one window, half fill two; tokens of the splits differ."""
+    rng = np.random.default_rng(["calibrate", "validate", "evaluate"].index(split))
+    return [rng.integers(0, VOCABULARY, 46 if number % 2 else 9 + number % 7) for number in range(DOCUMENTS)]
+
+
+def small_evidence(
+    stepper: Stepper | None = None,
+    host: RunResources | None = None,
+    texts: Callable[[str], list[np.ndarray]] = documents,
+    **study: Any,
+) -> ModelMeasurements:
+    """Of ``texts`` in windows of ``WINDOW`` tokens, under ``FEW`` unless ``study`` says otherwise."""
+    stepper = CausalStepper(small_model("gpt_neox")) if stepper is None else stepper
+    loaded = SimpleNamespace(
+        name="small", model=stepper.model, stepper=stepper, geometry=geometry_of(small_config("gpt_neox")),
+        trained=True, opening_token_id=0, end_token_ids=frozenset({0}), tokenizer=None, bundled=False, fingerprint="f",
+    )  # fmt: skip
+    made = ModelMeasurements(loaded, Study(**{"corpus": "self", "budget": FEW} | study), host or RunResources())
+    made.subject.iterate_documents = texts
+    made.subject.window_size = WINDOW
+    made.traces.profile = made.traces.calibrate_profile(PROBES)
+    return made
+
+
+def refuted(evidence: ModelMeasurements, detail: str = "depth 3, not 2") -> ModelMeasurements:
+    """``evidence`` behind a bridge that has failed."""
+    evidence.replay_validity.bridge_finding = Finding("bridge", False, detail, 10, 0)
+    return evidence

@@ -1,0 +1,100 @@
+"""Power and ties of checks: inconclusive where depth changes nothing, a pass where nothing adapts, ties excused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPTNeoXForCausalLM
+
+from emad_ref.audit import Finding, check_decisions, check_forced_depths, check_generation, check_row_independence
+from emad_ref.audit.session_checks import WIDEST_PARTLY_SHOWN, check_last_logits, partial_feed_sizes
+from emad_ref.point import OperatingPoint, full_depth, truncated
+from emad_ref.protocol import Prompt
+from emad_ref.record import Record
+from tests.decoders.audited_model import LAYERS, drawn, spread_point, tiny_neox, under_test
+from tests.decoders.cached_decoder import CachedDecoder
+from tests.decoders.foreign_decoder import ForeignDecoder
+
+PROMPTS, CONTINUATION = drawn((4, 6), 8)
+POINT, FULL = spread_point(), full_depth(LAYERS)
+
+
+def identity_above(layer: int) -> GPTNeoXForCausalLM:
+    """The tiny model with blocks above ``layer`` that add nothing."""
+    model = copy.deepcopy(tiny_neox())
+    with torch.no_grad():
+        for block in model.gpt_neox.layers[layer:]:
+            for linear in (block.attention.dense, block.mlp.dense_4h_to_h):
+                linear.weight.zero_()
+                linear.bias.zero_()
+    return model
+
+
+def test_generation_has_no_power_where_depth_changes_nothing() -> None:
+    finding = check_generation(under_test(CachedDecoder, POINT, model=identity_above(2)), PROMPTS, 8)
+    assert finding.passed is None
+    assert "too few positions" in finding.detail
+    assert "judge a model whose answers vary more" in finding.detail
+
+
+def test_forced_has_no_power_where_depth_changes_nothing() -> None:
+    decoder = under_test(CachedDecoder, FULL, model=identity_above(1))
+    assert check_forced_depths(decoder, PROMPTS, CONTINUATION, np.random.default_rng(0), needed=9).passed is None
+
+
+def test_rows_that_decide_alike_are_inconclusive() -> None:
+    assert check_row_independence(under_test(ForeignDecoder, POINT), [PROMPTS[0], PROMPTS[0]], 4).passed is None
+
+
+@pytest.mark.parametrize("point", [FULL, truncated(LAYERS, 3)], ids=lambda point: point.name)
+@pytest.mark.parametrize("check", ["decisions", "generation"])
+def test_a_point_without_probes_passes(check: str, point: OperatingPoint) -> None:
+    decoder = under_test(CachedDecoder, point)
+    finding: Finding = (
+        check_decisions(decoder, PROMPTS, CONTINUATION)
+        if check == "decisions"
+        else check_generation(decoder, PROMPTS, 8)
+    )
+    assert finding.passed is True, finding.detail
+
+
+def test_declared_noise_costs_power_instead_of_buying_a_pass() -> None:
+    """A decoder that claims logits may be off by 100 cannot be refuted, but is not passed either."""
+
+    class Vague(CachedDecoder):
+        capabilities = replace(CachedDecoder.capabilities, logit_noise=100.0)
+
+    assert check_forced_depths(under_test(Vague, FULL), PROMPTS, CONTINUATION, np.random.default_rng(0)).passed is None
+
+
+class Nudged(ForeignDecoder):
+    """In a batch its thresholds are half a nat higher: the noise of another kernel, made visible."""
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
+        if len(prompts) == 1:
+            return super().generate(prompts, max_new, stop)
+        thresholds = (tuple(value + 0.5 for value in POINT.thresholds[0]),)
+        return ForeignDecoder(self.model, replace(POINT, thresholds=thresholds)).generate(prompts, max_new, stop)
+
+
+@pytest.mark.parametrize(("tolerance", "passed"), [(1e-9, False), (0.6, True)])
+def test_rows_may_differ_from_a_tie_on(tolerance: float, passed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a nat flips a decision: a tie within 0.6 nats, none within 1e-9. Both runs are judged by the lens."""
+    monkeypatch.setattr("emad_ref.audit.finding.TIE_LIMIT", 1.0)  # ties are counted elsewhere
+    finding = check_row_independence(under_test(Nudged, POINT, tolerance), drawn((5, 7), 1)[0], 10, needed=0)
+    assert finding.passed is passed, finding.detail
+    assert finding.ties > 0 if passed else "no tie at or before it" in finding.detail
+
+
+@pytest.mark.parametrize("widest", [1, 2, 3, 64])
+def test_last_logits_are_checked_however_wide_a_decoders_feeds_are(widest: int) -> None:
+    prompts, continuation = drawn((4, 2), sum(n for n, _ in partial_feed_sizes(WIDEST_PARTLY_SHOWN)))
+    asked = under_test(ForeignDecoder, FULL)
+    asked.decoder.capabilities = replace(asked.decoder.capabilities, max_feed=widest)
+    finding = check_last_logits(asked, prompts, continuation, np.random.default_rng(0))
+    assert finding.passed is True, finding.detail

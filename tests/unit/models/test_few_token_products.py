@@ -1,0 +1,154 @@
+"""Products of a few tokens with a large weight: PyTorch's own, whatever the layout, and counted as these tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.models import fused_blocks
+from emad_ref.models.causal import CausalStepper
+from emad_ref.models.fused_blocks import MOST_ROWS, AttentionInputs, PackedLinear, apply_linear, multiply_by_weight
+from emad_ref.models.matmul_counter import MatmulCounter
+from emad_ref.models.weight_layout import LARGE_WEIGHT, lay_out_weights, to_column_major
+from emad_ref.point import full_depth
+from tests.decoders.audited_model import drawn
+
+OUTPUTS, INPUTS = 960, 320  # more numbers than the limit
+
+
+@pytest.fixture(params=[1, 2, 7])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """7 divides no number of outputs here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def weight_of(layout: str) -> torch.Tensor:
+    weight = torch.randn(OUTPUTS, INPUTS, generator=torch.Generator().manual_seed(0))
+    assert weight.numel() >= LARGE_WEIGHT
+    return {"rows": weight, "columns": to_column_major([weight])[0]}[layout]
+
+
+@pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, OUTPUTS)], ids=["plain", "biased"])
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+@torch.inference_mode()
+def test_a_product_is_that_of_linear(threads: int, layout: str, bias: torch.Tensor | None) -> None:
+    weight, own = weight_of(layout), torch.Generator().manual_seed(1)
+    for shape in ((), (1,), (1, 1), (2,), (1, 3), (3, 1), (2, 2), (0,), (0, 4), (MOST_ROWS,), (MOST_ROWS + 1,)):
+        states = torch.randn(*shape, INPUTS, generator=own)
+        expected = F.linear(states.double(), weight.double(), None if bias is None else bias.double())
+        found = multiply_by_weight(states, weight, bias)
+        assert found.shape == expected.shape
+        assert found.is_contiguous()
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+        if 0 < len(shape) < 2 and shape[0]:
+            wide = torch.full((*shape, OUTPUTS + 8), torch.nan)
+            multiply_by_weight(states, weight, bias, wide[:, 4:-4])
+            torch.testing.assert_close(wide[:, 4:-4].double(), expected, rtol=1e-5, atol=1e-4)
+            assert wide.isnan().sum() == 8 * shape[0]
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+@torch.inference_mode()
+def test_one_token_has_the_bits_of_one_product_on_any_number_of_threads(threads: int, layout: str) -> None:
+    weight, state = weight_of(layout), torch.randn(INPUTS, generator=torch.Generator().manual_seed(2))
+    torch.set_num_threads(1)
+    alone = multiply_by_weight(state, weight, None)
+    torch.set_num_threads(threads)
+    assert torch.equal(multiply_by_weight(state, weight, None), alone)
+
+
+@torch.inference_mode()
+def test_up_to_four_tokens_have_the_bits_of_each_alone_by_columns(threads: int) -> None:
+    weight, own = weight_of("columns"), torch.Generator().manual_seed(3)
+    for rows in (2, 3, 4):
+        states = torch.randn(rows, INPUTS, generator=own)
+        assert torch.equal(
+            multiply_by_weight(states, weight), torch.stack([multiply_by_weight(state, weight) for state in states])
+        )
+
+
+@pytest.mark.parametrize("inputs", [1536, 2048])
+@torch.inference_mode()
+def test_columns_between_which_others_lie_are_summed_without_them(inputs: int) -> None:
+    """A gap behind each column, neighbours in one buffer, and a part whose last column ends before its gap does."""
+    whole = torch.full((inputs, 2**11 + 8), torch.nan)
+    weight = whole[:, : 2**11].t()
+    weight.normal_(generator=torch.Generator().manual_seed(4))
+    last = whole[:, 8:].t()
+    last[-8:].zero_()
+    state = torch.randn(inputs)
+    for part in (weight, weight[:1024], last):
+        expected = part.double() @ state.double()
+        torch.testing.assert_close(multiply_by_weight(state, part).double(), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_a_gradient_passes(threads: int) -> None:
+    weight = weight_of("rows").requires_grad_()
+    for rows in (1, 2, 4):
+        states = torch.ones(rows, INPUTS, requires_grad=True)
+        multiply_by_weight(states, weight, None).sum().backward()
+        torch.testing.assert_close(states.grad, weight.detach().sum(0).expand(rows, -1), rtol=1e-4, atol=1e-3)
+
+
+def test_a_hooked_or_patched_layer_runs_itself() -> None:
+    layer, states = nn.Linear(INPUTS, OUTPUTS), torch.ones(2, INPUTS)
+    plain = apply_linear(layer, states)
+    torch.testing.assert_close(plain, layer(states))
+    handle = layer.register_forward_hook(lambda module, inputs, output: output + 1)
+    torch.testing.assert_close(apply_linear(layer, states), plain + 1)
+    handle.remove()
+    layer.forward = lambda states: torch.zeros(1)  # type: ignore[method-assign]
+    assert apply_linear(layer, states).item() == 0
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_a_decoder_of_large_weights_decodes_as_its_modules_and_is_counted(threads: int, rows: int, layout: str) -> None:
+    config = LlamaConfig(
+        vocab_size=1200, hidden_size=320, intermediate_size=960, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, full = LlamaForCausalLM(config).eval(), full_depth(2)
+    if layout == "columns":
+        lay_out_weights(model)
+    prompts, _ = drawn((4,) * rows, 3)
+    counted, emitted = [], []
+    for backend in ("walked", "fast"):
+        decoder = WalkedDecoder(CausalStepper(model, backend=backend), full, max_rows=rows)
+        with MatmulCounter(model) as executed:
+            emitted.append([tokens.tolist() for tokens in decoder.generate(prompts, 6).emitted])
+        counted.append(executed.rows_by_matrix())
+    assert emitted[0] == emitted[1]
+    assert counted[1] == pytest.approx(counted[0])
+    assert min(counted[0].values()) > 0
+
+
+def test_a_few_tokens_take_weights_that_lie_side_by_side_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small weights are taken one by one, with the bits of the modules; a gradient is that of each parameter."""
+    sizes = (OUTPUTS, 64, 64)
+    weights = to_column_major([torch.randn(size, INPUTS) for size in sizes])
+    layers = PackedLinear(*({"weight": nn.Parameter(weight), "bias": None} for weight in weights))
+    asked: list[int] = []
+    monkeypatch.setattr(
+        fused_blocks, "multiply_by_weight", lambda *given, **how: asked.append(1) or multiply_by_weight(*given, **how)
+    )
+    inputs = AttentionInputs(None, None, None, several=True)  # type: ignore[arg-type]  # a cache is not asked
+    for rows, at_once in ((2, True), (MOST_ROWS, True), (MOST_ROWS + 1, False)):
+        asked.clear()
+        states = torch.randn(rows, 1, INPUTS)
+        with torch.no_grad():
+            outputs = layers(states, inputs)
+        for weight, found in zip(weights, outputs, strict=True):
+            torch.testing.assert_close(found, F.linear(states, weight), rtol=1e-4, atol=1e-3)
+        assert len(asked) == (1 if at_once else len(sizes))
+    assert all(found.requires_grad for found in layers(torch.ones(2, 1, INPUTS), inputs))

@@ -1,0 +1,129 @@
+"""Ceilings against depths chosen one by one, every way of falling tried, and what a copying decoder is charged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from emad_ref.benchmark.flops import flops
+from emad_ref.calibration.trace import Trace, take_trace
+from emad_ref.calibration.windows import TokenSequence
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.errors import BadArgument
+from emad_ref.models.causal import CausalStepper
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Prompt
+from emad_ref.replay import ReplayResult, compute_prompt_work, replay
+from emad_ref.sweep.oracle_savings import flops_with_fill_cost, oracle_curve, oracle_point, with_oracle_signal
+from tests.random_lenses import attached
+from tests.small_models import LAYERS, VOCABULARY, small_model
+
+PROBES = (1, 3, 4)
+
+
+@cache
+def stepper() -> CausalStepper:
+    return CausalStepper(small_model("gpt_neox", torch.float64))
+
+
+@cache
+def texts() -> tuple[TokenSequence, ...]:
+    rng = np.random.default_rng(1)
+    return tuple(TokenSequence(rng.integers(0, VOCABULARY, n), at) for n, at in ((30, 0), (24, 5), (8, 3)))
+
+
+@cache
+def traced() -> Trace:
+    return take_trace(stepper(), texts(), lens=attached(stepper(), range(1, LAYERS), 5), divergence=True)
+
+
+def plainly(trace: Trace, threshold: float, probes: tuple[int, ...], monotone: bool) -> list[int]:
+    depths = []
+    for number in range(trace.n_sequences):
+        cap = trace.layers
+        for token in range(trace.starts[number], trace.starts[number + 1]):
+            near = [p for p in probes if np.sqrt(trace.divergence()[token, p - 1]) <= np.float32(threshold)]
+            depth = min([*near, trace.layers])
+            cap = min(cap, depth) if monotone else depth
+            depths.append(cap)
+    return depths
+
+
+@pytest.mark.parametrize("monotone", [False, True])
+def test_a_token_leaves_at_the_first_probe_that_is_near_enough(monotone: bool) -> None:
+    threshold = float(np.quantile(np.sqrt(traced().divergence()[:, 2]), 0.2))
+    known = replay(with_oracle_signal(traced()), oracle_point(traced(), threshold, PROBES, monotone))
+    assert known.depth.tolist() == plainly(traced(), threshold, PROBES, monotone)
+    assert len(set(known.depth.tolist())) > 2
+    found = oracle_curve(traced(), stepper().geometry, monotone=monotone, probes=PROBES, count=40)
+    assert found.names[0] == "full depth"
+    for setting, depth in zip(found.settings[1:], found.columns.depth[:, 1:].T, strict=True):
+        assert depth.sum() == sum(plainly(traced(), float(setting), PROBES, monotone))
+
+
+@pytest.mark.parametrize("monotone", [False, True])
+def test_at_a_price_no_other_depths_cost_less(monotone: bool) -> None:
+    """Every choice for the four tokens of the last sequence, among four depths, is tried."""
+    trace = traced().reorder_sequences(np.array([2, 0]))
+    known, depths = trace.divergence().astype(np.float64), np.array([*PROBES, LAYERS])
+    rows = np.arange(trace.starts[1])
+    found = oracle_curve(trace, stepper().geometry, "price", monotone=monotone, probes=PROBES, count=25)
+    taken = []
+    for price, spent, nll in zip(
+        found.settings[1:], found.columns.depth[0, 1:], found.columns.nll_nats[0, 1:], strict=True
+    ):
+        ways = np.array([way for way in product(depths, repeat=len(rows)) if not monotone or (np.diff(way) <= 0).all()])
+        cost = known[rows, ways - 1].sum(axis=1) + price * ways.sum(axis=1)
+        best = ways[cost <= cost.min() + 1e-9]
+        assert spent in best.sum(axis=1)
+        assert np.abs(trace.nll_nats[rows, best - 1].sum(axis=1) - nll).min() < 1e-4  # float32 columns
+        taken.append(spent)
+    assert len(set(taken)) > 2
+
+
+@pytest.mark.parametrize("monotone", [False, True])
+def test_no_threshold_beats_the_price_at_any_price(monotone: bool) -> None:
+    trace, depths = traced(), np.array([*PROBES, LAYERS])
+    by_price = oracle_curve(trace, stepper().geometry, "price", monotone=monotone, probes=PROBES, count=25)
+    for setting in np.quantile(np.sqrt(trace.divergence()), (0.1, 0.4, 0.7)):
+        depth = replay(with_oracle_signal(trace), oracle_point(trace, float(setting), PROBES, monotone)).depth
+        lost = trace.divergence()[np.arange(len(trace)), depth - 1].sum(dtype=np.float64)
+        for price, spent in zip(by_price.settings[1:], by_price.columns.depth[:, 1:].sum(axis=0), strict=True):
+            assert spent * price <= lost + price * depth.sum() + 1e-9  # what it loses is not below 0
+    assert depths[-1] * len(trace) == by_price.columns.depth[:, 0].sum()
+
+
+def test_free_depth_costs_what_a_copying_decoder_is_charged() -> None:
+    trace, geometry = traced(), stepper().geometry
+    levels = tuple(float(np.quantile(trace.entropy_nats[:, probe - 1], 0.3)) for probe in PROBES)
+    point = OperatingPoint("copied", "f", LAYERS, LAYERS, PROBES, (levels,), "copying", lens=trace.lens)
+    for number, text in enumerate(texts()):
+        start = text.adaptive_from
+        session, step = WalkedDecoder(stepper(), point).start([Prompt(text.tokens[: start + 1])])
+        depth = [int(step.depth[0, 0])]
+        for token in text.tokens[start + 1 : -1]:
+            depth.append(int(session.feed(np.array([[token]])).depth[0, 0]))
+        one = trace.reorder_sequences(np.array([number]))
+        free = replace(point, schedule="free_eager")
+        spent = flops_with_fill_cost(
+            one, ReplayResult(free, np.array(depth), np.zeros(len(one)), np.zeros(len(one), int)), geometry
+        )
+        assert len(set(depth)) > 1
+        assert (
+            flops(session.work, geometry).total
+            == spent.sum() + flops(compute_prompt_work(one.prompts, point), geometry).total
+        )
+
+
+def test_a_trace_without_divergences_and_other_schedules_are_refused() -> None:
+    plain = replace(traced(), divergence_nats=None)
+    with pytest.raises(BadArgument, match="divergence=True"):
+        oracle_curve(plain, stepper().geometry)
+    chunked = OperatingPoint("c", "f", LAYERS, LAYERS, PROBES, ((0.0,) * 3,), "chunked", period=4, lens=plain.lens)
+    with pytest.raises(BadArgument, match=r"point.schedule='chunked'.*monotone, free"):
+        flops_with_fill_cost(plain, replay(plain, chunked), stepper().geometry)
