@@ -1,4 +1,4 @@
-"""Without the plugin a suite has no fixtures, and each of its tests would fail for another reason."""
+"""Stops the run if the plugin is not loaded: without it every test would fail for lack of fixtures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config) -> None:
-    """Here, because with ``--pyargs`` this file is found no sooner than the tests beside it."""
+    """Done at this hook because with ``--pyargs`` pytest finds this file only together with the tests beside it."""
     if not config.pluginmanager.has_plugin("emad-fixtures"):
         raise pytest.UsageError(
             "the suites of pytest-emad need its plugin, which is not loaded: leave -p no:emad out, or, where plugins "

@@ -1,4 +1,4 @@
-"""What each of EMAD's choices is worth: one table an ablation (EMAD, "Ablations", "Calibration stability")."""
+"""Ablations of EMAD's design choices, one table each (EMAD, "Ablations", "Calibration stability")."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEASURED = pytest.mark.emad(budget="standard", measures=True)
 
 @pytest.fixture
 def ablate(emad_evidence: ModelMeasurements, emad_record: Recorder, emad_rng: np.random.Generator) -> Ablate:
-    """Runs an ablation, puts its table on record and gives the rows."""
+    """Run an ablation, record its table and return the rows."""
 
     def rows(ablation: Callable[..., Any]) -> Rows:
         shown = ablation(emad_evidence, emad_rng)
@@ -48,7 +48,7 @@ def require_deeper_by_margin(rows: Rows) -> None:
 
 @STANDARD
 def test_calibration_corpus(ablate: Ablate) -> None:
-    """What does a profile of corpus A do on corpus B?"""
+    """A profile calibrated on corpus A, applied to corpus B."""
     rows = ablate(ablations.ablate_calibration_corpus)
     corpora = {row["text"] for row in rows}
     assert len(corpora) == 2
@@ -63,7 +63,7 @@ def test_calibration_corpus(ablate: Ablate) -> None:
 
 @STANDARD
 def test_conditioning(ablate: Ablate) -> None:
-    """Do thresholds per bin of one or two features of a token serve better?"""
+    """Thresholds per bin of one or two token features, against one threshold."""
     rows = ablate(ablations.ablate_conditioning)
     require_full_depth_first(rows)
     require_net_at_most_gross(rows)
@@ -91,7 +91,7 @@ def test_minimum_exit_layer(emad_evidence: ModelMeasurements, emad_record: Recor
 
 @MEASURED
 def test_entropy_estimator(ablate: Ablate) -> None:
-    """What do cheaper readings of entropy save, and what do they lose?"""
+    """Cheaper entropy estimators: FLOPs saved and quality lost."""
     rows = ablate(ablations.ablate_estimator)
     require_net_at_most_gross(rows)
     assert all(row["probe FLOPs per token"] >= 0 for row in rows)
@@ -102,7 +102,7 @@ def test_entropy_estimator(ablate: Ablate) -> None:
 
 @STANDARD
 def test_flatness(ablate: Ablate) -> None:
-    """EMAD-E11: over the models and corpora at hand, do steeper profiles gain more? (EMAD, "Limitations")"""
+    """EMAD-E11: whether steeper profiles gain more, over the available models and corpora (EMAD, "Limitations")."""
     rows = ablate(ablations.tabulate_profile_flatness)
     assert len({(row["model"], row["corpus"]) for row in rows}) == len(rows)
     assert all(0 <= row["net reduction at equal quality %"] < 1 for row in rows)
@@ -110,7 +110,7 @@ def test_flatness(ablate: Ablate) -> None:
 
 @MEASURED
 def test_interpolation(ablate: Ablate) -> None:
-    """What does interpolation between probes gain, which exits at layers without one?"""
+    """Interpolation between probes, which also exits at layers without a probe."""
     rows = ablate(ablations.ablate_interpolation)
     require_net_at_most_gross(rows)
     for off, on in zip(rows[::2], rows[1::2], strict=True):
@@ -120,7 +120,7 @@ def test_interpolation(ablate: Ablate) -> None:
 
 @STANDARD
 def test_margin(ablate: Ablate) -> None:
-    """The curve of quality against what is saved, by margin."""
+    """Quality against FLOPs saved, by margin."""
     rows = ablate(ablations.ablate_margin)
     require_full_depth_first(rows)
     require_net_at_most_gross(rows)
@@ -129,7 +129,7 @@ def test_margin(ablate: Ablate) -> None:
 
 @MEASURED
 def test_schedule(ablate: Ablate, emad_evidence: ModelMeasurements) -> None:
-    """What does the same rule cost and save with and without monotone depth?"""
+    """The same rule with and without monotone depth: cost and saving."""
     replayed = [row for row in ablate(ablations.ablate_schedule) if row["text"] == ablations.REPLAYED]
     eager, monotone = ([row for row in replayed if row["schedule"] == name] for name in ("eager backfill", "monotone"))
     # backfill runs every block but the last's of tokens that stopped: no more than a layer's share can be saved
@@ -143,7 +143,7 @@ def test_schedule(ablate: Ablate, emad_evidence: ModelMeasurements) -> None:
 
 @STANDARD
 def test_probe_stride(ablate: Ablate) -> None:
-    """How much do more or fewer probes save, and what do they lose?"""
+    """More or fewer probes: FLOPs saved and quality lost."""
     rows = ablate(ablations.ablate_stride)
     require_full_depth_first(rows)
     require_net_at_most_gross(rows)

@@ -1,4 +1,4 @@
-"""Which of EAD's constants matter, and what would speculative decoding of the same pair have done? One table."""
+"""One table: sensitivity to EAD's constants, and speculative decoding of the same pair."""
 
 from __future__ import annotations
 

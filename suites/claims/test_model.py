@@ -1,4 +1,4 @@
-"""The claims about one model, each a question of ``emad_ref.claims``: asked here, and its answer put on record."""
+"""One test per claim about a model: decides the claim and records the verdict (``emad_ref.claims``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The claims about a small and a large model: switching, speculative decoding, and EMAD beside them."""
+"""Claims about a small and a large model: switching, speculative decoding, and EMAD as their baseline."""
 
 from __future__ import annotations
 

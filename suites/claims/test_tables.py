@@ -1,4 +1,4 @@
-"""Tables that belong to no claim, ours and those of extensions."""
+"""Tables that belong to no claim, of this project and of extensions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What running costs: FLOPs as counted (EMAD-E5), time (EMAD-F2, EMAD-E7), energy (EMAD-N1). The machine to itself."""
+"""Cost claims: counted FLOPs (EMAD-E5), time (EMAD-F2, EMAD-E7), energy (EMAD-N1). No test may run beside them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_samples_are_recorded_as_benchmarks(
     emad_audit: Auditor,
     arm: str,
 ) -> None:
-    """pytest-benchmark's tables and JSON hold the samples of the paired run: replayed, not timed again."""
+    """Hand the samples of the paired run to pytest-benchmark's tables and JSON; nothing is timed again."""
     if not has_pytest_benchmark(request.config):
         pytest.skip("pytest-benchmark is switched off; report.json holds the times")
     asked = emad_docket.make_context("EMAD-F2", emad_evidence.name, emad_evidence.subject.stepper.layers)

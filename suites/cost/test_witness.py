@@ -1,4 +1,4 @@
-"""On what do FLOP counts stand: was the work seen, does it show in time, or is it claimed? The machine to itself."""
+"""Evidence for FLOP counts: observed matrix products, shorter times, or a claim alone. No test may run beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does replay speak for this decoder? Teacher-forced depths and NLL must be replay's, generated tokens their argmax."""
+"""Whether replay is valid for this decoder: teacher-forced depths and NLL are equal, generated tokens the argmax."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_teacher_forced_depths_and_losses_are_replays(emad_evidence: ModelMeasur
 def test_generated_tokens_are_the_argmax_at_their_depths(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, kind: str
 ) -> None:
-    """After prompts of one token up to twice those that are timed."""
+    """Prompts have from one token to twice the tokens of a timed prompt."""
     subject = emad_evidence.subject
     point = getattr(emad_evidence.replay_validity, kind)
     longest = min(2 * subject.budget.prompt_tokens, subject.window_size - NEW)

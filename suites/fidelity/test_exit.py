@@ -1,7 +1,7 @@
-"""An exit's points through the protocol: does the decoder decode there as replay and our own decoder do?
+"""An exit's points: the decoder agrees with replay and with the reference decoder.
 
-Audits know the model's own states. Where a point copies or translates those above an exit, they are asked of the same
-point with exact ones, and what is made up is held to our own decoder.
+Audits compare with the model's own states. For a point that copies or translates states above an exit, they audit the
+same point with exact states; copied states are compared with those of the reference decoder.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_generated_tokens_are_the_argmax_at_their_depths(
 def test_made_up_states_are_those_of_our_own_decoder(
     emad_evidence: ModelMeasurements, emad_exit: ExitEvaluation, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
-    """Row by row, so that a row that depends on the others shows."""
+    """Compared row by row, which shows a row that depends on others."""
     point, subject = emad_exit.recommended_point, emad_evidence.subject
     if point is None or point is emad_exit.exact_kv_point:
         pytest.skip("no point of the exit makes states up")

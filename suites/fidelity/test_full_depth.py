@@ -1,4 +1,4 @@
-"""With exits disabled, is the decoder the model? And is the last layer's lens the model's own distribution?"""
+"""Without exits the decoder emits the model's tokens, and the last layer's lens is the model's distribution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_SAID, TOGETHER = 256, 16  # such prompts, and those of a request
 def test_without_exits_tokens_are_the_models_own_greedy_continuation(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
-    """From a few prompts on, then once for each token that the model says after text and after random tokens."""
+    """Continues a few prompts, then once each token that the model emits after text and after random tokens."""
     subject = emad_evidence.subject
     prompts, new = subject.make_equal_prompts(PROMPTS, LENGTH), subject.scale_by_audit_share(NEW, FEWEST_NEW)
     with subject.open_decoder(subject.full_depth_point, max_rows=PROMPTS) as decoder:

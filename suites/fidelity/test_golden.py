@@ -1,6 +1,6 @@
-"""Are tokens and depths those that were once recorded for these weights, on text of the same seed?
+"""Golden tokens and depths: equal to those on record for these weights, on text of the same seed.
 
-By every kind of decoding: EMAD at two points, full depth, the repairs and rivals of its schedule, drawn tokens.
+For each kind of decoding: EMAD at two points, full depth, other schedules, sampled tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEW, LENGTH = 24, 8
 
 @dataclass(frozen=True)
 class GoldenKind:
-    """``point`` of a bridging; how many ``rows``; ``temperature`` 0: greedy."""
+    """``point``: by name of the validity check; ``rows``: of the batch; ``temperature``: 0 is greedy."""
 
     point: Callable[[ReplayValidity], OperatingPoint]
     rows: int = 2

@@ -1,4 +1,4 @@
-"""Does a pair emit what was once recorded for it: switching, speculation, and a model that drafts for itself?"""
+"""Golden tokens of a pair: switching, speculative decoding, and self-speculation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Taking = Callable[[PairMeasurements, Sequence[Prompt]], GoldenTokens]
 
 
 def generate_by_switching(temperature: float) -> Taking:
-    """Entropy-adaptive decoding: which model emitted each token stands in the place of its depth."""
+    """Entropy-adaptive decoding; the emitting model's index stands in place of a depth."""
 
     def take(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
         with pair.models.open_partners(rows=ROWS) as partners:

@@ -1,4 +1,4 @@
-"""Does scoring of published tasks speak for this decoder? One pass per request equals decoding it token by token."""
+"""Whether scores of published tasks hold for this decoder: one pass per request equals decoding token by token."""
 
 from __future__ import annotations
 

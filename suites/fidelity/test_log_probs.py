@@ -1,4 +1,4 @@
-"""Are the log-probabilities that the decoder reports those of the model?"""
+"""The decoder reports the model's log-probabilities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOP = 5  # likeliest tokens: what every interface of completions allows
 def test_log_probabilities_are_the_models(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
-    """Ragged rows, a single token among them, and one prompt far into the window."""
+    """Ragged rows, one of a single token, and one prompt near the end of the window."""
     subject = emad_evidence.subject
     lengths = [
         *subject.draw_short_lengths(emad_rng, ROWS, NEW),

@@ -1,4 +1,4 @@
-"""Are tokens sampled from the model's distribution at their depths, at the temperature and by the seed asked for?"""
+"""Sampled tokens follow the model's distribution at their depths, at the requested temperature and seed."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ TEMPERATURES = {"hot": (2.2, 3.2), "cold": (0.4, 0.7)}  # where a tail is drawn,
 def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, warmth: str, full: bool
 ) -> None:
-    """The first two rows have one prompt, the first seed is asked for twice, and once more while rows end early.
+    """The first two rows share a prompt. The first seed is used twice, and once more while rows end early.
 
-    At full depth an eighth of the cold temperature, too: there nothing is left open, and a least temperature shows.
+    Full depth is also sampled at an eighth of the lowest temperature, where only the argmax is likely: a decoder that
+    clamps the temperature shows there.
     """
     subject = emad_evidence.subject
     point = subject.full_depth_point if full else emad_evidence.replay_validity.probing_point

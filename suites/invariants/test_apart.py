@@ -1,4 +1,4 @@
-"""Judge and judged: is the judge's own model left alone, and is the work that is counted the work that runs?"""
+"""Isolation: the decoder leaves the judge's model unchanged, and the work it counts is the work that runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NEW, ROWS, LENGTH = 8, 2, 8
 
 @pytest.mark.parametrize("kind", ["full depth", "probing"])
 def test_the_judges_model_is_left_alone(emad_evidence: ModelMeasurements, emad_audit: Auditor, kind: str) -> None:
-    """``open`` looks at it afterwards, and says what has changed: here, and in every other test."""
+    """Opening a decoder compares the model before and after, here and in every other test."""
     subject = emad_evidence.subject
     point = subject.full_depth_point if kind == "full depth" else emad_evidence.replay_validity.probing_point
     prompts = subject.make_equal_prompts(ROWS, LENGTH)
@@ -29,7 +29,7 @@ def test_the_judges_model_is_left_alone(emad_evidence: ModelMeasurements, emad_a
 def test_counted_work_is_the_work_that_runs(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_record: Recorder
 ) -> None:
-    """Work that runs unseen is recorded as undecided and is no complaint: ``suites/cost`` asks the clock."""
+    """Unobservable work is recorded as undecided and fails nothing: ``suites/cost`` judges it by time."""
     seen = emad_evidence.flop_verification.observed_finding
     if seen.passed is None:
         emad_record.record_audit(seen)

@@ -1,7 +1,7 @@
-"""Does the decoder decide as the rule says: same signals, same depths, never rising, and counted as executed?
+"""Depth decisions: the rule's signals and depths, monotone depth, and counted work equal to executed work.
 
-Prompts are drawn, a single token among them; there is one row more than in the largest batch that is timed. Cases
-``full`` force no depth: they judge sessions of a decoder that runs every layer for every token.
+Prompts are drawn, one of a single token; there is one row more than in the largest timed batch. Cases ``full`` force no
+depth: they judge sessions of a decoder that runs every layer for every token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Does the decoder read all of an operating point: every field, every digit, and what ``feed`` is asked to show?"""
+"""The decoder honours every field and digit of an operating point, and the number of logits that ``feed`` requests."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_thresholds_are_compared_to_the_last_digit(
 def test_as_many_logits_are_shown_as_are_wanted(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, case: str
 ) -> None:
-    """One row at full depth, where every head is counted; several at a point whose probes run whatever is wanted.
+    """One row at full depth, where every head is counted; several rows at a point whose probes always run.
 
     Case ``full`` forces no depth; the others do so in every other feed.
     """

@@ -1,4 +1,4 @@
-"""EMAD-E2: does depth that never rises need no K/V backfill? Its question, on depth sequences that hypothesis draws."""
+"""EMAD-E2, monotone depth needs no K/V backfill: decided on depth sequences drawn by Hypothesis."""
 
 from __future__ import annotations
 

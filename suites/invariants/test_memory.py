@@ -1,4 +1,4 @@
-"""Does a decoder that serves many sessions give back what the closed ones held, and a long one what it rolled back?"""
+"""Memory: closed sessions release theirs, and a long session releases what it rolled back."""
 
 from __future__ import annotations
 

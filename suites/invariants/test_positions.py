@@ -1,6 +1,6 @@
-"""Is the decoder right where users live: behind prompts of hundreds of tokens, up to the last positions of the window?
+"""Long prompts: the decoder is right after hundreds of tokens and up to the last positions of the window.
 
-A handful of long audits, with lengths drawn for this run; ``test_depth`` has the many short ones.
+A few long audits with lengths drawn for this run; ``test_depth`` has many short ones.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def test_forced_depths_are_obeyed_far_into_the_window(
 def test_every_position_is_written_and_read(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_record: Recorder, emad_rng: np.random.Generator
 ) -> None:
-    """By single steps, by feeds of any width, and in prompts that end at the edges of blocks of any usual size.
+    """By single steps, by feeds of any width, and in prompts that end at the edges of K/V blocks of any usual size.
 
-    Our own decoder has no blocks, but buffers: its prompts end at the edges of these.
+    The reference decoder has buffers in place of blocks: its prompts end at their edges.
     """
     subject = emad_evidence.subject
     ours, share = subject.has_reference_decoder, subject.audit_share
@@ -78,7 +78,7 @@ def test_every_position_is_written_and_read(
 def test_generation_passes_every_position(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
-    """Rows begin evenly spread over the window, at a point that reads every probe and leaves at none."""
+    """Rows start evenly spread over the window, at a point that reads every probe and never exits early."""
     probing = emad_evidence.replay_validity.probing_point
     unreached = ((UNREACHED_THRESHOLD[SIGNALS[probing.signal].sense],) * len(probing.probes),)
     point = replace(probing, name="watching", thresholds=unreached)
@@ -90,9 +90,9 @@ def test_generation_passes_every_position(
 def check_generation_to_window_end(
     subject: ModelUnderTest, point: OperatingPoint, rng: np.random.Generator, rows: int, new: int
 ) -> Finding:
-    """Check ``rows`` of at most ``new`` tokens that begin evenly spread over the window and end with it at the latest.
+    """Check ``rows`` rows of at most ``new`` tokens that start evenly spread over the window and end within it.
 
-    What a step left of a position is read by all later ones of its row, so a fault there shows in some row.
+    Every later step of a row reads a position's K/V, so a fault at a position shows in some row.
     """
     new = min(new, subject.audited_window_size - 1, MOST // (subject.stepper.vocabulary_size * subject.stepper.layers))
     lengths = rng.permutation(np.linspace(1, subject.audited_window_size - new, rows).astype(int)).tolist()
@@ -129,9 +129,9 @@ def test_generation_holds_far_into_the_window(
 ) -> None:
     """Depths, signals and tokens; where depth changes too few tokens, ``test_bridge`` has the power.
 
-    At full depth also prompts that leave room for one or two tokens: a server may cut what is longer than it likes.
-    Of other decoders than ours, which may offer no sessions, also prompts that end at the edges of blocks, and rows
-    that pass every position token by token.
+    Full depth also takes prompts that leave room for one or two tokens: a server may truncate long ones. Decoders other
+    than the reference may offer no sessions, so they also take prompts that end at the edges of blocks, and rows that
+    pass every position token by token.
     """
     subject = emad_evidence.subject
     point = subject.full_depth_point if full else emad_evidence.replay_validity.probing_point

@@ -1,6 +1,6 @@
-"""Is the decoder right as users ask it: many rows, several stop tokens, shared beginnings, sessions in between?
+"""Requests as users send them: many rows, several stop tokens, shared prefixes, sessions in between.
 
-Nothing here forces a depth. Cases ``full`` run at full depth through ``generate`` alone, so they also judge a decoder
+No test forces a depth. Cases ``full`` run at full depth through ``generate`` alone, so they also judge a decoder
 that offers neither exits nor sessions, such as an engine behind a URL. Cases ``sessions`` add sessions at full depth.
 """
 
@@ -61,7 +61,7 @@ def full_or_probing_point(evidence: ModelMeasurements, full: bool) -> OperatingP
 def test_batches_as_large_as_verdicts_read_decide_row_by_row(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, case: str
 ) -> None:
-    """One row more than the largest, and a drawn number of rows below it; through ``generate`` alone, also few rows."""
+    """One row more than the largest batch, and a drawn smaller number; cases ``full`` also take few rows."""
     subject = emad_evidence.subject
     point = full_or_probing_point(emad_evidence, case != "probing")
     most = max(FEWEST, emad_evidence.max_request_rows) + 1
@@ -88,9 +88,9 @@ def test_rows_end_at_any_stop_token_and_at_no_other(
 def test_prompts_that_share_a_beginning_are_read_to_their_ends(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, case: str
 ) -> None:
-    """Through ``generate`` alone also prompts of several blocks: the reference decoder keeps none between requests.
+    """Cases ``full`` also take prompts of several blocks; the reference decoder keeps none between requests.
 
-    It is asked for fewer new tokens, too, if they tell enough prompts apart.
+    The reference decoder generates fewer tokens if these distinguish enough prompts.
     """
     subject, full = emad_evidence.subject, case != "probing"
     point, blocks = full_or_probing_point(emad_evidence, full), case == "full" and not subject.has_reference_decoder
@@ -128,7 +128,7 @@ def test_repeated_and_reordered_requests_get_the_same_answers(
 def test_requests_at_once_get_the_answers_that_each_gets_alone(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_record: Recorder, emad_rng: np.random.Generator
 ) -> None:
-    """Two and eight at once, greedy, then sampled at two temperatures beside greedy ones; if the decoder takes them."""
+    """Two and eight at once, greedy, then sampled at two temperatures beside greedy ones, if the decoder allows it."""
     subject = emad_evidence.subject
     if subject.has_reference_decoder:
         pytest.skip("the reference decoder takes one request at a time")
@@ -156,7 +156,7 @@ def test_requests_at_once_get_the_answers_that_each_gets_alone(
 def test_streamed_tokens_are_those_of_whole_answers(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_record: Recorder, emad_rng: np.random.Generator
 ) -> None:
-    """One, two and eight streams at once; of a decoder that streams. Their times are reported, and decide nothing."""
+    """One, two and eight streams at once, if the decoder streams. Their times are reported and decide nothing."""
     subject = emad_evidence.subject
     if subject.has_reference_decoder:
         pytest.skip("the reference decoder streams nothing")
@@ -186,7 +186,7 @@ def test_streamed_tokens_are_those_of_whole_answers(
 def test_requests_between_the_steps_of_sessions_change_nothing(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
 ) -> None:
-    """Three decoders at once: two at full depth, and one whose depth comes down or that stays there, too."""
+    """Three decoders at once: two at full depth, and one with falling or full depth."""
     subject = emad_evidence.subject
     points = [subject.full_depth_point, full_or_probing_point(emad_evidence, full), subject.full_depth_point]
     between = subject.scale_by_audit_share(BETWEEN, FEWEST_BETWEEN)

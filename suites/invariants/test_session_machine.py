@@ -1,7 +1,7 @@
-"""Any order of feed, forced feed, rollback, commit and drop leaves a session that answers as a fresh one would.
+"""After any order of feed, forced feed, rollback, commit and drop, a session answers as a fresh one.
 
-A state machine holds the plain history of every row of up to two sessions of one decoder; the oracle is the lens over
-that history. What a session showed is kept until its row ends, falls back or is dropped; one pass judges it.
+A state machine keeps the history of every row of up to two sessions of one decoder; the oracle is the lens over that
+history. Outputs are kept until their row ends, is rolled back or is dropped; then one pass compares them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SessionRow:
 
 @dataclass
 class OpenSession:
-    """One open session: its rows, what was done to it, and (name, array as returned, copy) of all that it returned."""
+    """One open session: its rows, its operations, and (name, array, copy) of each array that it returned."""
 
     session: Session
     rows: list[SessionRow]
@@ -77,7 +77,7 @@ def stop_search_if_declined(step: Callable[..., None]) -> Callable[..., None]:
 
 
 class SessionMachine(RuleBasedStateMachine):
-    """Subclassed with ``subject``, ``decoder``, ``tolerance`` and whether it ``forces`` depths by the test below."""
+    """The test below subclasses it with ``subject``, ``decoder``, ``tolerance`` and whether it ``forces`` depths."""
 
     subject: ClassVar[ModelUnderTest]
     decoder: ClassVar[Decoder]
@@ -116,7 +116,7 @@ class SessionMachine(RuleBasedStateMachine):
         return self.sessions[data.draw(st.integers(0, len(self.sessions) - 1), label="session")]
 
     def record_step(self, opened: OpenSession, step: Step, n: int, last: int) -> None:
-        """Keep what ``step`` shows of the last ``n`` tokens of each row, logits of ``last`` of them."""
+        """Keep the outputs of ``step`` for the last ``n`` tokens of each row, with logits of the last ``last``."""
         for part in ("logits", "depth", "signal"):
             opened.keep_copy(f"step.{part}", getattr(step, part))
         assert step.logits.shape[:2] == (len(opened.rows), last), f"logits of shape {step.logits.shape}, last={last}"
@@ -204,7 +204,7 @@ class SessionMachine(RuleBasedStateMachine):
             self.compare_row(index, row)
 
     def compare_row(self, index: int, row: SessionRow) -> None:
-        """Compare what was shown of the row with the lens over its history."""
+        """Compare the row's outputs with the lens over its history."""
         if not row.shown:
             return
         first = min(row.shown)
@@ -248,7 +248,7 @@ class SessionMachine(RuleBasedStateMachine):
 def test_session_survives_any_order_of_operations(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_settings: RunSettings, full: bool
 ) -> None:
-    """What goes wrong is raised where it shows; an audit says that all orders were gone through.
+    """A failure is raised where it shows; the audit records that all orders were tried.
 
     Case ``full`` forces no depth.
     """

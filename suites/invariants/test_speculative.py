@@ -1,6 +1,6 @@
-"""Is greedy speculative decoding its verifier's greedy decoding, alone and in a batch, at full and adaptive depth?
+"""Greedy speculative decoding emits the verifier's greedy tokens, alone and in batches, at full and adaptive depth.
 
-And is it the model's own where the model drafts for itself, whatever layer it leaves at?
+Self-speculation emits the model's own tokens, whichever layer drafts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def first_layer_exit_point(large: ModelMeasurements) -> OperatingPoint:
 
 @pytest.fixture
 def audit(emad_pair: PairMeasurements, emad_settings: RunSettings, emad_record: Recorder) -> Auditor:
-    """Compares with the large model, up to ties of its logits."""
+    """Compare with the large model, up to ties of its logits."""
     large = emad_pair.large.subject
     return Auditor(large.reference_lens, large.tolerance, emad_settings, emad_record)
 
@@ -66,7 +66,7 @@ def test_a_model_that_drafts_for_itself_emits_what_it_would(emad_pair: PairMeasu
 def check_same_emissions(
     pair: PairMeasurements, audit: Auditor, rows: int, verifier: Partner, decoders: Sequence[Decoder], needed: int = 0
 ) -> None:
-    """Token by token up to ties, and at the depths that replay gives what was emitted; ``needed`` as in its audit."""
+    """Compare token by token up to ties, and depths with replay of the emitted tokens; ``needed``: as of the audit."""
     large, point = pair.large.subject, verifier.point
     prompts, _ = large.make_ragged_prompts(rows, 1)
     own = verifier.decoder.generate(prompts, NEW, frozenset())
