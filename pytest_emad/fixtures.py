@@ -47,7 +47,7 @@ def emad_goldens(emad_settings: RunSettings) -> Goldens:
     goldens = Goldens(folders, emad_settings.golden if emad_settings.update_golden else None)
     if goldens.target is None:  # an update may be the repair
         with stop_run_on_error():
-            goldens.verify()
+            goldens.verify_checksums()
     return goldens
 
 

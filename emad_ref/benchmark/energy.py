@@ -12,13 +12,13 @@ again, if the clocks were throttled, another process was on the device, or the c
 listed before and after a window: one that comes and goes within it is not seen.
 
 The device is found by its UUID, because NVML and CUDA number boards differently. Absent is not zero:
-``EnergyUnavailable`` with a reason, never 0 J. ``pynvml`` (package nvidia-ml-py, extra ``gpu``) is imported when a
+a ``NoEnergyReason``, never 0 J. ``pynvml`` (package nvidia-ml-py, extra ``gpu``) is imported when a
 device is opened.
 
 The counter itself moves in steps of up to a tenth of a second (``measure_refresh_seconds``): each end of a window may
 be off by that time × mean power, the same way in every window at worst. No spread shows this, so it goes into intervals
-at its worst (``statistics.speedup.estimate_ratio_with_error``). ``counter_to_power_ratio`` checks the counter against
-the power readings.
+at its worst (``statistics.speedup.estimate_ratio_with_meter_error``). ``counter_to_power_ratio`` checks the counter
+against the power readings.
 
 On CPUs the counters of packages (RAPL) serve instead, as Linux shows them:
 
@@ -97,14 +97,14 @@ class WindowSpoiled(EmadError):
 
 
 @dataclass(frozen=True)
-class EnergyUnavailable:
-    """Why there is no number; goes into a verdict ``unmeasured`` as its reason."""
+class NoEnergyReason:
+    """Why energy was not measured; goes into a verdict ``unmeasured`` as its reason."""
 
     reason: str
 
 
 class EnergyCounter(Protocol):
-    """What one device says at this moment. Every method raises ``Unreadable`` where it cannot say it."""
+    """What one device says at this moment. Every method raises ``CounterUnreadable`` where it cannot say it."""
 
     device: str  # name and UUID
     source: EnergySource
@@ -163,7 +163,7 @@ def measure_energy_pairs(
     arms: Mapping[str, EnergyArm],
     pairs: int,
     rng: np.random.Generator,
-    counter: EnergyCounter | EnergyUnavailable,
+    counter: EnergyCounter | NoEnergyReason,
     *,
     min_seconds: float = 5.0,
     warm_up: int = 1,
@@ -171,7 +171,7 @@ def measure_energy_pairs(
     own: frozenset[int] | None = None,
     synchronize: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
-) -> EnergyResult | EnergyUnavailable:
+) -> EnergyResult | NoEnergyReason:
     """Measure every arm once per pair, side by side, in random order.
 
     Args:
@@ -180,7 +180,7 @@ def measure_energy_pairs(
             faster arm gets further.
         pairs: pairs wanted, ≥ 1.
         rng: the order of the arms.
-        counter: from ``open_nvml``; ``EnergyUnavailable`` comes back as it is, so that the caller need not look.
+        counter: from ``open_nvml_counter``; ``NoEnergyReason`` comes back as it is, so that the caller need not look.
         min_seconds: shortest window.
         warm_up: requests of each arm before anything is measured, numbered as pair −1.
         spare: how many pairs may be spoiled. One spoiled window spoils its pair: both arms saw the same conditions or
@@ -191,14 +191,14 @@ def measure_energy_pairs(
         clock: wall clock in seconds.
 
     Returns:
-        ``EnergyResult`` of 1 to ``pairs`` pairs; ``EnergyUnavailable`` where the device cannot be read or no pair was
+        ``EnergyResult`` of 1 to ``pairs`` pairs; ``NoEnergyReason`` where the device cannot be read or no pair was
         good.
 
     Raises:
         BadArgument: fewer than two arms; a count that is too small; an arm that generated no token.
     """
     _check_arguments(arms, pairs, min_seconds, warm_up, spare)
-    if isinstance(counter, EnergyUnavailable):
+    if isinstance(counter, NoEnergyReason):
         return counter
     if clock is time.perf_counter:
         require_untraced()
@@ -226,9 +226,9 @@ def measure_energy_pairs(
                 good.append(windows)
                 first.append(order[0])
     except CounterUnreadable as why:
-        return EnergyUnavailable(why.reason)
+        return NoEnergyReason(why.reason)
     if not good:
-        return EnergyUnavailable(f"none of {len(spoiled)} pairs of windows was clean; the last: {spoiled[-1]}")
+        return NoEnergyReason(f"none of {len(spoiled)} pairs of windows was clean; the last: {spoiled[-1]}")
     return EnergyResult(
         joules={name: np.array([windows[name].energy_j for windows in good]) for name in names},
         seconds={name: np.array([windows[name].seconds for windows in good]) for name in names},
@@ -483,7 +483,7 @@ def _as_unreadable(error: Exception, function: str) -> CounterUnreadable:
     return CounterUnreadable(known if known.startswith("no NVML device") else f"{function}: {known}", value)
 
 
-def try_import_nvml() -> Any | EnergyUnavailable:
+def try_import_nvml() -> Any | NoEnergyReason:
     """The module ``pynvml`` of the package nvidia-ml-py; or why it cannot be used.
 
     The older package ``pynvml`` installs a folder of that name. Python prefers a folder to a module file, so it hides
@@ -492,13 +492,13 @@ def try_import_nvml() -> Any | EnergyUnavailable:
     try:
         module: Any = importlib.import_module("pynvml")
     except ImportError:
-        return EnergyUnavailable(
+        return NoEnergyReason(
             "no NVML device: the package nvidia-ml-py is not installed; pip install 'pytest-emad[gpu]'"
         )
     except Exception as error:  # code of another package runs here
-        return EnergyUnavailable(f"the module pynvml cannot be imported: {type(error).__name__}: {error}")
+        return NoEnergyReason(f"the module pynvml cannot be imported: {type(error).__name__}: {error}")
     if hasattr(module, "__path__"):
-        return EnergyUnavailable(
+        return NoEnergyReason(
             "the module pynvml comes from the deprecated package pynvml, but nvidia-ml-py is expected; "
             "pip uninstall pynvml, then pip install --force-reinstall nvidia-ml-py"
         )
@@ -506,7 +506,7 @@ def try_import_nvml() -> Any | EnergyUnavailable:
 
 
 @contextmanager
-def open_nvml(uuid: str | None) -> Iterator[EnergyCounter | EnergyUnavailable]:
+def open_nvml_counter(uuid: str | None) -> Iterator[EnergyCounter | NoEnergyReason]:
     """The device with this UUID, open while the context is; or why it cannot be read.
 
     Args:
@@ -515,19 +515,19 @@ def open_nvml(uuid: str | None) -> Iterator[EnergyCounter | EnergyUnavailable]:
             the machine draws is not its energy. A slice of a board (MIG) has no counter of its own.
     """
     if uuid is None:
-        yield EnergyUnavailable("no NVML device: the decoder runs on no GPU")
+        yield NoEnergyReason("no NVML device: the decoder runs on no GPU")
         return
     if uuid.startswith("MIG-"):
-        yield EnergyUnavailable(f"{uuid} is a slice of a board: NVML counts the energy of whole boards only")
+        yield NoEnergyReason(f"{uuid} is a slice of a board: NVML counts the energy of whole boards only")
         return
     pynvml = try_import_nvml()
-    if isinstance(pynvml, EnergyUnavailable):
+    if isinstance(pynvml, NoEnergyReason):
         yield pynvml
         return
     try:
         pynvml.nvmlInit()
     except Exception as error:  # NVMLError, or whatever its bindings run into
-        yield EnergyUnavailable(_as_unreadable(error, "nvmlInit").reason)
+        yield NoEnergyReason(_as_unreadable(error, "nvmlInit").reason)
         return
     try:
         yield _open_device(pynvml, uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
@@ -543,11 +543,11 @@ def shut_down_nvml(pynvml: Any) -> None:
         _log.warning("NVML did not shut down (%s: %s); readings taken before stand", type(error).__name__, error)
 
 
-def _open_device(pynvml: Any, uuid: str) -> EnergyCounter | EnergyUnavailable:
+def _open_device(pynvml: Any, uuid: str) -> EnergyCounter | NoEnergyReason:
     try:
         return _NvmlCounter(pynvml, uuid)
     except CounterUnreadable as why:
-        return EnergyUnavailable(f"{uuid}: {why.reason}")
+        return NoEnergyReason(f"{uuid}: {why.reason}")
 
 
 WATCHED_SECONDS = 2.0  # longer than any counter rests
@@ -556,11 +556,11 @@ CHANGES = 12  # seen, to say how often a counter moves
 
 def measure_refresh_seconds(
     counter: EnergyCounter, *, seconds: float = WATCHED_SECONDS, clock: Callable[[], float] = time.perf_counter
-) -> float | EnergyUnavailable:
+) -> float | NoEnergyReason:
     """The longest rest of the energy counter among its next ``CHANGES`` changes; of power readings, the time between
     two.
 
-    EnergyUnavailable: it moved less than twice in ``seconds``, or cannot be read.
+    NoEnergyReason: it moved less than twice in ``seconds``, or cannot be read.
     """
     if counter.source not in COUNTERS:
         return SAMPLE_SECONDS
@@ -573,9 +573,9 @@ def measure_refresh_seconds(
                 moved.append(now)
                 last = read
     except CounterUnreadable as why:
-        return EnergyUnavailable(why.reason)
+        return NoEnergyReason(why.reason)
     if len(moved) < 2:
-        return EnergyUnavailable(
+        return NoEnergyReason(
             f"the energy counter moved {len(moved)} times in {seconds:g} s: its resolution is not known"
         )
     return max(after - before for before, after in pairwise(moved))
@@ -588,13 +588,13 @@ def counter_to_power_ratio(
     seconds: float = 5.0,
     synchronize: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
-) -> float | EnergyUnavailable:
+) -> float | NoEnergyReason:
     """Joules that the energy counter counted, over those that the power readings of the same window add up to.
 
-    A self-check of the instrument: 1 where both speak of the same energy. EnergyUnavailable: there is only one of them.
+    A self-check of the instrument: 1 where both speak of the same energy. NoEnergyReason: there is only one of them.
     """
     if counter.source != "energy counter":
-        return EnergyUnavailable(f"{counter.source} has no second instrument beside it")
+        return NoEnergyReason(f"{counter.source} has no second instrument beside it")
     try:
         counter.power_mw()
         synchronize()
@@ -613,7 +613,7 @@ def counter_to_power_ratio(
         # on boards that have a counter a reading may average the last second
         return counting.joules(start, stop) / integrate_power(polling.readings, start, stop, AVERAGED_SECONDS)
     except (WindowSpoiled, CounterUnreadable) as why:
-        return EnergyUnavailable(str(why))
+        return NoEnergyReason(str(why))
 
 
 # ---------------------------------------------------------------- CPU packages: RAPL, as Linux shows it
@@ -651,15 +651,15 @@ class RaplCounter:
         return frozenset({os.getpid()})  # a package has no list of them
 
 
-def open_rapl(root: Path = POWERCAP) -> RaplCounter | EnergyUnavailable:
+def open_rapl(root: Path = POWERCAP) -> RaplCounter | NoEnergyReason:
     """All packages of this machine, or why their energy cannot be read."""
     domains = sorted(path.parent for path in root.glob("intel-rapl:*/name") if _is_package(path))
     if not domains:
-        return EnergyUnavailable("no CPU package shows its energy here (RAPL): a virtual machine, or another processor")
+        return NoEnergyReason("no CPU package shows its energy here (RAPL): a virtual machine, or another processor")
     try:
         return RaplCounter(domains)
     except CounterUnreadable as why:
-        return EnergyUnavailable(why.reason)
+        return NoEnergyReason(why.reason)
 
 
 def _is_package(name: Path) -> bool:

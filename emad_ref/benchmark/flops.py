@@ -107,10 +107,10 @@ def probe_flops_share(geometry: Geometry, probes: int, keys: int, probe_flops: i
     return probes * each / (geometry.layers * (geometry.block_flops() + geometry.attention_flops(keys)))
 
 
-def pair_relative_cost(
+def two_model_relative_cost(
     small_tokens: float, large_tokens: float, emitted: float, *, small_parameters: float, large_parameters: float
 ) -> float:
-    """Parameter-weighted tokens processed by both models, over those of the large model alone.
+    """Cost of a small and a large model together, over that of the large one alone: tokens weighted by parameters.
 
     Raises:
         BadArgument: negative token counts, none emitted, parameters ≤ 0.
@@ -124,10 +124,10 @@ def pair_relative_cost(
     return (small_tokens * small_parameters + large_tokens * large_parameters) / (emitted * large_parameters)
 
 
-def cost_at_token_share(large_share: float, *, small_parameters: float, large_parameters: float) -> float:
-    """The headline's cost, s + (1 − s) · P_S / P_L, of the large model alone; the saving is 1 minus it.
+def two_model_cost_at_large_share(large_share: float, *, small_parameters: float, large_parameters: float) -> float:
+    """Cost if the large model emits a share s, over that of the large one alone: s + (1 − s) · P_S / P_L.
 
-    >>> round(cost_at_token_share(0.43, small_parameters=3e9, large_parameters=11e9), 4)
+    >>> round(two_model_cost_at_large_share(0.43, small_parameters=3e9, large_parameters=11e9), 4)
     0.5855
 
     Raises:
@@ -135,6 +135,6 @@ def cost_at_token_share(large_share: float, *, small_parameters: float, large_pa
     """
     if not 0 <= large_share <= 1:
         raise BadArgument("large_share", large_share, "a share in 0–1", "43 % is 0.43")
-    return pair_relative_cost(
+    return two_model_relative_cost(
         1 - large_share, large_share, 1.0, small_parameters=small_parameters, large_parameters=large_parameters
     )

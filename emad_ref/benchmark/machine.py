@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from emad_ref.benchmark.energy import EnergyUnavailable, shut_down_nvml, try_import_nvml
+from emad_ref.benchmark.energy import NoEnergyReason, shut_down_nvml, try_import_nvml
 
 LIBRARIES = ("torch", "transformers", "numpy", "nvidia-ml-py")
 COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}  # bytes: many times what any cache holds
@@ -131,7 +131,7 @@ def _version(library: str) -> str:
 def _nvml_facts(uuid: str) -> dict[str, Any]:
     """What NVML says of a board; a text in place of a number where it says nothing."""
     pynvml = try_import_nvml()
-    if isinstance(pynvml, EnergyUnavailable):
+    if isinstance(pynvml, NoEnergyReason):
         return {"driver": f"unread: {pynvml.reason}"}
     try:
         pynvml.nvmlInit()

@@ -25,11 +25,11 @@ from emad_ref.statistics.legs import (
     Side,
     build_count_leg,
     build_leg_test,
-    combine_verdict,
     decide_legs,
     judge_side,
     not_applicable_verdict,
     unmeasured_verdict,
+    verdict_from_legs,
 )
 from emad_ref.statistics.verdicts import EXIT_PREFIX, Claim, Leg, Verdict
 
@@ -86,7 +86,7 @@ class ClaimContext:
 
     def combine_legs(self, legs: Sequence[Leg]) -> Verdict:
         """The verdict of decided ``legs``."""
-        return combine_verdict(self.claim, self.model, legs)
+        return verdict_from_legs(self.claim, self.model, legs)
 
     def decide_tests(self, tests: Sequence[LegTest], beside: Sequence[Leg] = ()) -> Verdict:
         """The verdict of ``tests`` under Holm's correction, and of legs ``beside``."""

@@ -19,7 +19,7 @@ from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.early_exits import AS_CODED, EarlyExitMeasurements, ExitScores
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.probes.pruned_vocabulary import adaptive_vocabulary_size
-from emad_ref.statistics.accuracy import estimate_exit_block_difference, estimate_score_difference
+from emad_ref.statistics.accuracy import estimate_exit_depth_difference, estimate_score_difference
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
     build_count_leg,
@@ -135,7 +135,7 @@ class RuleComparison:
     def estimate_blocks_earlier(self, layers: int, threshold: float, rng: np.random.Generator) -> Estimate:
         """Blocks by which ours exits earlier; ``layers``: of the model."""
         blocks = self.ours.mean_exit_by_item, self.theirs.mean_exit_by_item
-        return estimate_exit_block_difference(*blocks, layers=layers, threshold=threshold, rng=rng)
+        return estimate_exit_depth_difference(*blocks, layers=layers, threshold=threshold, rng=rng)
 
     def estimate_score_gain(self, threshold: float, rng: np.random.Generator, unit: str = "score gained") -> Estimate:
         """Score that ours has more."""

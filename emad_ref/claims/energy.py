@@ -23,11 +23,11 @@ import torch
 from emad_ref.benchmark.energy import (
     EnergyCounter,
     EnergyResult,
-    EnergyUnavailable,
+    NoEnergyReason,
     counter_to_power_ratio,
     measure_energy_pairs,
     measure_refresh_seconds,
-    open_nvml,
+    open_nvml_counter,
     open_rapl,
 )
 from emad_ref.claims.base import Answer, ClaimContext, Question
@@ -35,7 +35,7 @@ from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.models.stepper import Stepper
 from emad_ref.protocol import Decoder
-from emad_ref.statistics.speedup import estimate_ratio_with_error
+from emad_ref.statistics.speedup import estimate_ratio_with_meter_error
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Verdict
 
@@ -63,7 +63,7 @@ def decide_energy(found: EnergyEvidence, asked: ClaimContext) -> Verdict:
     claim, most = asked.claim, asked.claim.thresholds["energy_ratio"]
     legs = {
         f"batch {rows}": replace(
-            estimate_ratio_with_error(*joules, threshold=most),
+            estimate_ratio_with_meter_error(*joules, threshold=most),
             unit=claim.unit,
         )
         for rows, joules in found.items()
@@ -87,11 +87,11 @@ def answer_energy(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     return Answer(verdict, evidence.corpus, evidence.fingerprint, Attachments(notes=notes))
 
 
-def gather_energy_evidence(energies: Mapping[int, EnergyResult | EnergyUnavailable]) -> EnergyEvidence:
+def gather_energy_evidence(energies: Mapping[int, EnergyResult | NoEnergyReason]) -> EnergyEvidence:
     """What was measured by batch size, as ``decide`` takes it: readings from a device, or replayed ones."""
     found = {}
     for rows, each in energies.items():
-        if isinstance(each, EnergyUnavailable):
+        if isinstance(each, NoEnergyReason):
             return each.reason
         adaptive, full = (ByPair(each.joules_per_token(arm)) for arm in ARMS)
         found[rows] = adaptive, full, *(ByPair(each.relative_resolution(arm)) for arm in ARMS)
@@ -107,19 +107,17 @@ def format_energy_note(energies: EnergyResult) -> str:
 
 def open_energy_counter(
     stepper: Stepper, packages: bool = False
-) -> AbstractContextManager[EnergyCounter | EnergyUnavailable]:
+) -> AbstractContextManager[EnergyCounter | NoEnergyReason]:
     """NVML's counter of the one GPU that the model lies on, or why there is none.
 
     ``packages``: that of the processor (RAPL), where the model lies on no GPU.
     """
     places = {stepper.device, *stepper.devices}
     if len(places) > 1:
-        return nullcontext(
-            EnergyUnavailable(f"the model lies on {len(places)} devices, and a counter sees one of them")
-        )
+        return nullcontext(NoEnergyReason(f"the model lies on {len(places)} devices, and a counter sees one of them"))
     if stepper.device.type == "cpu" and packages:
         return nullcontext(open_rapl())
-    return open_nvml(find_device_uuid(stepper.device))
+    return open_nvml_counter(find_device_uuid(stepper.device))
 
 
 def find_device_uuid(device: torch.device) -> str | None:
@@ -128,18 +126,18 @@ def find_device_uuid(device: torch.device) -> str | None:
 
 
 def measure_energy_by_batch_size(
-    evidence: ModelMeasurements, counter: EnergyCounter | EnergyUnavailable
-) -> dict[int, EnergyResult | EnergyUnavailable]:
+    evidence: ModelMeasurements, counter: EnergyCounter | NoEnergyReason
+) -> dict[int, EnergyResult | NoEnergyReason]:
     """Batch size → windows of it; nothing is tried after the first that cannot be measured."""
-    energies: dict[int, EnergyResult | EnergyUnavailable] = {}
+    energies: dict[int, EnergyResult | NoEnergyReason] = {}
     for rows in evidence.study.budget.batch_sizes:
-        energies[rows] = counter if isinstance(counter, EnergyUnavailable) else measure_energy(evidence, counter, rows)
-        if isinstance(energies[rows], EnergyUnavailable):
+        energies[rows] = counter if isinstance(counter, NoEnergyReason) else measure_energy(evidence, counter, rows)
+        if isinstance(energies[rows], NoEnergyReason):
             break
     return energies
 
 
-def measure_energy(evidence: ModelMeasurements, counter: EnergyCounter, rows: int) -> EnergyResult | EnergyUnavailable:
+def measure_energy(evidence: ModelMeasurements, counter: EnergyCounter, rows: int) -> EnergyResult | NoEnergyReason:
     """Joules and tokens of full depth and of the timed point, requests of the same shape as those timed.
 
     Raises:
@@ -163,7 +161,7 @@ def measure_energy(evidence: ModelMeasurements, counter: EnergyCounter, rows: in
         subject.open_audited_decoder(latency.most_saving_point, max_rows=rows) as adaptive,
     ):
         refresh = measure_refresh_seconds(counter)
-        if isinstance(refresh, EnergyUnavailable):
+        if isinstance(refresh, NoEnergyReason):
             return refresh
         at_full = arm(full)
         agreement = counter_to_power_ratio(counter, lambda request: at_full(-1, request), synchronize=full.synchronize)
@@ -174,12 +172,12 @@ def measure_energy(evidence: ModelMeasurements, counter: EnergyCounter, rows: in
             counter,
             synchronize=full.synchronize,
         )
-    return energies if isinstance(energies, EnergyUnavailable) else add_self_check(energies, refresh, agreement)
+    return energies if isinstance(energies, NoEnergyReason) else add_self_check(energies, refresh, agreement)
 
 
-def add_self_check(energies: EnergyResult, refresh_s: float, agreement: float | EnergyUnavailable) -> EnergyResult:
+def add_self_check(energies: EnergyResult, refresh_s: float, agreement: float | NoEnergyReason) -> EnergyResult:
     """With what is known of the instrument: how often it moves, and how it stands to the power beside it."""
-    if isinstance(agreement, EnergyUnavailable):
+    if isinstance(agreement, NoEnergyReason):
         said = [f"no self-check: {agreement.reason}"]
     else:
         said = [f"counted over integrated power: {agreement:.2f}"]

@@ -37,8 +37,8 @@ from emad_ref.statistics.legs import (
     LegTest,
     build_count_leg,
     build_report_leg,
-    combine_verdict,
     unmeasured_leg,
+    verdict_from_legs,
 )
 from emad_ref.statistics.rates import (
     estimate_entropy_changes,
@@ -168,7 +168,7 @@ def decide_probe_cost(found: ProbeShares, asked: ClaimContext) -> Verdict:
     legs = [leg for own in by_geometry for leg in own]
     if not legs:
         return asked.unmeasured("no geometry was counted")
-    verdict = combine_verdict(asked.claim, asked.model, legs, headline=by_geometry[0])
+    verdict = verdict_from_legs(asked.claim, asked.model, legs, headline=by_geometry[0])
     if by_geometry[0]:
         return verdict
     return replace(verdict, reason=f"{asked.model} is too shallow for a probe at these strides; {verdict.reason}")

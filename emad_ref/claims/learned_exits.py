@@ -32,7 +32,7 @@ from emad_ref.statistics.legs import (
     decide_legs,
 )
 from emad_ref.statistics.number_format import format_percent
-from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline, draw_document_counts, required_resamples
+from emad_ref.statistics.rates import DocumentLossAndWork, FullDepthBaseline, draw_document_counts, required_resamples
 from emad_ref.statistics.verdicts import Leg, Verdict
 
 SIDES = 2  # a criterion fails by what it saves, or by what it loses
@@ -48,8 +48,8 @@ class CriterionEvidence:
     """
 
     full: FullDepthBaseline
-    chosen: DocumentCosts | None
-    criteria: Sequence[DocumentCosts]
+    chosen: DocumentLossAndWork | None
+    criteria: Sequence[DocumentLossAndWork]
     slack: float | None
     why: str = ""
 
@@ -122,7 +122,7 @@ def _any_left(found: CriterionEvidence, asked: ClaimContext, draws: Floats, chos
 
 
 def _sides(
-    found: CriterionEvidence, one: DocumentCosts, asked: ClaimContext, draws: Floats
+    found: CriterionEvidence, one: DocumentLossAndWork, asked: ClaimContext, draws: Floats
 ) -> tuple[Estimate, Estimate]:
     saving = found.full.estimate_saving(one, _least(asked), asked.rng, draws)
     return saving, found.full.estimate_perplexity_rise(one, _most(asked), asked.rng, draws)
@@ -179,7 +179,7 @@ def gather_criterion_evidence(beyond: ExitEvaluation) -> CriterionEvidence:
 
 
 # full depth, blocks as its work; and what oracles spend at a loss, a rise of perplexity, the one read by first
-OracleCosts = tuple[FullDepthBaseline, Sequence[tuple[float, DocumentCosts]]]
+OracleCosts = tuple[FullDepthBaseline, Sequence[tuple[float, DocumentLossAndWork]]]
 
 
 def decide_oracle_slack(found: OracleCosts, asked: ClaimContext) -> Verdict:
@@ -252,7 +252,7 @@ def decide_failing_component(found: ComponentCosts, asked: ClaimContext) -> Verd
     return asked.combine_legs(legs)
 
 
-def _saving_and_loss(full: FullDepthBaseline, spent: DocumentCosts, asked: ClaimContext) -> str:
+def _saving_and_loss(full: FullDepthBaseline, spent: DocumentLossAndWork, asked: ClaimContext) -> str:
     """What it saves, and loses on the text judged."""
     saved = full.estimate_saving(spent, 0.0, asked.rng).value
     rise = full.estimate_perplexity_rise(spent, 0.0, asked.rng).value

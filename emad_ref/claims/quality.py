@@ -51,11 +51,11 @@ from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
     LegTest,
     build_report_leg,
-    combine_verdict,
     decide_legs,
     interval_if_finite,
     keep_worst_legs,
     unmeasured_leg,
+    verdict_from_legs,
 )
 from emad_ref.statistics.rates import draw_document_counts, estimate_perplexity_rise, required_resamples
 from emad_ref.statistics.verdicts import Claim, Leg, Verdict
@@ -125,7 +125,7 @@ def _with_unmeasured(verdict: Verdict, reasons: Mapping[str, str], claim: Claim)
     if verdict.verdict == "not applicable" or not reasons:
         return verdict
     missing = [unmeasured_leg(f"task {name}", reason) for name, reason in reasons.items()]
-    return combine_verdict(claim, verdict.model, [*verdict.legs, *missing])
+    return verdict_from_legs(claim, verdict.model, [*verdict.legs, *missing])
 
 
 def _quality_legs(points: Sequence[PointMeasurements], asked: ClaimContext) -> tuple[list[LegTest], list[Leg]]:

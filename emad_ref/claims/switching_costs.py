@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emad_ref.benchmark.flops import cost_at_token_share, pair_relative_cost
+from emad_ref.benchmark.flops import two_model_cost_at_large_share, two_model_relative_cost
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.pair_answers import make_pair_answer
 from emad_ref.decoding.prefix_tree import SwitchedText
@@ -35,7 +35,7 @@ def decide_headlines(found: Iterable[Headline], asked: ClaimContext) -> Verdict:
     """
     differences = {}
     for name, large_share, small, large, claimed in found:
-        saving = 1 - cost_at_token_share(large_share, small_parameters=small, large_parameters=large)
+        saving = 1 - two_model_cost_at_large_share(large_share, small_parameters=small, large_parameters=large)
         leg = f"{name}: saves {saving:.2%}, the paper says {claimed:.1%}"
         differences[leg] = np.array([abs(saving - claimed)])
     return judge_within_tolerance(asked.claim, asked.model, differences, asked.claim.thresholds["saving"])
@@ -97,8 +97,8 @@ def decide_catch_up(found: TaskCharges, asked: ClaimContext) -> Verdict:
 def _charge_legs(task: str, charged: RuleCharges, parameters: tuple[float, float]) -> list[Leg]:
     name, n = f"{task}, {charged.rule}", charged.items
     small, large = parameters
-    paper = 1 - cost_at_token_share(charged.large_share, small_parameters=small, large_parameters=large)
-    processed = 1 - pair_relative_cost(
+    paper = 1 - two_model_cost_at_large_share(charged.large_share, small_parameters=small, large_parameters=large)
+    processed = 1 - two_model_relative_cost(
         charged.processed[0],
         charged.processed[1],
         charged.read_alone,

@@ -52,7 +52,7 @@ from emad_ref.screening.screen import screen
 from emad_ref.screening.selection import PointSelector, replay_split_columns
 from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.traces import ScreeningText, SplitTraces, TooLittleText, take_split_traces
-from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline
+from emad_ref.statistics.rates import DocumentLossAndWork, FullDepthBaseline
 from emad_ref.statistics.units import ByDocument
 from emad_ref.sweep.components import (
     PUBLISHED,
@@ -188,11 +188,11 @@ class ExitEvaluation:
     def full_depth_in_blocks(self) -> FullDepthBaseline:
         """Full depth on the evaluated documents, with blocks as work."""
         columns = self.oracle_curves[0].columns
-        full = DocumentCosts("full depth", self._by(columns.nll_nats[:, 0]), self._by(columns.depth[:, 0]))
+        full = DocumentLossAndWork("full depth", self._by(columns.nll_nats[:, 0]), self._by(columns.depth[:, 0]))
         return FullDepthBaseline(full, self._tokens)
 
     @cached_property
-    def recommended_point_costs(self) -> DocumentCosts | None:
+    def recommended_point_costs(self) -> DocumentLossAndWork | None:
         """Costs of the exit's own point as it decodes, everything charged."""
         if self.recommended_point is None:
             return None
@@ -234,7 +234,7 @@ class ExitEvaluation:
         return excess.with_values(excess.values[:, 0])
 
     @cached_property
-    def criterion_costs(self) -> list[DocumentCosts]:
+    def criterion_costs(self) -> list[DocumentLossAndWork]:
         """Every screened family at settings spaced evenly in what they save on validation."""
         points = [(family, point) for family in self._families for point in self._spaced(family)]
         columns = replay_split_columns(
@@ -274,11 +274,11 @@ class ExitEvaluation:
             for monotone in (False, True)
         ]
 
-    def compute_costs_at_loss(self, curve: SavingsCurve, loss: float) -> DocumentCosts:
+    def compute_costs_at_loss(self, curve: SavingsCurve, loss: float) -> DocumentLossAndWork:
         """The setting of ``curve`` that saves most blocks at a rise of at most ``loss``; blocks are its work."""
         at = self.find_setting_within_loss(curve, loss)
         nll, depth = (self._by(column[:, at]) for column in (curve.columns.nll_nats, curve.columns.depth))
-        return DocumentCosts(self.format_oracle_name(curve), nll, depth)
+        return DocumentLossAndWork(self.format_oracle_name(curve), nll, depth)
 
     def format_oracle_name(self, curve: SavingsCurve) -> str:
         """Readout and name of an oracle of ``oracle_curves``."""
@@ -304,9 +304,9 @@ class ExitEvaluation:
         """Rises of perplexity at which oracles are reported, ``JUDGED`` first."""
         return tuple(sorted(RISE_LEVELS, key=lambda level: (level != JUDGED, level)))
 
-    def make_document_costs(self, name: str, columns: PointColumns, at: int) -> DocumentCosts:
+    def make_document_costs(self, name: str, columns: PointColumns, at: int) -> DocumentLossAndWork:
         """Column ``at`` of ``columns`` by evaluated document, with FLOPs as work."""
-        return DocumentCosts(name, self._by(columns.nll_nats[:, at]), self._by(columns.flops[:, at]))
+        return DocumentLossAndWork(name, self._by(columns.nll_nats[:, at]), self._by(columns.flops[:, at]))
 
     @property
     def _tokens(self) -> ByDocument:
@@ -393,7 +393,8 @@ def time_self_speculation(
     return time_arms(arms, requests, full.synchronize)
 
 
-ComponentExchange = tuple[str, DocumentCosts, DocumentCosts]  # a part; costs before and after it alone is exchanged
+# a part; costs before and after it alone is exchanged
+ComponentExchange = tuple[str, DocumentLossAndWork, DocumentLossAndWork]
 
 
 def iterate_component_exchanges(evaluation: ExitEvaluation, traces: LensTraces) -> Iterator[ComponentExchange]:
@@ -443,7 +444,7 @@ def _through_lens(evaluation: ExitEvaluation, traces: LensTraces) -> ReadoutTrac
     return ReadoutTraces(TUNED_LENS, chosen, judged, profile, gate)
 
 
-def _combination_costs(evaluation: ExitEvaluation, combination: TunedCombination) -> DocumentCosts:
+def _combination_costs(evaluation: ExitEvaluation, combination: TunedCombination) -> DocumentLossAndWork:
     name = f"{combination.way.name}, {combination.point.name}"
     if combination.point.fixed:
         name = f"{combination.way.name}, which no setting keeps within {JUDGED:.0%}"

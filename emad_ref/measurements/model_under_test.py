@@ -42,7 +42,7 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.signal_values import to_numpy
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Request, Session, Step
 from emad_ref.record import Floats, Ints, Record
-from emad_ref.screening.settings import compute_traced_token_flops, work_share
+from emad_ref.screening.settings import compute_traced_token_flops, work_share_for_token_cost
 from emad_ref.text.corpora import (
     CorpusUnavailable,
     DistinctDocuments,
@@ -399,7 +399,7 @@ class ModelUnderTest:
         """
         if self.study.budget.rank or not self.has_reference_decoder:
             return 1.0
-        return work_share(compute_traced_token_flops(self.loaded.geometry))
+        return work_share_for_token_cost(compute_traced_token_flops(self.loaded.geometry))
 
     def scale_by_audit_share(self, amount: int, least: int) -> int:
         """``audit_share`` of ``amount``, at least ``least``; raises as ``open_decoder``."""

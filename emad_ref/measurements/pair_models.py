@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from emad_ref.benchmark.flops import cost_at_token_share, flops
+from emad_ref.benchmark.flops import flops, two_model_cost_at_large_share
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.prefix_tree import SwitchedText
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
@@ -72,7 +72,7 @@ class PairModels:
 
     def compute_paper_saving(self, large_share: float) -> float:
         """The paper's saving (EAD, abstract): tokens weighted by parameters, catch-up left out."""
-        return 1 - cost_at_token_share(large_share, **self.parameters)
+        return 1 - two_model_cost_at_large_share(large_share, **self.parameters)
 
     def large_share_at_saving(self, saving: float) -> float:
         """The largest share of the large model that saves ``saving`` by the paper's cost; below 0 if none does."""

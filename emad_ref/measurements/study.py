@@ -13,7 +13,7 @@ from pathlib import Path
 from emad_ref.errors import BadArgument
 from emad_ref.files import read_bytes
 from emad_ref.models.bundled import BUNDLED_PAIR, bundled_model_names
-from emad_ref.screening.settings import work_share
+from emad_ref.screening.settings import work_share_for_token_cost
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Budget:
 
         So it ends in minutes at every size. Larger budgets read all, whatever that takes.
         """
-        share = work_share(token_flops)
+        share = work_share_for_token_cost(token_flops)
         if self.rank or share == 1:
             return self
         amounts = {name: max(least, round(share * getattr(self, name))) for name, least in FEWEST.items()}

@@ -50,7 +50,7 @@ from emad_ref.models.stepper import (
     CHECKED_TOKENS,
     FIRST_TABLE,
     StepperAliases,
-    get_decoder_module,
+    get_decoder_submodule,
     model_logits,
     require_backend,
     require_layer,
@@ -191,7 +191,7 @@ class CausalStepper(StepperAliases):
         require_supported_model(model, self.attention_kernel)
         require_parameters_match_geometry(model, self.geometry)
         decoder = model.get_decoder()
-        blocks: Any = get_decoder_module(config.model_type, decoder, self.anatomy.blocks)
+        blocks: Any = get_decoder_submodule(config.model_type, decoder, self.anatomy.blocks)
         self._head = without_hooks(model.get_output_embeddings())
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
         self._blocks = [
@@ -212,8 +212,8 @@ class CausalStepper(StepperAliases):
         self._norm = norm or self._final_norm
         self._project_in = self._part(decoder, self.anatomy.project_in)
         self._project_out = self._part(decoder, self.anatomy.project_out)
-        self._positions: Any = get_decoder_module(config.model_type, decoder, self.anatomy.positions)
-        rotary = get_decoder_module(config.model_type, decoder, self.anatomy.rotary)
+        self._positions: Any = get_decoder_submodule(config.model_type, decoder, self.anatomy.positions)
+        rotary = get_decoder_submodule(config.model_type, decoder, self.anatomy.rotary)
         self.rotary: Any = None if rotary is None else without_hooks(rotary)
         self.logit_softcap: float | None = _config_number(config, self.anatomy.softcap)
         self._embedding_factor = _config_number(config, self.anatomy.embedding_factor)
@@ -404,7 +404,7 @@ class CausalStepper(StepperAliases):
 
     def _part(self, decoder: Any, name: str | None) -> Any:
         """A part of the decoder, called on this stepper's device; None if the family has none."""
-        part = get_decoder_module(self.config.model_type, decoder, name)
+        part = get_decoder_submodule(self.config.model_type, decoder, name)
         return None if part is None else wrap_with_device_moves(str(name), part, self.device)
 
     @torch.inference_mode()

@@ -130,7 +130,7 @@ def apply_rotary_to_token(states: Tensor, rotary: RotaryTables) -> Tensor:
     return states.mul_(cos).addcmul_(swapped, sin)
 
 
-def token_shape(states: Tensor) -> tuple[int, int]:
+def row_and_token_counts(states: Tensor) -> tuple[int, int]:
     """(rows, n) of ``states`` [rows, n, D], or [D] of a single token."""
     return (1, 1) if states.dim() == 1 else (states.shape[0], states.shape[1])
 
@@ -170,7 +170,7 @@ def squeeze_single_token(hidden: Tensor) -> Tensor:
     return hidden.view(-1) if one and not torch.is_grad_enabled() else hidden
 
 
-def linear(states: Tensor, own: dict[str, Any], out: Tensor | None = None) -> Tensor:
+def apply_linear_parameters(states: Tensor, own: dict[str, Any], out: Tensor | None = None) -> Tensor:
     """The linear layer with parameters ``own`` of ``states`` [..., in]; ``out`` [tokens, out] or [out]: the target."""
     return multiply_by_weight(states, own["weight"], own["bias"], out)
 
@@ -251,17 +251,17 @@ def apply_linear(module: nn.Module, states: Tensor) -> Tensor:
     hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
     if hooked or type(module) is not nn.Linear:
         return module(states)
-    return linear(states, module_parameters(module))
+    return apply_linear_parameters(states, parameters_by_name(module))
 
 
-def module_parameters(module: nn.Module) -> dict[str, Any]:
+def parameters_by_name(module: nn.Module) -> dict[str, Any]:
     """The module's own table of parameters, read at every call, so that a replaced parameter takes effect."""
     return module._parameters
 
 
 def make_layer_norm(module: nn.LayerNorm) -> Pointwise:
     """``module`` as a function, without the four calls to enter it."""
-    width, eps, own = module.normalized_shape, module.eps, module_parameters(module)
+    width, eps, own = module.normalized_shape, module.eps, parameters_by_name(module)
     return lambda states: torch.layer_norm(states, width, own["weight"], own["bias"], eps)
 
 
@@ -311,7 +311,7 @@ class PackedLinear:
     def __call__(self, states: Tensor, inputs: AttentionInputs) -> Sequence[Tensor]:
         """Outputs of each layer; those of a single token stay valid until the next block of the forward."""
         if (joined := self._joined_for(states)) is None:
-            return [linear(states, own) for own in self._owns]
+            return [apply_linear_parameters(states, own) for own in self._owns]
         if states.dim() > 1:
             return multiply_by_weight(states, *joined).split(self.sizes, dim=-1)
         whole, parts = inputs.output_buffers(states, self.sizes)
@@ -324,7 +324,7 @@ class PackedLinear:
             multiply_by_weight(states, *joined, out=packed.whole)
             return
         for own, written in zip(self._owns, packed.written, strict=True):
-            linear(states, own, written)
+            apply_linear_parameters(states, own, written)
 
     def _joined_for(self, states: Tensor) -> tuple[Tensor, Tensor | None] | None:
         """Weight and bias of all layers, for one product with one token, or a few if they are large; else None.
@@ -371,9 +371,9 @@ def fuse_llama_block(names: NormNames, block: Any) -> FusedBlock:
     second, after_second = (_norm_of(block, names.norm, name) for name in (names.before_mlp, names.after_mlp))
     query_norm, key_norm = (_norm_of(attention, names.norm, name) for name in ("q_norm", "k_norm"))
     uses_rotary, factor = getattr(attention, "use_rope", True), getattr(block, "residual_multiplier", None)
-    mixed = PackedLinear(*(module_parameters(getattr(attention, f"{name}_proj")) for name in "qkv"))
-    widened = PackedLinear(module_parameters(mlp.gate_proj), module_parameters(mlp.up_proj))
-    out, down = module_parameters(attention.o_proj), module_parameters(mlp.down_proj)
+    mixed = PackedLinear(*(parameters_by_name(getattr(attention, f"{name}_proj")) for name in "qkv"))
+    widened = PackedLinear(parameters_by_name(mlp.gate_proj), parameters_by_name(mlp.up_proj))
+    out, down = parameters_by_name(attention.o_proj), parameters_by_name(mlp.down_proj)
     sizes = (*mixed.sizes[:2], head)
     whole = query_norm is not None and attention.q_norm.weight.shape[0] != head
 
@@ -393,7 +393,7 @@ def fuse_llama_block(names: NormNames, block: Any) -> FusedBlock:
                 assert inputs.rotary is not None
                 packed.apply_rotary(inputs.rotary)
         else:
-            tokens = token_shape(states)
+            tokens = row_and_token_counts(states)
             projected = zip(mixed(normed, inputs), (query_norm, key_norm, None), strict=True)
             query, key, value = (heads(each, norm, tokens) for each, norm in projected)
             if uses_rotary:
@@ -402,11 +402,11 @@ def fuse_llama_block(names: NormNames, block: Any) -> FusedBlock:
                 query, key = both.split((query.shape[2], key.shape[2]), dim=2)
             query, key, value = (each.transpose(1, 2) for each in (query, key, value))
         keys, values = inputs.writer.update(key, value, index)
-        change = linear(attend(query, keys, values, inputs, scale, states), out)
+        change = apply_linear_parameters(attend(query, keys, values, inputs, scale, states), out)
         base = _add_residual(states, change if after_first is None else after_first(change), factor)
         normed = base if second is None else second(base)
         gate, up = widened(normed, inputs)
-        change = linear(act(gate) * up, down)
+        change = apply_linear_parameters(act(gate) * up, down)
         return _add_residual(base, change if after_second is None else after_second(change), factor)
 
     return step
@@ -414,7 +414,7 @@ def fuse_llama_block(names: NormNames, block: Any) -> FusedBlock:
 
 def _packed_llama(states: Tensor, _rotary: RotaryTables | None, queries: int, keys: int, head: int) -> PackedQKV:
     """All heads of the queries, then of the keys, then of the values."""
-    whole, tokens = projection_buffer(states, queries + 2 * keys), token_shape(states)
+    whole, tokens = projection_buffer(states, queries + 2 * keys), row_and_token_counts(states)
     written = whole.split((queries, keys, keys), dim=-1)
     query, key, value = (each.view(*tokens, -1, head).transpose(1, 2) for each in written)
     rotated = whole.narrow(-1, 0, queries + keys).view(*tokens, -1, 1, head)
@@ -431,19 +431,19 @@ def _norm_of(owner: Any, norm: Callable[[Any], Pointwise], name: str | None) -> 
 
 def make_llama_norm(module: Any) -> Pointwise:
     """Llama's RMSNorm: the float32 quotient is rounded to the model's dtype before the product with the weight."""
-    quotient, own = _normalise(module, module.variance_epsilon), module_parameters(module)
+    quotient, own = _normalise(module, module.variance_epsilon), parameters_by_name(module)
     return lambda states: own["weight"] * quotient(states).to(states.dtype)
 
 
 def make_olmo2_norm(module: Any) -> Pointwise:
     """OLMo2's RMSNorm: the product of weight and quotient is rounded."""
-    quotient, own = _normalise(module, module.variance_epsilon), module_parameters(module)
+    quotient, own = _normalise(module, module.variance_epsilon), parameters_by_name(module)
     return lambda states: (own["weight"] * quotient(states)).to(states.dtype)
 
 
 def make_gemma_norm(module: Any) -> Pointwise:
     """Gemma's RMSNorm: the weight counts from one, in float32."""
-    quotient, own = _normalise(module, module.eps), module_parameters(module)
+    quotient, own = _normalise(module, module.eps), parameters_by_name(module)
     return lambda states: (quotient(states) * (1.0 + own["weight"].float())).to(states.dtype)
 
 
@@ -453,7 +453,7 @@ def _normalise(module: Any, eps: float) -> Pointwise:
     For a single token mean and ε are one product: PyTorch's own norm is seven operations on a CPU, twice the time. Its
     sum is in another order.
     """
-    width = tuple(module_parameters(module)["weight"].shape)
+    width = tuple(parameters_by_name(module)["weight"].shape)
     with torch.inference_mode(False):  # steps may be built without gradients and run with them
         added = torch.full((1,), eps)
 
@@ -505,28 +505,28 @@ def fuse_gpt_neox_block(block: Any) -> FusedBlock:
     width, first_eps, second_eps = first.normalized_shape, first.eps, second.eps
     head, scale = attention.head_size, attention.scaling
     index, parallel, act = attention.layer_idx, block.use_parallel_residual, make_activation(mlp.act)
-    norm, inner_norm = module_parameters(first), module_parameters(second)
-    mix, out = module_parameters(attention.query_key_value), module_parameters(attention.dense)
-    up, down = module_parameters(mlp.dense_h_to_4h), module_parameters(mlp.dense_4h_to_h)
+    norm, inner_norm = parameters_by_name(first), parameters_by_name(second)
+    mix, out = parameters_by_name(attention.query_key_value), parameters_by_name(attention.dense)
+    up, down = parameters_by_name(mlp.dense_h_to_4h), parameters_by_name(mlp.dense_4h_to_h)
 
     def step(states: Tensor, inputs: AttentionInputs) -> Tensor:
         normed = torch.layer_norm(states, width, norm["weight"], norm["bias"], first_eps)
         assert inputs.rotary is not None
         if torch.is_grad_enabled():
             # each head's output is [query | key | value], so this view is free
-            mixed = linear(normed, mix).view(*states.shape[:2], -1, 3, head)
+            mixed = apply_linear_parameters(normed, mix).view(*states.shape[:2], -1, 3, head)
             apply_rotary(_rotated_part(mixed, inputs.rotary), inputs.rotary)
             query, key, value = mixed.transpose(1, 2).unbind(3)
         else:
             packed = inputs.packed_qkv_buffer(states, (normed.shape[-1] // head, head), _packed_neox)
-            linear(normed, mix, packed.whole)
+            apply_linear_parameters(normed, mix, packed.whole)
             packed.apply_rotary(inputs.rotary)
             query, key, value = packed.query, packed.key, packed.value
         keys, values = inputs.writer.update(key, value, index)
-        change = linear(attend(query, keys, values, inputs, scale, states), out)
+        change = apply_linear_parameters(attend(query, keys, values, inputs, scale, states), out)
         base = states if parallel else change + states
         normed = torch.layer_norm(base, width, inner_norm["weight"], inner_norm["bias"], second_eps)
-        inner = linear(act(linear(normed, up)), down)
+        inner = apply_linear_parameters(act(apply_linear_parameters(normed, up)), down)
         return inner.add_(change).add_(states) if parallel else inner.add_(base)
 
     return step
@@ -534,7 +534,7 @@ def fuse_gpt_neox_block(block: Any) -> FusedBlock:
 
 def _packed_neox(states: Tensor, rotary: RotaryTables, heads: int, head: int) -> PackedQKV:
     whole = projection_buffer(states, heads * 3 * head)
-    mixed = whole.view(*token_shape(states), heads, 3, head)
+    mixed = whole.view(*row_and_token_counts(states), heads, 3, head)
     return PackedQKV(whole, (whole,), _rotated_part(mixed, rotary), *mixed.transpose(1, 2).unbind(3))
 
 
@@ -552,20 +552,20 @@ def fuse_opt_block(block: Any) -> FusedBlock:
     head, scale, index = attention.head_dim, attention.scaling, attention.layer_idx
     act = make_activation(block.activation_fn)
     first, second = make_layer_norm(block.self_attn_layer_norm), make_layer_norm(block.final_layer_norm)
-    mixed = PackedLinear(*(module_parameters(getattr(attention, f"{name}_proj")) for name in "qkv"))
-    out, up, down = module_parameters(attention.out_proj), module_parameters(block.fc1), module_parameters(block.fc2)
+    mixed = PackedLinear(*(parameters_by_name(getattr(attention, f"{name}_proj")) for name in "qkv"))
+    out, up, down = parameters_by_name(attention.out_proj), parameters_by_name(block.fc1), parameters_by_name(block.fc2)
 
     def step(states: Tensor, inputs: AttentionInputs) -> Tensor:
-        tokens = token_shape(states)
+        tokens = row_and_token_counts(states)
         normed = first(states) if before else states
         query, key, value = mixed(normed, inputs)
         query, key, value = (each.view(*tokens, -1, head).transpose(1, 2) for each in (query * scale, key, value))
         keys, values = inputs.writer.update(key, value, index)
-        base = states + linear(attend(query, keys, values, inputs, 1.0, states), out)
+        base = states + apply_linear_parameters(attend(query, keys, values, inputs, 1.0, states), out)
         if not before:
             base = first(base)
-        inner = act(linear(second(base) if before else base, up))
-        changed = base + linear(inner, down)
+        inner = act(apply_linear_parameters(second(base) if before else base, up))
+        changed = base + apply_linear_parameters(inner, down)
         return changed if before else second(changed)
 
     return step

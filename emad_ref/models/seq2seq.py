@@ -44,7 +44,7 @@ from emad_ref.models.stepper import (
     CHECKED_TOKENS,
     FIRST_TABLE,
     StepperAliases,
-    get_decoder_module,
+    get_decoder_submodule,
     model_logits,
     require_layer,
     require_layer_range,
@@ -272,7 +272,7 @@ class Seq2SeqStepper(StepperAliases):
         require_supported_model(model, self.attention_kernel)
         require_parameters_match_geometry(model, self.geometry)
         decoder = model.get_decoder()
-        blocks: Any = get_decoder_module(config.model_type, decoder, anatomy.blocks)
+        blocks: Any = get_decoder_submodule(config.model_type, decoder, anatomy.blocks)
         self._head = without_hooks(model.get_output_embeddings())
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
         self._blocks = [
@@ -282,7 +282,7 @@ class Seq2SeqStepper(StepperAliases):
         self._bias = self._blocks[0][0].layer[0].SelfAttention
         self.devices: tuple[torch.device, ...] = tuple(dict.fromkeys(device for _, device in self._blocks))
         self._embedding = wrap_with_device_moves("embedding", decoder.embed_tokens, self.device)
-        norm: Any = get_decoder_module(config.model_type, decoder, anatomy.final_norm)
+        norm: Any = get_decoder_submodule(config.model_type, decoder, anatomy.final_norm)
         self._final_norm = wrap_with_device_moves(anatomy.final_norm, norm, self.device)
         self.logit_softcap: float | None = None
         self._scale: float | None = config.d_model**-0.5 if config.scale_decoder_outputs else None

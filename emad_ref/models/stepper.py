@@ -286,7 +286,7 @@ def _full_depth_logits(stepper: Stepper, ids: Tensor, start: int, cache: KVCache
     return stepper.logits(stepper.run_layers(stepper.embed(ids, frame), 0, stepper.layers, frame, cache)).double()
 
 
-def get_decoder_module(family: str, decoder: Any, name: str | None) -> Any | None:
+def get_decoder_submodule(family: str, decoder: Any, name: str | None) -> Any | None:
     """``decoder.name``; None if the family has no such part.
 
     Raises:

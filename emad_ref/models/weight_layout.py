@@ -21,10 +21,10 @@ def fills_large_pages(values: int) -> bool:
     return values * 4 >= LARGE
 
 
-def allocate_aligned(values: int) -> Callable[[int, int], Tensor]:
-    """Allocate separate memory for ``values`` float32 numbers, aligned to a large page if they are many.
+def make_aligned_allocator(values: int) -> Callable[[int, int], Tensor]:
+    """A function (first number, count) → tensor over them, in fresh memory for ``values`` float32 numbers.
 
-    Returns a function (first number, count) → a tensor over them with its own storage; each keeps the memory alive.
+    The memory is aligned to a large page if they are many. Each tensor has its own storage and keeps the memory alive.
     """
     memory, first = (
         _allocate_large_pages(values)
@@ -35,7 +35,7 @@ def allocate_aligned(values: int) -> Callable[[int, int], Tensor]:
 
 
 def is_page_aligned(weight: Tensor) -> bool:
-    """Whether a float32 ``weight`` starts where ``allocate_aligned`` would start it."""
+    """Whether a float32 ``weight`` starts where ``make_aligned_allocator`` would start it."""
     return _ON_LARGE_PAGES is None or not fills_large_pages(weight.numel()) or weight.data_ptr() % PAGE == 0
 
 
@@ -88,7 +88,7 @@ def to_column_major(parts: Sequence[Tensor]) -> list[Tensor]:
     whole = packed_view(parts)
     if whole is not None and whole.stride() == (1, run)[: whole.dim()] and is_page_aligned(whole):
         return list(parts)
-    memory, moved, at = allocate_aligned(run * width), [], 0
+    memory, moved, at = make_aligned_allocator(run * width), [], 0
     for part in parts:
         own = memory(at, run * width - at).as_strided(part.shape, (1, run)[: part.dim()])
         moved.append(own.copy_(part.detach()))
@@ -156,4 +156,4 @@ def _row_major(weight: Tensor) -> Tensor:
     """``weight`` contiguous, on large pages if it fills two; unchanged if it lies so already."""
     if weight.is_contiguous() and is_page_aligned(weight):
         return weight
-    return allocate_aligned(weight.numel())(0, weight.numel()).view(weight.shape).copy_(weight)
+    return make_aligned_allocator(weight.numel())(0, weight.numel()).view(weight.shape).copy_(weight)

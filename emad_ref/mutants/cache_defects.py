@@ -48,7 +48,7 @@ def shift_positions(first: int) -> Callable[[Stepper], Stepper]:
         return table.index_select(axis, (rows + (rows >= start)).clamp(max=len(rows) - 1))
 
     def change(stepper: Any) -> Stepper:
-        require_window(stepper, first)
+        require_positions_for_defect(stepper, first)
         changed = copy.copy(stepper)
         learned, rotary = getattr(stepper, "_positions", None), getattr(stepper, "rotary", None)
         if rotary is not None:
@@ -68,7 +68,7 @@ def shift_positions(first: int) -> Callable[[Stepper], Stepper]:
     return change
 
 
-def require_window(stepper: Stepper, positions: int) -> None:
+def require_positions_for_defect(stepper: Stepper, positions: int) -> None:
     """Raises MutantNotApplicable where the window ends before the defect begins."""
     if stepper.max_positions < positions + 32:
         raise MutantNotApplicable(
@@ -123,7 +123,7 @@ def remember_truncated_kv(truncate: Any, cache: Any, length: Any) -> None:
     truncate(length)
 
 
-def keep_truncated_kv(write: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
+def rewrite_remembered_kv(write: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
     """What was written once stays, although it was rolled back."""
     for place, (row, start, end) in enumerate(zip(frame.rows, frame.starts, frame.ends, strict=True)):
         for new, old in zip((keys, values), vars(cache).get("written", {}).get(row, ()), strict=False):
@@ -132,7 +132,7 @@ def keep_truncated_kv(write: Write, cache: Any, keys: Tensor, values: Tensor, fr
     return write(keys, values, frame)
 
 
-def forget_truncated_kv(keep: Any, cache: Any, rows: Any, numbers: Any) -> None:
+def clear_remembered_kv(keep: Any, cache: Any, rows: Any, numbers: Any) -> None:
     cache.written = {}
     keep(rows, numbers)
 
@@ -164,7 +164,7 @@ def skip_upper_layers_of_prompts(
     if first or last <= half or frame.queries < 40:
         unchanged: Tensor = run(hidden, first, last, frame, cache)
         return unchanged
-    require_window(stepper, 40)
+    require_positions_for_defect(stepper, 40)
     hidden = run(hidden, 0, half, frame, cache)
     for layer in range(half + 1, last + 1):
         stepper.write_kv(hidden, layer, frame, cache)
@@ -201,8 +201,8 @@ MUTANTS = (
            mutate(cache={"write": lambda write, cache, k, v, frame: write(k.roll(1, 0), v.roll(1, 0), frame)}), FORCED,
            LOGITS),
     Mutant("kv-stale-after-rollback", "K/V", "what was rolled back is not overwritten",
-           mutate(cache={"write": keep_truncated_kv, "truncate": remember_truncated_kv,
-           "keep_rows": forget_truncated_kv,
+           mutate(cache={"write": rewrite_remembered_kv, "truncate": remember_truncated_kv,
+           "keep_rows": clear_remembered_kv,
            **UNCHECKED}),
            ROLLBACK, LOGITS),
     Mutant("kv-fills-of-zeros", "K/V", "K/V owed to skipped layers are filled with nothing",

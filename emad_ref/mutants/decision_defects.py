@@ -249,7 +249,7 @@ def use_monotone_schedule(point: OperatingPoint) -> OperatingPoint:
     return replace(point, schedule="monotone") if point.schedule.startswith("free") else point
 
 
-def round_thresholds(change: Callable[[Floats, str], Floats]) -> MutantFactory:
+def change_thresholds(change: Callable[[Floats, str], Floats]) -> MutantFactory:
     """Compares with ``change(thresholds, sense)`` of the finite thresholds float64 [bins, probes]."""
 
     def rule(point: OperatingPoint) -> OperatingPoint:
@@ -481,12 +481,13 @@ MUTANTS = (
            decode_at_changed_point(lambda point: replace(point, lens=None)), FIELDS,
            r"a tuned lens that does not exist: decoded at"),
     *mutants_of_test("comparisons", DIGITS, OWN_WORD,
-        ("compared-thresholds-in-bfloat16", "thresholds are kept in bfloat16", round_thresholds(round_to_bfloat16)),
+        ("compared-thresholds-in-bfloat16", "thresholds are kept in bfloat16", change_thresholds(round_to_bfloat16)),
         ("compared-thresholds-in-float16", "thresholds are kept in float16",
-         round_thresholds(lambda thresholds, sense: thresholds.astype(np.float16).astype(np.float64))),
+         change_thresholds(lambda thresholds, sense: thresholds.astype(np.float16).astype(np.float64))),
         ("compared-in-bfloat16", "signals and thresholds are compared in bfloat16",
-         round_thresholds(round_comparison_to_bfloat16)),
-        ("compared-strictly", "a signal that equals its threshold does not pass", round_thresholds(tighten_thresholds)),
+         change_thresholds(round_comparison_to_bfloat16)),
+        ("compared-strictly", "a signal that equals its threshold does not pass",
+         change_thresholds(tighten_thresholds)),
         ("compared-with-the-next", "each probe compares with the threshold of the next",
          decide_at_changed_point(shift_thresholds_by_probe)),
         ("compared-margin-twice", "the margin, which thresholds hold already, is subtracted again",

@@ -195,7 +195,7 @@ def candidate_vocabularies(stepper: Stepper, texts: Sequence[TokenSequence]) -> 
     return [None, *by_size.values()]
 
 
-def select_gate_layer(gate: EntropyEstimator, layers: Sequence[int], layer: int) -> EntropyEstimator:
+def restrict_gate_to_layer(gate: EntropyEstimator, layers: Sequence[int], layer: int) -> EntropyEstimator:
     """The part of a gate with probes at ``layers`` that reads after ``layer``."""
     return replace(gate, weights=(gate.weights[list(layers).index(layer)],))
 
@@ -453,7 +453,7 @@ def choose_drafting(
         return SelfDraftingResult(None, None, f"no text to draft on: {error}")
     assert spoken.gate is not None, "a lens for drafts has a gate"
     among = candidate_vocabularies(model.stepper, lessons)
-    gates = {layer: select_gate_layer(spoken.gate, layers, layer) for layer in layers}
+    gates = {layer: restrict_gate_to_layer(spoken.gate, layers, layer) for layer in layers}
     read = partial(compute_draft_columns, model.stepper, lens=spoken.lens.digest, gates=gates)
     ranked = rank_drafting_settings(read(chosen, layers, among=among), partial(weight_flops_per_token, model.geometry))
     ways = {name: next(way for way in ranked if _kind(way) == name) for name in dict.fromkeys(map(_kind, ranked))}

@@ -112,7 +112,7 @@ def compute_document_features(
     if not ((depth >= 1) & (depth <= point.ceiling)).all():
         raise BadArgument("depth", f"{depth.min()}–{depth.max()}", f"layers in 1–{point.ceiling}", "see the point")
     tokens = document.sum_by_document(np.ones(len(depth)))
-    exits = exit_layers(point)
+    exits = possible_exit_layers(point)
     columns = {f"exits after {layer}": document.sum_by_document(depth == layer) / tokens for layer in exits}
     if signal is not None:
         if signal.shape != (len(depth), len(point.probes)):
@@ -126,7 +126,7 @@ def compute_document_features(
     return DocumentFeatures(tuple(columns), values, text)
 
 
-def exit_layers(point: OperatingPoint) -> tuple[int, ...]:
+def possible_exit_layers(point: OperatingPoint) -> tuple[int, ...]:
     """Layers after which a token can exit: probes, those between them if the point interpolates, and the ceiling."""
     between = range(point.probes[0], point.ceiling) if point.interpolate and point.probes else point.probes
     return (*between, point.ceiling)

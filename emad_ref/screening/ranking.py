@@ -38,13 +38,13 @@ from emad_ref.sweep.oracle_savings import (
 
 
 @dataclass(frozen=True, eq=False)
-class ReadoutSplit:
+class ReadoutTrace:
     """One split through one readout: ``trace``, and ``documents`` [sequences], the document of each sequence."""
 
     trace: Trace
     documents: DocumentMembership
 
-    def loss_sheets(self, points: SavingsCurve) -> tuple[LossTable, LossTable]:
+    def loss_table_pair(self, points: SavingsCurve) -> tuple[LossTable, LossTable]:
         """(by FLOPs, by blocks) losses and costs of a family of points, by document."""
         columns, sums = points.columns, self.documents.sum_by_document
         nll, tokens = sums(columns.nll_nats), sums(points.tokens)
@@ -80,8 +80,8 @@ class FamilySaving:
 
 
 def compare_criteria(
-    chosen: ReadoutSplit,
-    judged: ReadoutSplit,
+    chosen: ReadoutTrace,
+    judged: ReadoutTrace,
     geometry: Geometry,
     probes: Sequence[int],
     gate: EntropyEstimator | None = None,
@@ -105,7 +105,7 @@ def compare_criteria(
 
 
 def compare_oracles(
-    judged: ReadoutSplit,
+    judged: ReadoutTrace,
     geometry: Geometry,
     *,
     monotone: bool = False,
@@ -122,8 +122,8 @@ def compare_oracles(
 
 def rank_families(
     families: Iterable[ComparedFamily],
-    judged: ReadoutSplit,
-    chosen: ReadoutSplit | None,
+    judged: ReadoutTrace,
+    chosen: ReadoutTrace | None,
     rng: np.random.Generator,
     levels: Sequence[float] = RISE_LEVELS,
     resamples: int = LOSS_RESAMPLES,
@@ -134,8 +134,8 @@ def rank_families(
     """
     rows = []
     for family in families:
-        mine = judged.loss_sheets(family.judged)
-        theirs = (None, None) if family.chosen is None or chosen is None else chosen.loss_sheets(family.chosen)
+        mine = judged.loss_table_pair(family.judged)
+        theirs = (None, None) if family.chosen is None or chosen is None else chosen.loss_table_pair(family.chosen)
         for level in levels:
             net, blocks = (
                 estimate_saving_at_loss(
@@ -166,13 +166,13 @@ def saving_table_rows(rows: Iterable[FamilySaving]) -> list[dict[str, Any]]:
 
 
 def saving_figure_rows(
-    families: Iterable[ComparedFamily], judged: ReadoutSplit, chosen: ReadoutSplit | None = None
+    families: Iterable[ComparedFamily], judged: ReadoutTrace, chosen: ReadoutTrace | None = None
 ) -> list[dict[str, Any]]:
     """Rows of the figure "saving against loss": every corner of every front, measured on the judged text."""
     rows = []
     for family in families:
-        (net, blocks), names = judged.loss_sheets(family.judged), family.judged.names
-        sheet = net if family.chosen is None or chosen is None else chosen.loss_sheets(family.chosen)[0]
+        (net, blocks), names = judged.loss_table_pair(family.judged), family.judged.names
+        sheet = net if family.chosen is None or chosen is None else chosen.loss_table_pair(family.chosen)[0]
         savings, losses = sheet.full_sample
         (corners,) = lower_hull_corners(savings[None], losses[None])
         (saved, lost), (layers, _) = net.full_sample, blocks.full_sample
@@ -216,9 +216,9 @@ def compute_savings_figure(
     if fitted.gate is not None:
         for split, trace in through.items():
             through[split], gate = restrict_gate_to_probes(trace, fitted.gate, lens_layers, probes)
-    before = ReadoutSplit(through["chosen"], chosen.text.document_of_window)
-    tuned = ReadoutSplit(through["judged"], judged.text.document_of_window)
-    own = ReadoutSplit(judged.own, judged.text.document_of_window)
+    before = ReadoutTrace(through["chosen"], chosen.text.document_of_window)
+    tuned = ReadoutTrace(through["judged"], judged.text.document_of_window)
+    own = ReadoutTrace(judged.own, judged.text.document_of_window)
     families = [
         *compare_criteria(before, tuned, geometry, probes, gate, called=TUNED_LENS),
         *compare_oracles(tuned, geometry, monotone=True, probes=probes, called=TUNED_LENS),

@@ -89,11 +89,11 @@ def compute_traced_token_flops(geometry: Geometry) -> float:
     return geometry.layers * geometry.block_flops() + heads * geometry.head_flops()
 
 
-def work_share(token_flops: float) -> float:
+def work_share_for_token_cost(token_flops: float) -> float:
     """Share of the usual work that a model whose traced token costs so many FLOPs gets: 1 unless it is a large one."""
     return min(1.0, LARGE_TOKEN_FLOPS / token_flops)
 
 
 def default_document_count(token_flops: float) -> int:
     """``DOCUMENTS``, and fewer for a model whose traced token costs more FLOPs than ``LARGE_TOKEN_FLOPS``."""
-    return max(FEWEST_DOCUMENTS, round(DOCUMENTS * work_share(token_flops)))
+    return max(FEWEST_DOCUMENTS, round(DOCUMENTS * work_share_for_token_cost(token_flops)))

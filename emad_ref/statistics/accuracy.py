@@ -266,7 +266,7 @@ def estimate_score_difference(
     return Estimate(value, down.low, up.high, up.n, down.p_above, up.p_below, unit, method, ByItem.noun)
 
 
-def estimate_exit_block_difference(
+def estimate_exit_depth_difference(
     sooner: ByItem, later: ByItem, *, layers: int, threshold: float, rng: np.random.Generator
 ) -> Estimate:
     """How many blocks earlier ``sooner`` exits than ``later``: mean over items of later's exit block minus sooner's.
@@ -276,7 +276,7 @@ def estimate_exit_block_difference(
         threshold: blocks.
 
     Raises:
-        BadArgument: as in ``difference``.
+        BadArgument: as in ``estimate_score_difference``.
     """
     # as shares of depth, so differences lie within ±1
     shares = (side.with_values(side.values / layers) for side in (later, sooner))

@@ -76,8 +76,8 @@ class FamilySplit:
     tokens: ByDocument
 
     @property
-    def loss_sheet(self) -> LossTable:
-        """The same as plain arrays; raises as ``LossTable``."""
+    def loss_table(self) -> LossTable:
+        """The same columns as plain arrays; raises as ``LossTable``."""
         return LossTable(
             *(np.asarray(column.values, dtype=np.float64) for column in (self.loss, self.flops, self.tokens))
         )
@@ -93,12 +93,12 @@ class PointFamily:
 
     @property
     def front(self) -> FamilyFront:
-        return choose_front(self.names, self.validation.loss_sheet, self.evaluation.loss_sheet)
+        return choose_front(self.names, self.validation.loss_table, self.evaluation.loss_table)
 
     @property
     def largest_validation_saving(self) -> float:
         """The largest saving of any point on validation."""
-        savings, _ = self.validation.loss_sheet.full_sample
+        savings, _ = self.validation.loss_table.full_sample
         return float(savings.max())
 
 
@@ -206,7 +206,7 @@ def _estimates(
 ) -> list[Estimate]:
     if not levels:
         return []
-    chosen, judged = ([getattr(side, name).loss_sheet for side in sides] for name in ("validation", "evaluation"))
+    chosen, judged = ([getattr(side, name).loss_table for side in sides] for name in ("validation", "evaluation"))
     as_it_is = _ResampledFronts(chosen, judged, *(np.ones((1, len(sheets[0].tokens))) for sheets in (chosen, judged)))
     differences = [as_it_is.difference(level) for level in levels]
     documents = len(judged[0].tokens)

@@ -365,7 +365,7 @@ class Goldens:
                 return load_golden_json(_verified_path(folder, entry))
         return None
 
-    def verify(self) -> None:
+    def verify_checksums(self) -> None:
         """Compare every listed golden with its SHA-256. Raises DamagedGolden as ``read`` does."""
         for folder in self.folders:
             for entry in _index(folder).values():

@@ -1,6 +1,6 @@
 """Legs: estimates become legs, Holm corrects falsifications, and legs become a verdict.
 
-``build_leg_test`` gives a leg its two p-values, ``decide_legs`` decides it, ``combine_verdict`` combines legs. These
+``build_leg_test`` gives a leg its two p-values, ``decide_legs`` decides it, ``verdict_from_legs`` combines legs. These
 rules bind every claim:
 
 - Each leg is tested one-sided against its threshold at 5 %, in both directions: shown to be beyond it → ``falsified``,
@@ -12,7 +12,7 @@ rules bind every claim:
   legs. Each is tested at 5 % on its own; a correction would only cost power.
 - Below the row's minimum n a leg is inconclusive and names the n needed; it takes no part in Holm. A row may require
   more before a leg may survive: few documents cannot show that none of them is ruined.
-- ``combine_legs`` is the only place where legs become a row.
+- ``outcome_and_deciding_leg`` is the only place where legs become a row.
 
 Intervals are two-sided 95 % and not corrected. A leg whose interval clears the threshold on the wrong side may still be
 inconclusive among many, and its reason says so. Identities have no interval (``judge_within_tolerance``): they compare
@@ -40,7 +40,7 @@ OPEN: tuple[Outcome, ...] = ("inconclusive", "not applicable", "unmeasured")
 Side = Literal["above", "below"]
 
 
-def combine_legs(legs: Sequence[Leg]) -> tuple[Outcome, Leg]:
+def outcome_and_deciding_leg(legs: Sequence[Leg]) -> tuple[Outcome, Leg]:
     """Combine legs: falsified if a leg is, survived only if all are, else inconclusive; returns also the deciding leg.
 
     Legs that only report (``measured``) or whose premise is absent (``not applicable``) count only if there are no
@@ -209,16 +209,16 @@ def interval_if_finite(estimate: Estimate) -> tuple[float, float] | None:
     return bounds if all(math.isfinite(bound) for bound in bounds) else None
 
 
-def combine_verdict(claim: Claim, model: str, legs: Sequence[Leg], *, headline: Sequence[Leg] = ()) -> Verdict:
-    """The verdict that ``combine_legs`` gives on ``legs``, with the numbers of its deciding leg.
+def verdict_from_legs(claim: Claim, model: str, legs: Sequence[Leg], *, headline: Sequence[Leg] = ()) -> Verdict:
+    """The verdict that ``outcome_and_deciding_leg`` gives on ``legs``, with the numbers of its deciding leg.
 
     Args:
         headline: legs of the model under test, where others are beside it. The verdict reports the worst of these that
             has the deciding leg's outcome, if there is one.
     """
-    outcome, leg = combine_legs(legs)
+    outcome, leg = outcome_and_deciding_leg(legs)
     if own := [each for each in headline if each.outcome == leg.outcome]:
-        _, leg = combine_legs(own)
+        _, leg = outcome_and_deciding_leg(own)
     part = [other for other in legs if other.outcome not in ("measured", "not applicable")]
     here = sum(other.outcome == leg.outcome for other in part)  # the deciding leg may be unmeasured in an open row
     reason = deciding_reason = leg.reason or leg.name
@@ -295,7 +295,7 @@ def judge_side(
     legs = [build_leg_test(name, estimate, bad, threshold, claim.minimum) for name, estimate in estimates.items()]
     if not legs and not beside:
         return unmeasured_verdict(claim, model, "nothing was compared")
-    return combine_verdict(claim, model, [*decide_legs(legs, other_legs), *beside])
+    return verdict_from_legs(claim, model, [*decide_legs(legs, other_legs), *beside])
 
 
 def judge_within_tolerance(claim: Claim, model: str, errors: Mapping[str, Floats], tolerance: float) -> Verdict:
@@ -313,7 +313,7 @@ def judge_within_tolerance(claim: Claim, model: str, errors: Mapping[str, Floats
     legs = [
         _exact_leg(name, np.asarray(part, dtype=np.float64), tolerance, claim.unit) for name, part in errors.items()
     ]
-    return combine_verdict(claim, model, legs) if legs else unmeasured_verdict(claim, model, "nothing was compared")
+    return verdict_from_legs(claim, model, legs) if legs else unmeasured_verdict(claim, model, "nothing was compared")
 
 
 def _exact_leg(name: str, errors: Floats, tolerance: float, unit: str) -> Leg:

@@ -25,8 +25,8 @@ from emad_ref.signals import STEEPEST_NATS, perplexity_rise_from_nats
 from emad_ref.statistics.estimate import (
     Estimate,
     ThresholdDistance,
-    allow_for_rare_units,
     estimate_near_identical_units,
+    pvalue_with_rare_units,
 )
 from emad_ref.statistics.units import (
     ByDocument,
@@ -124,8 +124,8 @@ def studentised_bootstrap(
     return replace(
         estimate,
         n=counted,
-        p_above=max(estimate.p_above, allow_for_rare_units(above, -gap, best, counted)),
-        p_below=max(estimate.p_below, allow_for_rare_units(below, gap, worst, counted)),
+        p_above=max(estimate.p_above, pvalue_with_rare_units(above, -gap, best, counted)),
+        p_below=max(estimate.p_below, pvalue_with_rare_units(below, gap, worst, counted)),
         distance=ThresholdDistance(gap, error, worst, equal=equal),
     )
 
@@ -175,7 +175,7 @@ def estimate_perplexity_rise(
 ) -> Estimate:
     """Relative rise of perplexity, exp(Σ(c_i − r_i) / Σ n_i) − 1, paired over documents.
 
-    Both p-values hold even if this sample lacks a few outlying documents (``estimate.allow_for_rare_units``): twice as
+    Both p-values hold even if this sample lacks a few outlying documents (``pvalue_with_rare_units``): twice as
     far away as the farthest observed one, and for losses at least ``RUINED_NATS`` per token. A sample without the heavy
     documents has a low mean and a low error at once. Against a rise of 1 % nothing survives with fewer than 300
     documents. Simulations at the threshold used log-normal rises of σ = 1.2 to 2, gamma, Pareto, mirrored log-normal, 1
@@ -439,7 +439,7 @@ NET_UNIT = "net FLOP reduction"
 
 
 @dataclass(frozen=True, eq=False)
-class DocumentCosts:
+class DocumentLossAndWork:
     """Sums over each document's decided tokens: ``nll_nats``, and ``work``, in FLOPs or in blocks."""
 
     name: str
@@ -451,11 +451,11 @@ class DocumentCosts:
 class FullDepthBaseline:
     """Full depth on the documents of ``tokens`` [documents], the baseline of every comparison."""
 
-    full: DocumentCosts
+    full: DocumentLossAndWork
     tokens: ByDocument
 
     def estimate_perplexity_rise(
-        self, one: DocumentCosts, threshold: float, rng: np.random.Generator, draws: Floats | None = None
+        self, one: DocumentLossAndWork, threshold: float, rng: np.random.Generator, draws: Floats | None = None
     ) -> Estimate:
         """Relative rise of perplexity. Raises BadArgument as ``rates.estimate_perplexity_rise``."""
         arms = one.nll_nats, self.full.nll_nats, self.tokens
@@ -463,12 +463,12 @@ class FullDepthBaseline:
 
     def estimate_saving(
         self,
-        one: DocumentCosts,
+        one: DocumentLossAndWork,
         threshold: float,
         rng: np.random.Generator,
         draws: Floats | None = None,
         *,
-        against: DocumentCosts | None = None,
+        against: DocumentLossAndWork | None = None,
         unit: str = NET_UNIT,
     ) -> Estimate:
         """Share of full depth's work that ``one`` saves; with ``against``, its excess over another's share.

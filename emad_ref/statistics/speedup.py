@@ -130,7 +130,7 @@ class TimingInterruptions:
     b: Bools
 
     @property
-    def is_interrupted(self) -> Bools:
+    def interrupted_pairs(self) -> Bools:
         return np.asarray(self.a | self.b)
 
     @property
@@ -144,7 +144,7 @@ class TimingInterruptions:
         return struck > 0 and float(stats.binomtest(self.interruptions_per_arm[0], struck).pvalue) < OWN
 
     @property
-    def is_machine_caused(self) -> tuple[bool, bool]:
+    def machine_caused_by_arm(self) -> tuple[bool, bool]:
         """Whether the machine explains the interruptions of ``a`` and of ``b``.
 
         It does if one arm has no more than the other and one standard deviation.
@@ -153,17 +153,17 @@ class TimingInterruptions:
         return 0 < a <= b + math.sqrt(b), 0 < b <= a + math.sqrt(a)
 
     @property
-    def counted_pairs(self) -> tuple[Bools, Bools, Bools]:
+    def counted_pair_masks(self) -> tuple[Bools, Bools, Bools]:
         """[pairs] that count for the ratio, for showing it above a threshold, and for showing it below.
 
         Slow pairs of ``a`` raise the ratio a / b, so dropping them makes it harder to show a high ratio. Slow pairs of
         ``b`` lower it, and are dropped there only if interruptions by the machine explain them.
         """
         every = np.ones(len(self.a), dtype=np.bool_)
-        if self.is_arm_specific or not self.is_interrupted.any():
+        if self.is_arm_specific or not self.interrupted_pairs.any():
             return every, every, every
-        machine_a, machine_b = self.is_machine_caused
-        rest = ~self.is_interrupted
+        machine_a, machine_b = self.machine_caused_by_arm
+        rest = ~self.interrupted_pairs
         if machine_a and machine_b:
             return rest, rest, rest
         return every, rest if machine_b else ~self.a, rest if machine_a else ~self.b
@@ -173,13 +173,13 @@ class TimingInterruptions:
 
         ``ratio``: of all pairs, the baseline ``a`` over the candidate ``b``.
         """
-        struck, (a, b) = int(self.is_interrupted.sum()), self.interruptions_per_arm
+        struck, (a, b) = int(self.interrupted_pairs.sum()), self.interruptions_per_arm
         if not struck:
             return ""
         text = f"{struck} of {len(self.a)} pairs lie far from the others ({a} by the baseline, {b} by the candidate)"
         if self.is_arm_specific:
             return f"{text}: the {'baseline' if a > b else 'candidate'} is slow at times, and they count"
-        if all(self.is_machine_caused):
+        if all(self.machine_caused_by_arm):
             return f"{text} and are set aside as interrupted; {ratio:.4g}× with them"
         return f"{text}: interrupted, or an arm that is slow at times"
 
@@ -263,7 +263,7 @@ def estimate_total_speedup(
     times. If both arms were struck about equally often, such pairs are set aside, and ``describe_treatment`` has the
     ratio of all. If one was struck significantly more often, the arm is slow and every pair counts. In between the
     times do not tell, and each side of the verdict drops the pairs that favour it
-    (``TimingInterruptions.counted_pairs``).
+    (``TimingInterruptions.counted_pair_masks``).
 
     Args:
         times_a: [pairs] seconds of the baseline, in the order in which they were taken.
@@ -281,8 +281,8 @@ def estimate_total_speedup(
     if np.abs(a - every * b).max() <= 8 * np.finfo(np.float64).eps * a.max():
         return _identical_ratio(every, n, threshold, level, unit)
     struck = find_interruptions(a, b)
-    counted, above_by, below_by = struck.counted_pairs
-    noise = measure_steadiness(a[~struck.is_interrupted], b[~struck.is_interrupted])
+    counted, above_by, below_by = struck.counted_pair_masks
+    noise = measure_steadiness(a[~struck.interrupted_pairs], b[~struck.interrupted_pairs])
     low, high, above, below = _least_sure(times_a.select(above_by), times_b.select(above_by), noise, threshold, level)
     if below_by is not above_by:
         _, high, _, below = _least_sure(times_a.select(below_by), times_b.select(below_by), noise, threshold, level)
@@ -360,7 +360,7 @@ def estimate_work_ratio(work_a: ByPair, work_b: ByPair, *, threshold: float = 1.
     return Estimate(ratio, low, high, n, above, below, unit, "paired t on a − θ·b (Fieller)", ByPair.noun)
 
 
-def estimate_ratio_with_error(
+def estimate_ratio_with_meter_error(
     a: ByPair, b: ByPair, off_a: ByPair, off_b: ByPair, *, threshold: float = 1.0, level: float = 0.95
 ) -> Estimate:
     """``estimate_total_speedup`` with an instrument's error, which may go the same way in every pair.

@@ -121,7 +121,7 @@ class Verdict(NotebookReprMixin):
     """The result of one claim for one model.
 
     ``estimate``, ``interval``, ``n``, ``threshold``, ``unit``, ``good`` and ``enough`` are those of the leg that
-    decided (``legs.combine_legs``).
+    decided (``legs.outcome_and_deciding_leg``).
     ``why``  of an open row: what would decide it or, if that is unknown, that leg's reason; else "".
 
     Raises:

@@ -38,7 +38,7 @@ from typing import Any
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import BadFile, open_regular_file, parse_json
 from emad_ref.text import world
-from emad_ref.text.corpora import hub_offline, is_hub_reachable, iterate_file_documents
+from emad_ref.text.corpora import force_hub_offline, is_hub_reachable, iterate_file_documents
 from emad_ref.text.documents import clean_text
 from emad_ref.text.seq2seq_pairs import SourceTarget, format_source
 
@@ -359,7 +359,7 @@ def load_hub_rows(source: str, hub: str, name: str | None, split: str) -> list[S
     try:
         from datasets import load_dataset
 
-        with nullcontext() if is_hub_reachable() else hub_offline():
+        with nullcontext() if is_hub_reachable() else force_hub_offline():
             rows = load_dataset(hub, name, split=split)
     except Exception as error:  # the hub client raises dozens of types; all mean the same to the caller
         raise TaskDataUnavailable(

@@ -68,7 +68,7 @@ def _hub_answers(endpoint: str) -> bool:
 
 
 @contextmanager
-def hub_offline() -> Iterator[None]:
+def force_hub_offline() -> Iterator[None]:
     """Inside the block, ``huggingface_hub`` and ``datasets`` behave as under ``HF_HUB_OFFLINE=1``.
 
     They read that variable once, at import, so the block sets and restores their own flags.
@@ -393,7 +393,7 @@ def stream_hub_documents(corpus: str, part: str) -> Iterator[str]:
         from datasets import load_dataset  # an extra: only this source needs it
 
         streaming = is_hub_reachable()  # an earlier download in the cache is no stream
-        with nullcontext() if streaming else hub_offline():
+        with nullcontext() if streaming else force_hub_offline():
             rows = load_dataset(name, published.configuration, split=part, streaming=streaming)
         first = next(iter(rows))
     except Exception as error:  # the hub client raises dozens of types; all mean the same to the caller

@@ -24,7 +24,7 @@ from emad_ref.measurements.study import Study
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Unsupported
-from emad_ref.statistics.legs import build_count_leg, combine_verdict
+from emad_ref.statistics.legs import build_count_leg, verdict_from_legs
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims.simulation import asked
 from tests.claims.test_simulated_truth import simulations
@@ -62,7 +62,7 @@ def answered(run: ModelMeasurements) -> Answer:
     """An answer without decoding: one measured leg."""
 
     def verdict() -> Verdict:
-        return combine_verdict(ee("EE-3").claim, run.name, [build_count_leg("one", 1.0, 1, "blocks")])
+        return verdict_from_legs(ee("EE-3").claim, run.name, [build_count_leg("one", 1.0, 1, "blocks")])
 
     return answer_on_items(run, ee("EE-3"), verdict, lambda: (ROWS,))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emad_ref.claims.base import ClaimContext, find_question
-from emad_ref.statistics.legs import combine_verdict, unmeasured_leg
+from emad_ref.statistics.legs import unmeasured_leg, verdict_from_legs
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims import simulation
 from tests.claims.cases.early_exit_answers import tuned_exits
@@ -37,7 +37,7 @@ def saying(share: float, outcome: str):
 
     def decide(found: float, asked: ClaimContext) -> Verdict:
         leg = unmeasured_leg("a", "by lot")
-        verdict = combine_verdict(asked.claim, asked.model, [leg])
+        verdict = verdict_from_legs(asked.claim, asked.model, [leg])
         kind = outcome if found < share else "inconclusive"
         return Verdict(**{**vars(verdict), "verdict": kind})
 

@@ -14,12 +14,12 @@ from emad_ref.benchmark import energy
 from emad_ref.benchmark.energy import (
     CounterUnreadable,
     EnergyResult,
-    EnergyUnavailable,
+    NoEnergyReason,
     WindowSpoiled,
     integrate_power,
     measure_energy_pairs,
     measure_energy_window,
-    open_nvml,
+    open_nvml_counter,
 )
 from emad_ref.errors import BadArgument
 
@@ -234,7 +234,7 @@ def test_no_clean_pair_is_unmeasured_not_zero():
     board = Board()
     board.slow = 0x4
     found = run(board, spare=2)
-    assert found == EnergyUnavailable(
+    assert found == NoEnergyReason(
         "none of 3 pairs of windows was clean; the last: clocks throttled: software power cap"
     )
 
@@ -251,14 +251,14 @@ def test_a_device_lost_on_the_way_is_unmeasured():
         return board.arm("adaptive", 6.0, 200.0, 10)(pair, request)
 
     arms = {"full": board.arm("full", 6.0, 300.0, 10), "adaptive": adaptive}
-    assert run(board, arms=arms) == EnergyUnavailable("the device was lost")
+    assert run(board, arms=arms) == NoEnergyReason("the device was lost")
 
 
 def test_a_reason_passes_through_without_running_anything():
     def never(pair, request):
         raise AssertionError("ran without a device")
 
-    why = EnergyUnavailable("no NVML device: the NVIDIA driver is not loaded")
+    why = NoEnergyReason("no NVML device: the NVIDIA driver is not loaded")
     assert measure_energy_pairs({"full": never, "adaptive": never}, 3, np.random.default_rng(0), why) is why
 
 
@@ -464,7 +464,7 @@ def test_the_board_is_found_by_uuid_whatever_cuda_numbers_it(library, monkeypatc
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
     library()
     for uuid in ("cccc", "GPU-cccc"):
-        with open_nvml(uuid) as counter:
+        with open_nvml_counter(uuid) as counter:
             assert (counter.energy_mj(), counter.power_mw()) == (3_000, 3_001)
             assert counter.device == "NVIDIA Example (GPU-cccc)"
             assert counter.source == "energy counter"
@@ -484,14 +484,14 @@ def test_the_board_is_found_by_uuid_whatever_cuda_numbers_it(library, monkeypatc
 )
 def test_without_an_energy_counter_power_is_read_and_named_by_its_kind(library, absent, capability, source):
     library(fails={"nvmlDeviceGetTotalEnergyConsumption": absent}, capability=capability)
-    with open_nvml("bbbb") as counter:
+    with open_nvml_counter("bbbb") as counter:
         assert counter.source == source
         assert counter.power_mw() == 2_001
 
 
 def test_clock_reasons_are_asked_under_their_older_name_where_the_driver_has_only_that(library):
     library(fails={"nvmlDeviceGetCurrentClocksEventReasons": 13})
-    with open_nvml("aaaa") as counter:
+    with open_nvml_counter("aaaa") as counter:
         assert counter.throttle_reasons() == 0x9
 
 
@@ -509,33 +509,33 @@ def test_clock_reasons_are_asked_under_their_older_name_where_the_driver_has_onl
 )
 def test_every_failure_of_the_library_becomes_a_reason(library, fails, reason):
     made = library(fails=fails)
-    with open_nvml("aaaa") as found:
-        assert isinstance(found, EnergyUnavailable)
+    with open_nvml_counter("aaaa") as found:
+        assert isinstance(found, NoEnergyReason)
         assert reason in found.reason
     assert made.users == 0
 
 
 def test_an_unknown_uuid_is_a_reason_that_names_it(library):
     library()
-    with open_nvml("dddd") as found:
-        assert found == EnergyUnavailable("GPU-dddd: nvmlDeviceGetHandleByUUID: no device has this UUID")
+    with open_nvml_counter("dddd") as found:
+        assert found == NoEnergyReason("GPU-dddd: nvmlDeviceGetHandleByUUID: no device has this UUID")
 
 
 def test_without_the_package_the_reason_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with open_nvml("aaaa") as found:
+    with open_nvml_counter("aaaa") as found:
         assert found.reason.startswith("no NVML device: the package nvidia-ml-py is not installed")
 
 
 def test_a_decoder_off_the_gpu_is_not_charged_with_what_the_gpu_draws(library):
     library()
-    with open_nvml(None) as found:
-        assert found == EnergyUnavailable("no NVML device: the decoder runs on no GPU")
+    with open_nvml_counter(None) as found:
+        assert found == NoEnergyReason("no NVML device: the decoder runs on no GPU")
 
 
 def test_a_slice_of_a_board_has_no_energy_of_its_own(library):
     library()
-    with open_nvml("MIG-aaaa") as found:
+    with open_nvml_counter("MIG-aaaa") as found:
         assert "slice of a board" in found.reason
 
 
@@ -543,7 +543,7 @@ def test_the_library_is_shut_down_also_after_an_error(library):
     made = library()
 
     def measure():
-        with open_nvml("aaaa"):
+        with open_nvml_counter("aaaa"):
             assert made.users == 1
             raise RuntimeError("the measurement broke")
 
@@ -554,7 +554,7 @@ def test_the_library_is_shut_down_also_after_an_error(library):
 
 def test_an_error_of_the_open_device_is_unreadable_with_its_number(library):
     made = library()
-    with open_nvml("aaaa") as counter:
+    with open_nvml_counter("aaaa") as counter:
         made.fails["nvmlDeviceGetTotalEnergyConsumption"] = 15
         with pytest.raises(CounterUnreadable, match="lost") as caught:
             counter.energy_mj()

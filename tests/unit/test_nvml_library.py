@@ -26,11 +26,11 @@ def arm(pair, request):
 results = {}
 for faults in json.loads(sys.argv[1]):
     os.environ["STANDIN_FAULTS"] = faults
-    with energy.open_nvml(sys.argv[2]) as counter:
+    with energy.open_nvml_counter(sys.argv[2]) as counter:
         name = getattr(counter, "device", "")
         taken = energy.measure_energy_pairs({"full": arm, "early": arm}, 1, np.random.default_rng(0), counter,
                               min_seconds=0.12, spare=0)
-    if isinstance(taken, energy.EnergyUnavailable):
+    if isinstance(taken, energy.NoEnergyReason):
         results[faults] = {"device": name, "reason": taken.reason}
     else:
         watts = [float((taken.joules[each] / taken.seconds[each])[0]) for each in taken.joules]
@@ -114,7 +114,7 @@ def test_a_driver_version_that_is_not_utf8_leaves_the_other_facts(standin):
 def test_the_older_package_of_that_name_is_refused_with_the_remedy(tmp_path):
     (tmp_path / "pynvml").mkdir()
     (tmp_path / "pynvml" / "__init__.py").write_text("def nvmlInit(): raise SystemExit('must not be called')\n")
-    code = "from emad_ref.benchmark.energy import open_nvml\nwith open_nvml('aaaa') as counter: print(counter.reason)"
+    code = "from emad_ref.benchmark import energy\nwith energy.open_nvml_counter('aaaa') as it: print(it.reason)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "the deprecated package pynvml, but nvidia-ml-py is expected; pip uninstall pynvml" in done.stdout
@@ -127,7 +127,7 @@ def test_the_older_package_of_that_name_is_refused_with_the_remedy(tmp_path):
 )  # fmt: skip
 def test_bindings_that_fail_in_ways_of_their_own_become_a_reason(tmp_path, source, reason):
     (tmp_path / "pynvml.py").write_text(source + "\n")
-    code = "from emad_ref.benchmark.energy import open_nvml\nwith open_nvml('aaaa') as counter: print(counter.reason)"
+    code = "from emad_ref.benchmark import energy\nwith energy.open_nvml_counter('aaaa') as it: print(it.reason)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert reason in done.stdout

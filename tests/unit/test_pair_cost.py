@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.benchmark.flops import cost_at_token_share, pair_relative_cost
+from emad_ref.benchmark.flops import two_model_cost_at_large_share, two_model_relative_cost
 from emad_ref.errors import BadArgument
 
 
@@ -16,20 +16,20 @@ from emad_ref.errors import BadArgument
     ],
 )
 def test_the_headline_is_the_parameter_weighted_token_share(share, small, large, cost):
-    found = cost_at_token_share(share, small_parameters=small, large_parameters=large)
+    found = two_model_cost_at_large_share(share, small_parameters=small, large_parameters=large)
     assert found == pytest.approx(cost, abs=0.0005)  # the paper's last digit
 
 
 def test_the_ends_are_the_models_alone():
     sizes = {"small_parameters": 2.0, "large_parameters": 8.0}
-    assert cost_at_token_share(1.0, **sizes) == 1.0
-    assert cost_at_token_share(0.0, **sizes) == 0.25
+    assert two_model_cost_at_large_share(1.0, **sizes) == 1.0
+    assert two_model_cost_at_large_share(0.0, **sizes) == 0.25
 
 
 def test_catching_up_is_charged_on_top():
     sizes = {"small_parameters": 3e9, "large_parameters": 11e9}
-    assert pair_relative_cost(57, 43, 100, **sizes) == pytest.approx(cost_at_token_share(0.43, **sizes))
-    assert pair_relative_cost(57 + 43, 43 + 57, 100, **sizes) == pytest.approx(1 + 3 / 11), (
+    assert two_model_relative_cost(57, 43, 100, **sizes) == pytest.approx(two_model_cost_at_large_share(0.43, **sizes))
+    assert two_model_relative_cost(57 + 43, 43 + 57, 100, **sizes) == pytest.approx(1 + 3 / 11), (
         "both models read everything"
     )
 
@@ -37,7 +37,7 @@ def test_catching_up_is_charged_on_top():
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_shares_outside_zero_to_one_are_refused(share):
     with pytest.raises(BadArgument, match=r"large_share=.*but expected a share in 0–1"):
-        cost_at_token_share(share, small_parameters=1, large_parameters=2)
+        two_model_cost_at_large_share(share, small_parameters=1, large_parameters=2)
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_shares_outside_zero_to_one_are_refused(share):
 def test_counts_that_make_no_sense_are_refused(arguments, message):
     small_tokens, large_tokens, emitted, small, large = arguments
     with pytest.raises(BadArgument, match=message):
-        pair_relative_cost(small_tokens, large_tokens, emitted, small_parameters=small, large_parameters=large)
+        two_model_relative_cost(small_tokens, large_tokens, emitted, small_parameters=small, large_parameters=large)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.benchmark.energy import EnergyResult, EnergyUnavailable, measure_energy_pairs
+from emad_ref.benchmark.energy import EnergyResult, NoEnergyReason, measure_energy_pairs
 from emad_ref.claims.energy import EnergyEvidence, gather_energy_evidence
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims.simulation import Case
@@ -22,7 +22,7 @@ def read(*ratios: float, pairs: int = 30):
     """Per batch size, windows in which the point draws ``ratio`` times full depth's watts; NaN: it cannot be read."""
 
     def found(rng: np.random.Generator) -> EnergyEvidence:
-        energies: dict[int, EnergyResult | EnergyUnavailable] = {}
+        energies: dict[int, EnergyResult | NoEnergyReason] = {}
         for batch, ratio in enumerate(ratios, start=1):
             board = Board()
 
@@ -34,7 +34,7 @@ def read(*ratios: float, pairs: int = 30):
                 return work
 
             arms = {"full": arm(WATTS), "adaptive": arm(WATTS * ratio)}
-            counter = EnergyUnavailable("no NVML device") if np.isnan(ratio) else board
+            counter = NoEnergyReason("no NVML device") if np.isnan(ratio) else board
             energies[batch] = measure_energy_pairs(arms, pairs, rng, counter, clock=board.clock)
         return gather_energy_evidence(energies)
 

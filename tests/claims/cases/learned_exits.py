@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from emad_ref.claims.learned_exits import ComponentCosts, CriterionEvidence, OracleCosts
-from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline
+from emad_ref.statistics.rates import DocumentLossAndWork, FullDepthBaseline
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims import document_shapes as shapes
@@ -29,15 +29,17 @@ class Text:
         self._rng = rng
         self._tokens = rng.integers(100, 300, count)
         self._nll = self._tokens * rng.uniform(1.0, 3.0, count)
-        full = DocumentCosts("full depth", *map(ByDocument.from_whole_documents, (self._nll, EACH * self._tokens)))
+        full = DocumentLossAndWork(
+            "full depth", *map(ByDocument.from_whole_documents, (self._nll, EACH * self._tokens))
+        )
         self.measured = FullDepthBaseline(full, ByDocument.from_whole_documents(self._tokens))
 
-    def spent(self, name: str, saves: float, rises: float) -> DocumentCosts:
+    def spent(self, name: str, saves: float, rises: float) -> DocumentLossAndWork:
         """One that saves this share and whose perplexity rises by so much, on average."""
         lost = math.log1p(rises) + LOSES * self._rng.standard_normal(len(self._tokens))
         share = saves + SAVES * self._rng.standard_normal(len(self._tokens))
         nll, work = self._nll + self._tokens * lost, EACH * self._tokens * (1 - share)
-        return DocumentCosts(name, ByDocument.from_whole_documents(nll), ByDocument.from_whole_documents(work))
+        return DocumentLossAndWork(name, ByDocument.from_whole_documents(nll), ByDocument.from_whole_documents(work))
 
 
 # ---------------------------------------------------------------- EMAD-X1
@@ -78,8 +80,8 @@ def shaped(rises: str) -> Callable[[int, float], Callable[[np.random.Generator],
             lost, full, tokens = shapes.documents(rng, 0.01, n, rises, "one window")
             whole = tokens.with_values(1000.0 * tokens.values)
             less = tokens.with_values(whole.values * (0.7 + 0.02 * rng.standard_normal(n)))
-            measured = FullDepthBaseline(DocumentCosts("full depth", full, whole), tokens)
-            return CriterionEvidence(measured, DocumentCosts("chosen", lost, less), [], 0.45, "")
+            measured = FullDepthBaseline(DocumentLossAndWork("full depth", full, whole), tokens)
+            return CriterionEvidence(measured, DocumentLossAndWork("chosen", lost, less), [], 0.45, "")
 
         return found
 

@@ -173,7 +173,7 @@ def test_points_are_chosen_on_validation_and_judged_on_evaluation(
     assert sweeps.compute_evaluation_loss(point).perplexity == judged.perplexity != chosen.perplexity
     emad = sweeps.make_family(EMAD_FAMILY)
     assert emad.front.sheet.loss.tolist() == emad.evaluation.loss.values.tolist()
-    savings, losses = emad.validation.loss_sheet.full_sample
+    savings, losses = emad.validation.loss_table.full_sample
     assert emad.front.corners.tolist() == lower_hull_corners(savings[None], losses[None])[0].tolist()
 
 

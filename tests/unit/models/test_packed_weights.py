@@ -11,7 +11,7 @@ import transformers as hf
 from torch import nn
 
 from emad_ref.models import weight_layout
-from emad_ref.models.fused_blocks import AttentionInputs, PackedLinear, module_parameters
+from emad_ref.models.fused_blocks import AttentionInputs, PackedLinear, parameters_by_name
 from emad_ref.models.weight_layout import (
     RUN_GAP,
     iterate_packable_layers,
@@ -111,7 +111,7 @@ def test_what_one_of_them_is_given_changes_no_other(large):
 
 def test_neighbours_by_chance_are_not_joined():
     """The first one's storage ends where the next one's begins."""
-    memory = weight_layout.allocate_aligned(16)
+    memory = weight_layout.make_aligned_allocator(16)
     assert packed_view([memory(0, 8), memory(8, 8)]) is None
     assert packed_view([memory(0, 16)[:8], memory(8, 8)]) is not None
 
@@ -149,6 +149,6 @@ def test_with_a_bias_for_some_alone_they_are_taken_one_by_one(biased):
     for layer, weight in zip(layers, to_column_major([layer.weight for layer in layers]), strict=True):
         layer.weight.data = weight
     state = torch.randn(8)
-    parts = PackedLinear(*map(module_parameters, layers))(state, AttentionInputs(None, None, None, False))
+    parts = PackedLinear(*map(parameters_by_name, layers))(state, AttentionInputs(None, None, None, False))
     for part, layer in zip(parts, layers, strict=True):
         torch.testing.assert_close(part, layer(state))

@@ -38,7 +38,7 @@ from emad_ref.screening.drafts import (
     make_drafting_generate,
     most_frequent_tokens,
     rank_drafting_settings,
-    select_gate_layer,
+    restrict_gate_to_layer,
     simulate_drafting_rounds,
     weight_flops_per_token,
 )
@@ -169,7 +169,7 @@ def test_simulated_rounds_are_the_decoders(threshold, longest, copied):
 
 def test_a_dear_head_chooses_the_pruned_one():
     gate, lens = drawn_gate(2), attached(stepper_of(), (2, LAYERS - 1), scale=0.05)
-    gates = {layer: select_gate_layer(gate, (2, LAYERS - 1), layer) for layer in (2, LAYERS - 1)}
+    gates = {layer: restrict_gate_to_layer(gate, (2, LAYERS - 1), layer) for layer in (2, LAYERS - 1)}
     assert gates[2].weights == gate.weights[:1]
     among = [None, most_frequent_tokens(texts(), 20)]
     columns = compute_draft_columns(stepper_of(), texts(), (2, LAYERS - 1), lens, gates, among)

@@ -21,7 +21,7 @@ from emad_ref.screening.drift import (
     DocumentFeatures,
     compute_document_features,
     decode_features,
-    exit_layers,
+    possible_exit_layers,
     read_features,
     record_features,
 )
@@ -51,8 +51,8 @@ def test_without_signals_shares_are_left() -> None:
 
 def test_exits_lie_between_probes_where_points_interpolate() -> None:
     point = OperatingPoint("p", "fixed_entropy", 6, 6, PROBES, ((1.0, 1.0),), interpolate=True)
-    assert exit_layers(point) == (2, 3, 4, 5, 6)
-    assert exit_layers(full_depth(6)) == (6,)
+    assert possible_exit_layers(point) == (2, 3, 4, 5, 6)
+    assert possible_exit_layers(full_depth(6)) == (6,)
 
 
 def test_they_are_stored_and_read_back() -> None:

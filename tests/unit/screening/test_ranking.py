@@ -11,7 +11,7 @@ from emad_ref.calibration.trace import Trace
 from emad_ref.screening.ranking import (
     ComparedFamily,
     FamilySaving,
-    ReadoutSplit,
+    ReadoutTrace,
     rank_families,
     saving_figure_rows,
     saving_table_rows,
@@ -22,7 +22,7 @@ from emad_ref.sweep.oracle_savings import SavingsCurve
 
 LEVELS = (0.01, 0.05)
 NOTHING: Trace = None  # type: ignore[assignment]  # a ranking reads columns, and documents
-READ = ReadoutSplit(
+READ = ReadoutTrace(
     NOTHING, DocumentMembership(np.array([0, 0, 1, 2]))
 )  # four windows of ten tokens, of three documents
 

@@ -15,11 +15,11 @@ from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
     build_count_leg,
     build_report_leg,
-    combine_legs,
-    combine_verdict,
     judge_side,
     not_applicable_verdict,
+    outcome_and_deciding_leg,
     unmeasured_verdict,
+    verdict_from_legs,
 )
 from emad_ref.statistics.rates import mean_rate
 from emad_ref.statistics.units import ByDocument
@@ -49,7 +49,7 @@ def leg(outcome: str, name: str = "a", p: float | None = None) -> Leg:
 
 @given(st.lists(st.sampled_from(OUTCOMES), min_size=1, max_size=6))
 def test_falsified_if_a_leg_is_survived_only_if_all_are(kinds):
-    row, _ = combine_legs([leg(kind) for kind in kinds])
+    row, _ = outcome_and_deciding_leg([leg(kind) for kind in kinds])
     part = [kind for kind in kinds if kind not in ("measured", "not applicable")]
     if "falsified" in part:
         assert row == "falsified"
@@ -63,27 +63,31 @@ def test_falsified_if_a_leg_is_survived_only_if_all_are(kinds):
 
 def test_the_deciding_leg_is_the_surest_of_the_falsified_and_the_least_sure_of_the_survivors():
     assert (
-        combine_legs([leg("falsified", "a", 0.04), leg("falsified", "b", 0.001), leg("survived", "c", 0.0)])[1].name
+        outcome_and_deciding_leg(
+            [leg("falsified", "a", 0.04), leg("falsified", "b", 0.001), leg("survived", "c", 0.0)]
+        )[1].name
         == "b"
     )
-    assert combine_legs([leg("survived", "a", 0.001), leg("survived", "b", 0.04)])[1].name == "b"
+    assert outcome_and_deciding_leg([leg("survived", "a", 0.001), leg("survived", "b", 0.04)])[1].name == "b"
     assert (
-        combine_legs([leg("survived", "a", 0.9), leg("inconclusive", "b", 0.2), leg("inconclusive", "c", 0.3)])[1].name
+        outcome_and_deciding_leg(
+            [leg("survived", "a", 0.9), leg("inconclusive", "b", 0.2), leg("inconclusive", "c", 0.3)]
+        )[1].name
         == "c"
     )
 
 
 def test_the_headline_is_the_model_under_test_where_it_decided_alike():
     own, others = [leg("falsified", "own", 0.04), leg("survived", "own too", 0.01)], [leg("falsified", "b", 0.001)]
-    verdict = combine_verdict(CLAIM, "m", [*own, *others], headline=own)
+    verdict = verdict_from_legs(CLAIM, "m", [*own, *others], headline=own)
     assert (verdict.verdict, verdict.reason) == ("falsified", "2 of 3 legs falsified; worst leg: own")
-    alone = combine_verdict(CLAIM, "m", [*own[1:], *others], headline=own[1:])
+    alone = verdict_from_legs(CLAIM, "m", [*own[1:], *others], headline=own[1:])
     assert alone.reason == "1 of 2 legs falsified; worst leg: b"
 
 
 def test_no_legs_are_refused():
     with pytest.raises(BadArgument, match="legs"):
-        combine_legs([])
+        outcome_and_deciding_leg([])
 
 
 def test_absent_premises_and_instruments_are_values_with_reasons():
@@ -194,7 +198,7 @@ def test_a_tie_is_inconclusive_and_says_so_whatever_its_interval():
 )
 def test_a_reason_counts_the_outcome_at_hand_and_never_none_of_it(kinds, count):
     legs = [leg(kind, name, 0.5) for kind, name in zip(kinds, "abc", strict=False)]
-    assert combine_verdict(CLAIM, "m", legs).reason.startswith(f"{count}; ")
+    assert verdict_from_legs(CLAIM, "m", legs).reason.startswith(f"{count}; ")
 
 
 @pytest.mark.parametrize(

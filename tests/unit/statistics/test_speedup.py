@@ -13,7 +13,7 @@ from scipy import stats
 
 from emad_ref.errors import BadArgument
 from emad_ref.statistics.speedup import (
-    estimate_ratio_with_error,
+    estimate_ratio_with_meter_error,
     estimate_speedup_per_request,
     estimate_total_speedup,
     estimate_work_ratio,
@@ -171,4 +171,4 @@ def test_times_of_other_processes_are_no_pairs():
 
 def test_an_instrument_at_its_worst_keeps_the_processes():
     times, off = in_processes(np.array([1.0, 1.1, 2.0, 2.1]), 2), ByPair(np.full(4, 0.01))
-    assert "and 2 processes" in estimate_ratio_with_error(times, in_processes(np.ones(4), 2), off, off).method
+    assert "and 2 processes" in estimate_ratio_with_meter_error(times, in_processes(np.ones(4), 2), off, off).method
