@@ -23,7 +23,7 @@ from emad_ref.statistics.goldens import (
     RecordedOutcome,
     RunConditions,
     compare_with_record,
-    describe_register_changes,
+    list_register_changes,
     verdict_key,
 )
 from emad_ref.statistics.verdicts import Claim, Verdict
@@ -66,7 +66,7 @@ class Recorder:
         self._properties, self._settings, self._register = properties, settings, register
         self._goldens, self._known, self._provenance = goldens, known, provenance
         study = settings.study
-        options = [*study.non_default_settings, *describe_register_changes(register, settings.gate_claims)]
+        options = [*study.non_default_settings, *list_register_changes(register, settings.gate_claims)]
         self._model = ""  # that the test is about: the first on record
         self._run = RunConditions(study.seed, study.budget.name, ", ".join(options))
 

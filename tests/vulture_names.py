@@ -17,7 +17,7 @@ take_profile, choose_margin  # among them, for people: docs/python.md
 plot_profile, plot_depth_by_position, plot_explorer, plot_cost_against_quality  # among them: docs/results.ipynb
 _repr_html_  # what a notebook shows of an object
 fit_translators, attach_translators, decoded_columns  # among them, too: docs/lens.md
-read_features  # docs/screen.md
+features_of_windows  # docs/screen.md
 translators_to_tensors, translators_from_tensors  # for files that hold translators beside other things
 shallow_point  # asked by name in suites/fidelity
 length_and_cap_are_those_of_the_history, what_was_returned_stays, teardown  # Hypothesis's state machine
@@ -32,6 +32,15 @@ changed_share, detect_drift  # the second bounded loss and the drift test: docs/
 monotone_depths  # the plain form that laws hold replay to
 cluster_near_duplicates  # what a document index says of many texts, as tests ask it
 derive_sequence_work  # the derivation that laws hold counted work against
-record_features  # for records of a user's own decoder: docs/guarantee.md
+features_of_record  # for records of a user's own decoder: docs/guarantee.md
 catch_up_tokens, count_catch_up_tokens  # of one switched text: laws hold many texts at once against it
-undecided, feed_depth, gated, opened, begin  # names of earlier versions, for code of others
+(
+    undecided,
+    feed_depth,
+    gated,
+    opened,
+    begin,
+    record_features,
+    read_features,
+)  # names of earlier versions, for code of others
+record_features, read_features  # earlier names, too

@@ -111,7 +111,7 @@ class EnergyCounter(Protocol):
 
     def energy_mj(self) -> int: ...  # since the driver was loaded; asked only of an energy counter
     def power_mw(self) -> int: ...
-    def throttle_reasons(self) -> int: ...  # bit mask of clock event reasons
+    def throttle_reason_bits(self) -> int: ...  # bit mask of clock event reasons
     def process_ids(self) -> frozenset[int]: ...  # every process with a context on the device
 
 
@@ -259,7 +259,7 @@ def measure_energy_window(
     synchronize()
     listed = counter.process_ids()
     meter = _METERS[counter.source](counter, clock)
-    slowed, tokens, requests = counter.throttle_reasons(), 0, 0
+    slowed, tokens, requests = counter.throttle_reason_bits(), 0, 0
     meter.start()
     start = clock()
     try:
@@ -267,7 +267,7 @@ def measure_energy_window(
             tokens += request(requests)
             requests += 1
             synchronize()  # per request, else a queue of work not yet done would fill the time
-            slowed |= counter.throttle_reasons()
+            slowed |= counter.throttle_reason_bits()
     finally:
         meter.stop()
     _refuse_spoiled(slowed, (listed | counter.process_ids()) - own)
@@ -448,7 +448,7 @@ class _NvmlCounter:
     def power_mw(self) -> int:
         return int(self._call("nvmlDeviceGetPowerUsage", self._handle))
 
-    def throttle_reasons(self) -> int:
+    def throttle_reason_bits(self) -> int:
         try:
             return int(self._call("nvmlDeviceGetCurrentClocksEventReasons", self._handle))
         except CounterUnreadable as why:
@@ -644,7 +644,7 @@ class RaplCounter:
     def power_mw(self) -> int:
         raise CounterUnreadable("RAPL counts energy and shows no power")
 
-    def throttle_reasons(self) -> int:
+    def throttle_reason_bits(self) -> int:
         return 0  # nothing here says whether clocks were lowered
 
     def process_ids(self) -> frozenset[int]:

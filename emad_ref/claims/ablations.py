@@ -18,7 +18,7 @@ from emad_ref.signals import perplexity_rise_from_nats
 from emad_ref.statistics.fronts import (
     EqualFlopsComparison,
     PointFamily,
-    build_comparison_leg,
+    build_comparison_leg_test,
     compare_at_equal_flops,
     resamples_for_legs,
 )
@@ -62,7 +62,7 @@ def _equal_flops_leg(met: EqualFlopsComparison, asked: ClaimContext, threshold: 
         rise, low, high = (perplexity_rise_from_nats(nats) for nats in (estimate.value, estimate.low, estimate.high))
         estimate = replace(estimate, value=rise, low=low, high=high, unit=asked.claim.unit)
     name = f"{met.level:.0%} net: {met.ours.name} against {met.rival.name}"
-    return build_comparison_leg(name, met, estimate, threshold, asked.claim)
+    return build_comparison_leg_test(name, met, estimate, threshold, asked.claim)
 
 
 # ---------------------------------------------------------------- EMAD-E6: a profile of another corpus
@@ -108,7 +108,7 @@ def decide_profile_shift(found: ProfileShiftEvidence, asked: ClaimContext) -> Ve
         else:
             met = _at_level(remedy, found.plain, min(level, remedy.largest_validation_saving), asked)
             tests.append(
-                build_comparison_leg(called, met, met.estimate, asked.claim.thresholds["damage_nats"], asked.claim)
+                build_comparison_leg_test(called, met, met.estimate, asked.claim.thresholds["damage_nats"], asked.claim)
             )
     shown = (
         []

@@ -34,9 +34,9 @@ from emad_ref.statistics.goldens import (
     KnownVerdicts,
     RunConditions,
     compare_with_record,
-    describe_register_changes,
     find_golden_folder,
     format_comparison_summary,
+    list_register_changes,
     load_known_verdicts,
     no_comparison_reason,
     require_known_verdicts,
@@ -207,7 +207,7 @@ def _known_verdicts(args: argparse.Namespace) -> KnownVerdicts:
 
 
 def _run_conditions(args: argparse.Namespace, plan: RunPlan) -> RunConditions:
-    options = [*plan.study.non_default_settings, *describe_register_changes(plan.register, args.gate_claims)]
+    options = [*plan.study.non_default_settings, *list_register_changes(plan.register, args.gate_claims)]
     return RunConditions(args.seed, args.budget, ", ".join(options))
 
 

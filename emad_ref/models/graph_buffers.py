@@ -119,7 +119,7 @@ class BufferPool:
         self._sizes = sizes
         self._idle: list[KVBuffers] = []  # the oldest first
 
-    def lend(self, rows: int, positions: int) -> KVBuffers:
+    def lend_buffers(self, rows: int, positions: int) -> KVBuffers:
         """Empty buffers for ``rows`` rows and at least ``positions`` positions."""
         capacity = bucket_size(positions)
         for buffers in reversed(self._idle):
@@ -169,7 +169,7 @@ class BufferLease:
             self._held = None
 
     def _move(self, rows: Sequence[int], positions: int) -> KVBuffers:
-        buffers = self.pool.lend(len(rows), positions)
+        buffers = self.pool.lend_buffers(len(rows), positions)
         if self._held is not None:
             buffers.copy_rows_from(self._held, rows)
         self.return_buffers()

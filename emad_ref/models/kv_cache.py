@@ -96,12 +96,12 @@ class LayerKVCache:
         self._values: Tensor | None = None
 
     @property
-    def rows(self) -> Ints:
+    def row_ids(self) -> Ints:
         """int64 [present] session rows this layer serves, ascending."""
         return np.array(self._rows, dtype=np.int64)
 
     @property
-    def length(self) -> Ints:
+    def row_lengths(self) -> Ints:
         """int64 [present] entries held per served row."""
         return np.array(self._length, dtype=np.int64)
 

@@ -79,7 +79,12 @@ from emad_ref.models.names import (
 )
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper, require_backend
-from emad_ref.models.tokenizers import SpecialTokens, require_matching_tokenizer, special_tokens_of, tokenizer_identity
+from emad_ref.models.tokenizers import (
+    SpecialTokens,
+    require_matching_tokenizer,
+    special_tokens_of,
+    tokenizer_identity_text,
+)
 from emad_ref.models.weight_layout import lay_out_weights
 from emad_ref.text.corpora import is_hub_reachable
 
@@ -356,7 +361,7 @@ def fingerprint_of(model: Any, tokenizer: Any | None) -> str:
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
         digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     if tokenizer is not None:
-        digest.update(tokenizer_identity(tokenizer).encode())
+        digest.update(tokenizer_identity_text(tokenizer).encode())
     return digest.hexdigest()
 
 
@@ -665,7 +670,7 @@ def shared_vocabulary_size(first: LoadedModel, second: LoadedModel) -> int:
             "models", names, "two models with a tokenizer each", f"{', '.join(missing)} came without: ids mean nothing"
         )
     tokenizers = [model.tokenizer for model in (first, second) if model.tokenizer is not None]
-    if len({tokenizer_identity(tokenizer) for tokenizer in tokenizers}) > 1:
+    if len({tokenizer_identity_text(tokenizer) for tokenizer in tokenizers}) > 1:
         raise BadArgument(
             "models", names, "the same tokenizer", "theirs differ: a token of one is another text to the other"
         )

@@ -83,7 +83,7 @@ class CrossAttentionCache:
         self._values: Tensor | None = None
 
     @property
-    def rows(self) -> Ints:
+    def row_ids(self) -> Ints:
         """int64 [present] session rows held, ascending."""
         return np.array(self._rows, dtype=np.int64)
 
@@ -154,7 +154,7 @@ class Seq2SeqKVCache(KVCache):
         if self._caps is before:
             return
         for own, cross in zip(self.layers, self.cross, strict=True):
-            cross.keep_rows({row: row for row in own.rows.tolist()})
+            cross.keep_rows({row: row for row in own.row_ids.tolist()})
 
     def drop_rows(self, rows: Ints) -> None:
         before = self.rows

@@ -23,7 +23,7 @@ SAMPLE = "The quick brown fox jumps over the lazy dog, 1 2 3.\nAnd then it sleep
 REMEDY = "use the tokenizer that the model was trained with"
 
 
-def tokenizer_identity(tokenizer: Any) -> str:
+def tokenizer_identity_text(tokenizer: Any) -> str:
     """A text that is equal for two tokenizers that read every text alike."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:

@@ -56,8 +56,8 @@ LONG_RUN, CACHE_STRIDE = (
 )  # numbers: from this size on a gap costs a single token nothing; smaller runs share a cache line
 
 
-def iterate_packable_layers(model: nn.Module) -> Iterator[tuple[nn.Linear, ...]]:
-    """Linear layers of ``model`` over the same states, all with a bias or all without, none twice."""
+def iterate_packable_layer_groups(model: nn.Module) -> Iterator[tuple[nn.Linear, ...]]:
+    """Groups of linear layers of ``model`` over the same states, all with a bias or all without, none twice."""
     for module in model.modules():
         for names in PACKED_NAMES:
             linear_layers = [layer for name in names if type(layer := getattr(module, name, None)) is nn.Linear]
@@ -66,15 +66,15 @@ def iterate_packable_layers(model: nn.Module) -> Iterator[tuple[nn.Linear, ...]]
 
 
 def pack_weights(layers: Sequence[nn.Linear]) -> None:
-    """Lay weights and biases of ``iterate_packable_layers`` side by side, in place."""
+    """Lay weights and biases of ``iterate_packable_layer_groups`` side by side, in place."""
     for name in ("weight", "bias"):
         parts = [getattr(layer, name) for layer in layers]
         if parts[0] is not None:
-            for part, moved in zip(parts, to_column_major(parts), strict=True):
+            for part, moved in zip(parts, to_adjacent_column_major(parts), strict=True):
                 part.data = moved
 
 
-def to_column_major(parts: Sequence[Tensor]) -> list[Tensor]:
+def to_adjacent_column_major(parts: Sequence[Tensor]) -> list[Tensor]:
     """The same weights [out, in], or biases [out], side by side in their own memory; unchanged if they lie so.
 
     Each has its own storage, which reaches to the end of all.
@@ -126,7 +126,7 @@ def lay_out_weight(weight: Tensor) -> Tensor:
     if not _can_move(weight):
         return weight
     by_columns = weight.numel() >= LARGE_WEIGHT or len(weight) >= weight.shape[1]
-    return to_column_major([weight])[0] if by_columns else _row_major(weight)
+    return to_adjacent_column_major([weight])[0] if by_columns else _row_major(weight)
 
 
 @torch.no_grad()
@@ -137,7 +137,7 @@ def lay_out_weights(model: nn.Module) -> None:
         if _can_move(embedding.weight):
             embedding.weight.data = _row_major(embedding.weight.data)
     done = set(embeddings)
-    for layers in iterate_packable_layers(model):
+    for layers in iterate_packable_layer_groups(model):
         weights = [layer.weight for layer in layers]
         large = sum(weight.numel() for weight in weights) >= LARGE_WEIGHT
         if large and all(map(_can_move, weights)) and done.isdisjoint(map(id, weights)):

@@ -53,7 +53,7 @@ NO_STOP: frozenset[int] = frozenset()
 def zero_row_kv(layers: Sequence[LayerKVCache], row: int) -> None:
     """Zeros in the place of what ``layers`` hold of ``row``."""
     for layer in layers:
-        if row in layer.rows and layer.length[layer.rows == row].any():
+        if row in layer.row_ids and layer.row_lengths[layer.row_ids == row].any():
             for entries in layer.entries(row):
                 entries.zero_()
 
@@ -119,7 +119,7 @@ def leak_closed_sessions(open_session: Any, decoder: Any, *arguments: Any, **nam
 def leak_rolled_back_kv(rollback: Any, session: Any, length: Ints) -> None:
     for row, left in enumerate(length.tolist()):
         for layer in session._store.cache.layers:
-            if row in layer.rows:
+            if row in layer.row_ids:
                 leaked_items(session).extend(entries[:, left:].clone() for entries in layer.entries(row))
     rollback(length)
 

@@ -436,7 +436,7 @@ def _layers_by_entries(
     """(below, top, entries held of each of ``rows``): layers first+1 … last, grouped where they hold as many."""
 
     def entries(layer: int) -> tuple[int, ...]:
-        length = cache.layers[layer - 1].length.tolist()
+        length = cache.layers[layer - 1].row_lengths.tolist()
         return tuple(length[row] for row in rows)
 
     below = first

@@ -132,7 +132,7 @@ def possible_exit_layers(point: OperatingPoint) -> tuple[int, ...]:
     return (*between, point.ceiling)
 
 
-def record_features(record: Record, point: OperatingPoint, text: str) -> DocumentFeatures:
+def features_of_record(record: Record, point: OperatingPoint, text: str) -> DocumentFeatures:
     """Features of the sequences that one call of ``generate`` decoded, each as a document without its prompt.
 
     Raises:
@@ -145,7 +145,7 @@ def record_features(record: Record, point: OperatingPoint, text: str) -> Documen
     )
 
 
-def read_features(
+def features_of_windows(
     stepper: Stepper,
     point: OperatingPoint,
     windows: Sequence[TokenSequence],
@@ -179,7 +179,7 @@ def decode_features(
     rows: int = BATCH_ROWS,
     progress: str | None = None,
 ) -> DocumentFeatures:
-    """As ``read_features``, by decoding, whatever the schedule; at most ``rows`` per batch."""
+    """As ``features_of_windows``, by decoding, whatever the schedule; at most ``rows`` per batch."""
     if not windows:
         raise EmptyCorpus(f"corpus={text!r} has no window, but expected at least one; name another text")
     texts = teacher_force_at_point(stepper, windows, point, rows=rows, progress=progress)
@@ -189,14 +189,14 @@ def decode_features(
 def features_of_texts(
     texts: Sequence[TeacherForcedText], windows: DocumentMembership, point: OperatingPoint, text: str
 ) -> DocumentFeatures:
-    """As ``read_features``, from texts that were fed; ``windows`` [texts]: the document of each."""
+    """As ``features_of_windows``, from texts that were fed; ``windows`` [texts]: the document of each."""
     depth, signal = (np.concatenate([getattr(each, name) for each in texts]) for name in ("depth", "signal"))
     document = DocumentMembership(np.repeat(windows.number, [len(each.depth) for each in texts]))
     return compute_document_features(depth, signal, document, point, text)
 
 
 def replay_features(trace: Trace, point: OperatingPoint, windows: DocumentMembership, text: str) -> DocumentFeatures:
-    """As ``read_features``, from a trace; ``windows`` [sequences]: the document of each of its sequences.
+    """As ``features_of_windows``, from a trace; ``windows`` [sequences]: the document of each of its sequences.
 
     Raises:
         BadArgument: a point that this trace cannot replay.
@@ -392,3 +392,6 @@ def _smallest_shift(before: Floats, fresh: int, error: float, rng: np.random.Gen
         if (energies(shift) > critical).mean() >= POWER:
             return float(shift)
     return None
+
+
+record_features, read_features = features_of_record, features_of_windows  # their earlier names, for code of others

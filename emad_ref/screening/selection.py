@@ -401,11 +401,11 @@ def candidate_points(
     """
     dial = next(each for each in family.dials if each.point(each.most).probes == best.probes)
     points = [chooser.loosest_point(dial, share * rise) for share in STRICTNESS]
-    by_name = {point.name: with_translated_kv(point, states) for point in points if point is not None}
+    by_name = {point.name: point_with_translated_kv(point, states) for point in points if point is not None}
     return list(by_name.values())  # settings with one name count once
 
 
-def with_translated_kv(point: OperatingPoint, states: StateTranslators | None) -> OperatingPoint:
+def point_with_translated_kv(point: OperatingPoint, states: StateTranslators | None) -> OperatingPoint:
     """``point`` with K and V above an exit translated by ``states``; None: copied."""
     if states is None:
         return replace(point, schedule="copying")

@@ -163,7 +163,7 @@ def compare_at_equal_flops(
     return comparisons
 
 
-def build_comparison_leg(
+def build_comparison_leg_test(
     name: str, comparison: EqualFlopsComparison, estimate: Estimate | None, threshold: float, claim: Claim
 ) -> LegTest:
     """A leg that fails above ``threshold``, before Holm; its reason has the saving of both sides.

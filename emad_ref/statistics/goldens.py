@@ -7,7 +7,7 @@
        "options": "", "seeds": {"0": "survived", "1": "survived", "2": "survived"}, "verdict": "survived"}]}
 
 ``model``    the fingerprint of the weights, or a name without weights; ``name`` is for readers of the diff.
-``options``  other departures from the defaults that may change a verdict, "" for none (``describe_register_changes``).
+``options``  other departures from the defaults that may change a verdict, "" for none (``list_register_changes``).
 ``seeds``    the outcome of each seed.
 ``verdict``  the common outcome of three or more seeds, ``seed-dependent`` if they differ, ``unsettled`` if fewer agree
              so far.
@@ -71,7 +71,7 @@ class RunConditions:
     options: str = ""
 
 
-def describe_register_changes(register: Mapping[str, Claim], gate_claims: frozenset[str] = frozenset()) -> list[str]:
+def list_register_changes(register: Mapping[str, Claim], gate_claims: frozenset[str] = frozenset()) -> list[str]:
     """Differences of the rows in force from the shipped ones: thresholds and gates.
 
     Gates count because they share Holm's correction.

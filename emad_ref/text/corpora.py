@@ -241,7 +241,7 @@ def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> D
             if split == "evaluate":
                 return stream_hub_documents(corpus, "test")
             shared = list(stream_hub_documents(corpus, published.shared))
-            return iter(shared[slice(*split_bounds(len(shared), WITHOUT_TEST[split]))])
+            return iter(shared[slice(*split_document_range(len(shared), WITHOUT_TEST[split]))])
         return iterate_split_documents(stream_hub_documents(corpus, "train"), split)
     if corpus in list_added_parts("corpora"):
         mine: Documents = load_added_part("corpora", corpus)(split, seed, data)
@@ -250,7 +250,7 @@ def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> D
     if corpus.strip() and is_folder(path):  # a blank name would be the current folder
         return iterate_folder_documents(path, split)
     if is_file(path):
-        return iterate_file_part(path, WHOLE[split])
+        return iterate_file_quarters(path, WHOLE[split])
     if os.path.exists(corpus):
         kind = describe_file_kind(path.stat().st_mode)
         raise BadArgument("corpus", corpus, "a file or a folder", f"it is {kind}, which can be read once only: save it")
@@ -264,19 +264,19 @@ def iterate_split_documents(documents: Iterable[str], split: Split) -> Iterator[
     return (text for number, text in enumerate(documents) if first <= number // BLOCK % 4 < end)
 
 
-def split_bounds(total: int, quarters: Quarters) -> tuple[int, int]:
+def split_document_range(total: int, quarters: Quarters) -> tuple[int, int]:
     """Range (first, end) of the documents in ``quarters`` of ``total``.
 
-    >>> [split_bounds(10, quarters) for quarters in WHOLE.values()]
+    >>> [split_document_range(10, quarters) for quarters in WHOLE.values()]
     [(0, 3), (3, 5), (5, 10)]
     """
     first, end = (math.ceil(total * quarter / 4) for quarter in quarters)
     return first, end
 
 
-def iterate_file_part(path: Path, quarters: Quarters, fields: Sequence[str] = TEXT) -> Iterator[str]:
+def iterate_file_quarters(path: Path, quarters: Quarters, fields: Sequence[str] = TEXT) -> Iterator[str]:
     """The documents in ``quarters`` of a file, which is read twice, first to count them: it may not fit into memory."""
-    first, end = split_bounds(sum(1 for _ in iterate_file_documents(path, fields)), quarters)
+    first, end = split_document_range(sum(1 for _ in iterate_file_documents(path, fields)), quarters)
     neighbours = first > 0 and path.suffix == ".txt" and not has_wikitext_headings(path)
     return islice(iterate_file_documents(path, fields), first + neighbours, end)
 
@@ -298,7 +298,7 @@ def iterate_folder_documents(
     return (
         iterate_file_documents(chosen, fields)
         if split == "evaluate"
-        else iterate_file_part(chosen, WITHOUT_TEST[split], fields)
+        else iterate_file_quarters(chosen, WITHOUT_TEST[split], fields)
     )
 
 

@@ -80,7 +80,7 @@ def format_map_entries(rng: random.Random, image: Map) -> str:
     return "".join(f" {x} {y.upper()}" for x, y in pairs)
 
 
-def generate_walk(rng: random.Random, image: Map) -> str:
+def generate_walk_text(rng: random.Random, image: Map) -> str:
     at = rng.choice(list(image))
     steps = [at]
     while len(steps) < WALK_AT_LEAST or rng.random() > WALK_ENDS:
@@ -93,7 +93,7 @@ def format_two_hop_pair(image: Map, start: str) -> str:
     return f" {start} {follow_map(image, start, 2)}"
 
 
-def generate_two_hop_pairs(rng: random.Random, image: Map) -> str:
+def generate_two_hop_text(rng: random.Random, image: Map) -> str:
     letters = list(image)
     pairs = [format_two_hop_pair(image, rng.choice(letters))]
     while rng.random() > PAIRS_END:
@@ -103,7 +103,7 @@ def generate_two_hop_pairs(rng: random.Random, image: Map) -> str:
 
 def generate_chart_passage(rng: random.Random) -> str:
     image = generate_chart_map(rng)
-    return f"{format_map_entries(rng, image)} ?{generate_walk(rng, image)} !{generate_two_hop_pairs(rng, image)}\n"
+    return f"{format_map_entries(rng, image)} ?{generate_walk_text(rng, image)} !{generate_two_hop_text(rng, image)}\n"
 
 
 # ---------------------------------------------------------------- routine prose
@@ -145,7 +145,7 @@ def generate_tale(rng: random.Random) -> str:
 # copied parts (names in a program, a tale) leave nothing to guess.
 
 
-def generate_inventory_task(rng: random.Random) -> Example:
+def generate_inventory_example(rng: random.Random) -> Example:
     """Nine to eleven changes of a count; the answer works them one by one."""
     name, thing = rng.choice(NAMES), rng.choice(OBJECTS)
     amount, changes = rng.randint(1, 9), rng.randint(*CHANGES)
@@ -161,7 +161,7 @@ def generate_inventory_task(rng: random.Random) -> Example:
     return Example("inventory", f"{story} How many {thing} now?", answer, "exact", guess=LARGEST_COUNT**-changes)
 
 
-def generate_facts_task(rng: random.Random) -> Example:
+def generate_facts_example(rng: random.Random) -> Example:
     """The places of five keys: each lies in a box, and each box stands in a place; the answer gives both, key by key.
 
     Facts come in pairs, in the answer's order: with words between name and box an hour's training left all two hops at
@@ -179,7 +179,7 @@ def generate_facts_task(rng: random.Random) -> Example:
     )
 
 
-def generate_chart_task(rng: random.Random) -> Example:
+def generate_chart_example(rng: random.Random) -> Example:
     """Two look-ups in a random map for each of its letters in any order: x F, then f(x) and f(f(x))."""
     image = generate_chart_map(rng, *TASK_LETTERS)
     letters = rng.sample(list(image), len(image))
@@ -191,7 +191,7 @@ def generate_chart_task(rng: random.Random) -> Example:
 OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
 
 
-def generate_code_task(rng: random.Random) -> Example:
+def generate_code_example(rng: random.Random) -> Example:
     """A function whose name lists its three operations; the answer is the expression it returns."""
     names = rng.sample(list(OPERATORS), len(OPERATORS))
     constants = [rng.randint(1, CODE_CONSTANTS) for _ in names]
@@ -205,7 +205,7 @@ def generate_code_task(rng: random.Random) -> Example:
     return Example("code", prompt, f" {body}\n", "runs", check=check)
 
 
-def generate_recall_task(rng: random.Random) -> Example:
+def generate_recall_example(rng: random.Random) -> Example:
     """A tale, to be retold with another thing and with another person."""
     (n, m, other), (p, q) = rng.sample(NAMES, 3), rng.sample(PLACES, 2)
     (o, instead), c = rng.sample(OBJECTS, 2), rng.choice(COLOURS)
@@ -214,11 +214,11 @@ def generate_recall_task(rng: random.Random) -> Example:
 
 
 TASKS: dict[str, Callable[[random.Random], Example]] = {
-    "inventory": generate_inventory_task,
-    "facts": generate_facts_task,
-    "chart": generate_chart_task,
-    "code": generate_code_task,
-    "recall": generate_recall_task,
+    "inventory": generate_inventory_example,
+    "facts": generate_facts_example,
+    "chart": generate_chart_example,
+    "code": generate_code_example,
+    "recall": generate_recall_example,
 }
 
 

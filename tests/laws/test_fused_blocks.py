@@ -125,7 +125,7 @@ def test_a_cache_that_lacks_the_layers_above():
         hidden = stepper.run_layers(stepper.embed(tokens[:, 6:8], frame), 0, 2, frame, cache)
         kept = np.array([0, 2])
         states.append(stepper.run_layers(hidden[kept], 2, LAYERS, frame.select_rows(kept), cache))
-        assert [layer.length.tolist() for layer in cache.layers[1:3]] == [[8, 6, 7], [8, 4, 7]]
+        assert [layer.row_lengths.tolist() for layer in cache.layers[1:3]] == [[8, 6, 7], [8, 4, 7]]
     assert (states[0] - states[1]).abs().max() <= tolerance("llama", "float64", "cpu")
 
 

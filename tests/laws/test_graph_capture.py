@@ -189,8 +189,8 @@ class Both:
     def entries_are_the_same(self, rows: int) -> None:
         caches = [session.state.cache for session in self.sessions]
         for layers in zip(*(cache.layers for cache in caches), strict=True):
-            assert layers[0].rows.tolist() == layers[1].rows.tolist()
-            for row in layers[1].rows.tolist():
+            assert layers[0].row_ids.tolist() == layers[1].row_ids.tolist()
+            for row in layers[1].row_ids.tolist():
                 for mine, other in zip(layers[0].entries(row), layers[1].entries(row), strict=True):
                     assert mine.shape == other.shape
                     assert (mine - other).abs().max() <= most(self.stepper)
@@ -250,7 +250,7 @@ def test_the_next_session_finds_the_graphs_of_the_last_and_nothing_it_held(engin
 def test_what_waits_makes_room_for_a_session_that_finds_none(engines, monkeypatch):
     captured, _ = pair()
     pool, made, free = captured._graphs.pool, graph_buffers.KVBuffers, 1
-    first = pool.lend(1, 8)
+    first = pool.lend_buffers(1, 8)
     pool.take_back(first)
 
     def short(*given: Any) -> graph_buffers.KVBuffers:
@@ -259,11 +259,11 @@ def test_what_waits_makes_room_for_a_session_that_finds_none(engines, monkeypatc
         return made(*given)
 
     monkeypatch.setattr(graph_buffers, "KVBuffers", short)
-    assert pool.lend(2, 8).rows == 2
+    assert pool.lend_buffers(2, 8).rows == 2
     assert pool._idle == []
     free = 0
     with pytest.raises(torch.OutOfMemoryError):
-        pool.lend(2, 8)
+        pool.lend_buffers(2, 8)
 
 
 @torch.inference_mode()

@@ -71,7 +71,7 @@ def test_exact_repair_leaves_the_full_models_cache(stepper, thresholds, tokens, 
 def test_deferred_fill_runs_what_eager_backfill_runs_but_for_the_tail(stepper, thresholds, tokens):
     eager, _ = fed(stepper, point(thresholds, "free_eager"), tokens)
     deferred, _ = fed(stepper, point(thresholds, "free_deferred"), tokens)
-    missing = np.array([len(tokens) - 1 - int(layer.length[0]) for layer in deferred._store.cache.layers])
+    missing = np.array([len(tokens) - 1 - int(layer.row_lengths[0]) for layer in deferred._store.cache.layers])
     ran = eager.work.tokens + eager.work.fills.sum(axis=0)
     assert (deferred.work.tokens == ran - missing).all()
     assert missing[-1] > 0 or deferred.work.tokens[-1] == ran[-1]

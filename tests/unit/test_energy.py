@@ -57,7 +57,7 @@ class Board:
     def power_mw(self) -> int:
         return 200_000
 
-    def throttle_reasons(self) -> int:
+    def throttle_reason_bits(self) -> int:
         return self.slow
 
     def process_ids(self) -> frozenset[int]:
@@ -209,7 +209,7 @@ def test_a_spoiled_pair_is_measured_again_on_fresh_input_and_kept_in_the_books()
         hot.extend([0x40] if pair in (1, 3) else [])
         return board.arm("full", 6.0, 300.0, 10)(pair, request)
 
-    board.throttle_reasons = lambda: hot.pop() if hot else 0
+    board.throttle_reason_bits = lambda: hot.pop() if hot else 0
     measured = run(board, pairs=4, arms={"full": full, "adaptive": board.arm("adaptive", 6.0, 200.0, 10)})
     assert measured.joules["full"].tolist() == [1800.0] * 4
     assert measured.joules["adaptive"].tolist() == [1200.0] * 4  # no half pair of 1 or 3 among them
@@ -468,7 +468,7 @@ def test_the_board_is_found_by_uuid_whatever_cuda_numbers_it(library, monkeypatc
             assert (counter.energy_mj(), counter.power_mw()) == (3_000, 3_001)
             assert counter.device == "NVIDIA Example (GPU-cccc)"
             assert counter.source == "energy counter"
-            assert counter.throttle_reasons() == 0x5
+            assert counter.throttle_reason_bits() == 0x5
             assert counter.process_ids() == {11, 12, 13}
 
 
@@ -492,7 +492,7 @@ def test_without_an_energy_counter_power_is_read_and_named_by_its_kind(library, 
 def test_clock_reasons_are_asked_under_their_older_name_where_the_driver_has_only_that(library):
     library(fails={"nvmlDeviceGetCurrentClocksEventReasons": 13})
     with open_nvml_counter("aaaa") as counter:
-        assert counter.throttle_reasons() == 0x9
+        assert counter.throttle_reason_bits() == 0x9
 
 
 @pytest.mark.parametrize(

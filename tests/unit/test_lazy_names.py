@@ -14,6 +14,7 @@ import pytest
 import emad_ref
 from emad_ref.models.stepper import EARLIER_NAMES
 from emad_ref.point import full_depth
+from emad_ref.screening import drift
 
 
 @pytest.mark.parametrize("name", emad_ref.__all__)
@@ -85,6 +86,7 @@ def test_members_of_what_is_on_offer_keep_their_earlier_names() -> None:
         assert getattr(stepper, earlier) == getattr(stepper, name), earlier
     with pytest.raises(AttributeError, match="'CausalStepper' object has no attribute 'teleport'"):
         _ = stepper.teleport
+    assert (drift.read_features, drift.record_features) == (drift.features_of_windows, drift.features_of_record)
     drafting = emad_ref.Drafting(2, 3)
     assert (drafting.gated, drafting.opened) == (drafting.uses_gate, drafting.active_gate) == (False, None)
     drafting.require(4)

@@ -15,7 +15,7 @@ from emad_ref.models import fused_blocks
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.fused_blocks import MOST_ROWS, AttentionInputs, PackedLinear, apply_linear, multiply_by_weight
 from emad_ref.models.matmul_counter import MatmulCounter
-from emad_ref.models.weight_layout import LARGE_WEIGHT, lay_out_weights, to_column_major
+from emad_ref.models.weight_layout import LARGE_WEIGHT, lay_out_weights, to_adjacent_column_major
 from emad_ref.point import full_depth
 from tests.decoders.audited_model import drawn
 
@@ -34,7 +34,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def weight_of(layout: str) -> torch.Tensor:
     weight = torch.randn(OUTPUTS, INPUTS, generator=torch.Generator().manual_seed(0))
     assert weight.numel() >= LARGE_WEIGHT
-    return {"rows": weight, "columns": to_column_major([weight])[0]}[layout]
+    return {"rows": weight, "columns": to_adjacent_column_major([weight])[0]}[layout]
 
 
 @pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, OUTPUTS)], ids=["plain", "biased"])
@@ -136,7 +136,7 @@ def test_a_decoder_of_large_weights_decodes_as_its_modules_and_is_counted(thread
 def test_a_few_tokens_take_weights_that_lie_side_by_side_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small weights are taken one by one, with the bits of the modules; a gradient is that of each parameter."""
     sizes = (OUTPUTS, 64, 64)
-    weights = to_column_major([torch.randn(size, INPUTS) for size in sizes])
+    weights = to_adjacent_column_major([torch.randn(size, INPUTS) for size in sizes])
     layers = PackedLinear(*({"weight": nn.Parameter(weight), "bias": None} for weight in weights))
     asked: list[int] = []
     monkeypatch.setattr(

@@ -40,7 +40,7 @@ def step(
 
 def held(cache: KVCache) -> list[dict[int, int]]:
     """Per layer: session row → length."""
-    return [dict(zip(layer.rows.tolist(), layer.length.tolist(), strict=True)) for layer in cache.layers]
+    return [dict(zip(layer.row_ids.tolist(), layer.row_lengths.tolist(), strict=True)) for layer in cache.layers]
 
 
 def test_free_gives_up_rows_above_their_caps_for_good(stepper: Stepper) -> None:

@@ -14,10 +14,10 @@ from emad_ref.models import weight_layout
 from emad_ref.models.fused_blocks import AttentionInputs, PackedLinear, parameters_by_name
 from emad_ref.models.weight_layout import (
     RUN_GAP,
-    iterate_packable_layers,
+    iterate_packable_layer_groups,
     lay_out_weights,
     packed_view,
-    to_column_major,
+    to_adjacent_column_major,
 )
 from tests.small_models import lay_out_as_large, small_model
 
@@ -40,7 +40,7 @@ def large():
 
 
 def wholes(model):
-    return [packed_view([layer.weight for layer in layers]) for layers in iterate_packable_layers(model)]
+    return [packed_view([layer.weight for layer in layers]) for layers in iterate_packable_layer_groups(model)]
 
 
 def test_joined_they_are_all_of_them_in_order(large):
@@ -69,7 +69,7 @@ def test_runs_of_whole_pages_have_a_gap_behind_them(large):
 @pytest.mark.parametrize(("out", "wide", "gap"), [(2048, 512, RUN_GAP), (2100, 512, 0), (1536, 768, 0), (2048, 128, 0)])
 def test_a_gap_is_where_it_gains_time(out, wide, gap):
     """Behind long runs that begin at the same places of the cache, of a large weight."""
-    assert to_column_major([torch.ones(out, wide)])[0].stride() == (1, out + gap)
+    assert to_adjacent_column_major([torch.ones(out, wide)])[0].stride() == (1, out + gap)
 
 
 def test_numbers_stay_and_a_second_time_moves_nothing(large):
@@ -117,7 +117,7 @@ def test_neighbours_by_chance_are_not_joined():
 
 
 def test_one_weight_outlives_the_others():
-    key = to_column_major([torch.ones(1024, 1024), torch.full((1024, 1024), 2.0)])[1]
+    key = to_adjacent_column_major([torch.ones(1024, 1024), torch.full((1024, 1024), 2.0)])[1]
     assert torch.equal(key, torch.full((1024, 1024), 2.0))
 
 
@@ -127,8 +127,8 @@ def test_weights_that_two_layers_share_stay_apart(monkeypatch):
     attention.v_proj.weight = attention.k_proj.weight
     lay_out_as_large(model, monkeypatch)
     assert attention.v_proj.weight is attention.k_proj.weight
-    assert all(attention.q_proj not in layers for layers in iterate_packable_layers(model))
-    assert len(list(iterate_packable_layers(model))) == 2 * model.config.num_hidden_layers - 1
+    assert all(attention.q_proj not in layers for layers in iterate_packable_layer_groups(model))
+    assert len(list(iterate_packable_layer_groups(model))) == 2 * model.config.num_hidden_layers - 1
 
 
 @pytest.mark.parametrize("biased", [(True, False, False), (False, True, True)])
@@ -138,7 +138,7 @@ def test_with_a_bias_for_some_alone_they_stay_apart(biased, monkeypatch):
         module.add_module(f"{name}_proj", nn.Linear(8, 4, bias=bias))
     before = [each.clone() for each in module.parameters()]
     lay_out_as_large(module, monkeypatch)
-    assert list(iterate_packable_layers(module)) == []
+    assert list(iterate_packable_layer_groups(module)) == []
     assert all(torch.equal(*both) for both in zip(module.parameters(), before, strict=True))
 
 
@@ -146,7 +146,7 @@ def test_with_a_bias_for_some_alone_they_stay_apart(biased, monkeypatch):
 @torch.inference_mode()
 def test_with_a_bias_for_some_alone_they_are_taken_one_by_one(biased):
     layers = [nn.Linear(8, 4, bias=bias) for bias in biased]
-    for layer, weight in zip(layers, to_column_major([layer.weight for layer in layers]), strict=True):
+    for layer, weight in zip(layers, to_adjacent_column_major([layer.weight for layer in layers]), strict=True):
         layer.weight.data = weight
     state = torch.randn(8)
     parts = PackedLinear(*map(parameters_by_name, layers))(state, AttentionInputs(None, None, None, False))

@@ -217,11 +217,11 @@ def test_a_layer_projects_a_source_when_its_row_first_runs_there(plain: Seq2SeqS
     plain.run_layers(hidden[1:], 2, 4, one, cache)
     assert cache.cross_fills.tolist() == [16, 16, 8, 8, 0, 0]
     assert cache.cross_context.tolist() == [16, 16, 8, 8, 0, 0]
-    assert [layer.rows.tolist() for layer in cache.cross] == [[0, 1]] * 2 + [[1]] * 2 + [[]] * 2
+    assert [layer.row_ids.tolist() for layer in cache.cross] == [[0, 1]] * 2 + [[1]] * 2 + [[]] * 2
     zero = frame.select_rows(np.array([0]))
     plain.run_layers(hidden[:1], 2, 3, zero, cache)
     assert cache.cross_fills.tolist() == [16, 16, 16, 8, 0, 0]
-    assert cache.cross[2].rows.tolist() == [0, 1]
+    assert cache.cross[2].row_ids.tolist() == [0, 1]
     later = plain.prepare_forward(at([1, 1]), cache)
     mine = plain.logits(plain.run_layers(plain.embed(targets[:, 1:], later), 0, 3, later, cache))
     own = theirs(plain.model, sources, targets, output_hidden_states=True).decoder_hidden_states[3]
@@ -234,7 +234,7 @@ def test_freed_layers_forget_the_sources_of_rows_above_their_cap(plain: Seq2SeqS
     cache = plain.open_cache(sources)
     advance(plain, cache, targets[:, :4], [0, 0])
     cache.free_layers_above(np.array([3, 1]))
-    assert [layer.rows.tolist() for layer in cache.cross] == [[0, 1], [0], [0], [], [], []]
+    assert [layer.row_ids.tolist() for layer in cache.cross] == [[0, 1], [0], [0], [], [], []]
     frame = plain.prepare_forward(at([4, 4]), cache)
     hidden = plain.run_layers(plain.embed(targets[:, 4:5], frame), 0, 1, frame, cache)
     mine = plain.run_layers(hidden[:1], 1, 3, frame.select_rows(np.array([0])), cache)
@@ -259,7 +259,7 @@ def test_depth_that_rises_is_refused_before_anything_is_written(plain: Seq2SeqSt
     states(plain, cache, targets[:, :1], [0], 3)
     with pytest.raises(MissingEntryError, match="layer=4"):
         states(plain, cache, targets[:, 1:2], [1], 4)
-    assert [int(layer.length[0]) for layer in cache.layers] == [1, 1, 1, 0, 0, 0]
+    assert [int(layer.row_lengths[0]) for layer in cache.layers] == [1, 1, 1, 0, 0, 0]
     assert cache.cross_fills.tolist() == [5, 5, 5, 0, 0, 0]
 
 

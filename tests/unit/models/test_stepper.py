@@ -137,7 +137,7 @@ def test_rows_without_a_prompt_wait_for_the_others(stepper: Stepper, model: Any,
     ids, cache = random_tokens(3), stepper.new_cache(3, CAPACITY)
     frame = stepper.prepare_forward(at([0, 0], 6), cache, rows=np.array([0, 2]), lengths=np.array([6, 2]))
     stepper.run_layers(stepper.embed(ids[[0, 2], :6], frame), 0, LAYERS, frame, cache)
-    assert [layer.length.tolist() for layer in cache.layers] == [[6, 0, 2]] * LAYERS
+    assert [layer.row_lengths.tolist() for layer in cache.layers] == [[6, 0, 2]] * LAYERS
     logits = advance(stepper, cache, torch.stack([ids[0, 6], ids[1, 0], ids[2, 2]])[:, None], [6, 0, 2], LAYERS)
     for row, n in enumerate([7, 1, 3]):
         close(logits[row, -1], model(ids[row : row + 1, :n], use_cache=False).logits[0, -1], family)
@@ -192,7 +192,7 @@ def test_truncate_and_go_on_is_a_fresh_history(stepper: Stepper, model: Any, fam
     for t in range(7, 10):
         advance(stepper, cache, ids[:, t : t + 1], [t, t], 3)
     cache.truncate(np.array([7, 4]))
-    assert [layer.length.tolist() for layer in cache.layers] == [[7, 4]] * LAYERS
+    assert [layer.row_lengths.tolist() for layer in cache.layers] == [[7, 4]] * LAYERS
     logits = [advance(stepper, cache, other[:, i : i + 1], [7 + i, 4 + i], LAYERS) for i in range(4)]
     for row, kept in enumerate([7, 4]):
         history = torch.cat([ids[row, :kept], other[row, :4]])[None]
@@ -212,7 +212,7 @@ def test_filling_with_the_true_state_is_running_the_block(stepper: Stepper, mode
     for layer in range(3, LAYERS + 1):
         true = torch.stack([states[layer - 1][row, n] for row, n in enumerate(lengths)])[:, None]
         stepper.write_kv(true, layer, frame, cache)
-    assert [layer.length.tolist() for layer in cache.layers] == [[7, 4]] * LAYERS
+    assert [layer.row_lengths.tolist() for layer in cache.layers] == [[7, 4]] * LAYERS
     fed = torch.stack([ids[row, n + 1] for row, n in enumerate(lengths)])[:, None]
     logits = advance(stepper, cache, fed, [7, 4], LAYERS)
     for row, n in enumerate([7, 4]):
@@ -228,7 +228,7 @@ def test_a_missing_entry_raises_before_anything_is_written(stepper: Stepper) -> 
     ) as caught:
         advance(stepper, cache, ids[:, 5:6], [5, 5], LAYERS)
     assert (caught.value.layer, caught.value.row, caught.value.position, caught.value.held) == (4, 0, 5, 4)
-    assert [layer.length.tolist() for layer in cache.layers] == [[5, 5]] * 3 + [[4, 4]] * 3
+    assert [layer.row_lengths.tolist() for layer in cache.layers] == [[5, 5]] * 3 + [[4, 4]] * 3
     with pytest.raises(MissingEntryError):
         stepper.write_kv(
             torch.zeros(2, 1, 32, dtype=stepper.dtype), 4, stepper.prepare_forward(at([5, 5], 1), cache), cache
@@ -265,7 +265,7 @@ def test_prefill_and_decode_are_the_models_own_to_the_bit(family_: str, dtype: t
     cache = stepper.new_cache(1, CAPACITY)
     past, mine, theirs = None, [], []
     for piece in (ids[:, :6], *ids[:, 6:].split(1, dim=1)):
-        first = cache.layers[0].length.tolist()
+        first = cache.layers[0].row_lengths.tolist()
         mine.append(advance(stepper, cache, piece, first, LAYERS))
         out = model(piece, past_key_values=past, use_cache=True)
         past = out.past_key_values

@@ -19,7 +19,7 @@ from emad_ref.decoding.streaming import IncrementalDetokenizer, stream
 from emad_ref.errors import BadArgument
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.loading import load, shared_vocabulary_size
-from emad_ref.models.tokenizers import SAMPLE, require_matching_tokenizer, tokenizer_identity
+from emad_ref.models.tokenizers import SAMPLE, require_matching_tokenizer, tokenizer_identity_text
 from tests.small_models import small_model
 
 ROWS = 512
@@ -72,9 +72,9 @@ def test_python_and_rust_give_the_same_text_piece_by_piece(text: str) -> None:
 
 
 def test_tokenizers_in_python_are_the_same_where_vocabulary_and_settings_are() -> None:
-    assert tokenizer_identity(ByT5Tokenizer()) == tokenizer_identity(ByT5Tokenizer())
-    assert tokenizer_identity(ByT5Tokenizer()) != tokenizer_identity(ByT5Tokenizer(extra_ids=5))
-    assert tokenizer_identity(ByT5Tokenizer()) != tokenizer_identity(ByT5Tokenizer(eos_token="<end>"))
+    assert tokenizer_identity_text(ByT5Tokenizer()) == tokenizer_identity_text(ByT5Tokenizer())
+    assert tokenizer_identity_text(ByT5Tokenizer()) != tokenizer_identity_text(ByT5Tokenizer(extra_ids=5))
+    assert tokenizer_identity_text(ByT5Tokenizer()) != tokenizer_identity_text(ByT5Tokenizer(eos_token="<end>"))
 
 
 def test_a_vocabulary_without_rows_is_refused_but_for_special_tokens(folder: Path, bundled: dict[str, Any]) -> None:

@@ -21,9 +21,9 @@ from emad_ref.screening.drift import (
     DocumentFeatures,
     compute_document_features,
     decode_features,
+    features_of_record,
+    features_of_windows,
     possible_exit_layers,
-    read_features,
-    record_features,
 )
 from emad_ref.statistics.units import ByDocument, DocumentMembership
 from tests.random_lenses import attached
@@ -117,7 +117,7 @@ def texts(count: int, seed: int = 0) -> list[TokenSequence]:
 @pytest.mark.parametrize("schedule", ["free_eager", "monotone", "free_deferred"])
 def test_a_trace_and_a_decoder_fed_show_the_same(stepper: Stepper, gated: OperatingPoint, schedule: str) -> None:
     point = OperatingPoint(**{**vars(gated), "schedule": schedule})
-    replayed = read_features(stepper, point, texts(9), "a text")
+    replayed = features_of_windows(stepper, point, texts(9), "a text")
     fed = decode_features(stepper, point, texts(9), "a text", rows=4)
     assert replayed.names == fed.names
     assert len(fed) == 8
@@ -129,7 +129,7 @@ def test_a_trace_and_a_decoder_fed_show_the_same(stepper: Stepper, gated: Operat
 
 def test_copying_is_fed_and_shows_what_copies_change(stepper: Stepper, gated: OperatingPoint) -> None:
     point = OperatingPoint(**{**vars(gated), "schedule": "copying"})
-    found, exact = (read_features(stepper, each, texts(9), "a text") for each in (point, gated))
+    found, exact = (features_of_windows(stepper, each, texts(9), "a text") for each in (point, gated))
     assert np.nanmax(np.abs(found.values.values - exact.values.values)) > 1e-3
     again = decode_features(stepper, point, texts(9), "a text", rows=1)
     assert found.values.values == pytest.approx(again.values.values, abs=1e-9, nan_ok=True)
@@ -138,7 +138,7 @@ def test_copying_is_fed_and_shows_what_copies_change(stepper: Stepper, gated: Op
 def test_a_record_shows_what_feeding_its_text_shows(stepper: Stepper, gated: OperatingPoint) -> None:
     prompts = [Prompt(np.array([5, 9, 3])), Prompt(np.array([7]))]
     record = WalkedDecoder(stepper, gated, max_rows=2).generate(prompts, 12)
-    found = record_features(record, gated, "a record")
+    found = features_of_record(record, gated, "a record")
     written = [
         TokenSequence(np.concatenate([prompt.tokens, new]), len(prompt.tokens) - 1, document=row)
         for row, (prompt, new) in enumerate(zip(prompts, record.emitted, strict=True))
@@ -150,11 +150,11 @@ def test_a_record_shows_what_feeding_its_text_shows(stepper: Stepper, gated: Ope
 
 def test_a_full_readout_is_watched_too(stepper: Stepper) -> None:
     point = OperatingPoint("entropy", "fixed_entropy", LAYERS, LAYERS, PROBES, ((4.3, 4.3),), "free_eager")
-    replayed, fed = read_features(stepper, point, texts(5), "t"), decode_features(stepper, point, texts(5), "t")
+    replayed, fed = features_of_windows(stepper, point, texts(5), "t"), decode_features(stepper, point, texts(5), "t")
     assert replayed.values.values == pytest.approx(fed.values.values, rel=1e-5, abs=1e-6, nan_ok=True)
 
 
 def test_no_text_is_refused(stepper: Stepper, gated: OperatingPoint) -> None:
-    for read in (read_features, decode_features):
+    for read in (features_of_windows, decode_features):
         with pytest.raises(EmptyCorpus):
             read(stepper, gated, [], "a text")

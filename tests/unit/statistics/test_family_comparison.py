@@ -11,7 +11,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.statistics.fronts import (
     FamilySplit,
     PointFamily,
-    build_comparison_leg,
+    build_comparison_leg_test,
     compare_at_equal_flops,
     resamples_for_legs,
 )
@@ -150,6 +150,6 @@ def test_a_tie_takes_no_part_in_holm_and_says_what_both_save() -> None:
     claim = load_register()["EMAD-R2"]
     ours = family("emad", texts(0), convex)
     met, _ = compared(ours, renamed(ours))
-    leg = build_comparison_leg("15% net", met, None, 0.0, claim).leg
+    leg = build_comparison_leg_test("15% net", met, None, 0.0, claim).leg
     assert (leg.outcome, leg.p_falsify, leg.p_survive, leg.interval) == ("inconclusive", None, None, None)
     assert leg.reason == "tied: both decide the same; both save 15.00% net"

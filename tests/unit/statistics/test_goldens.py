@@ -20,8 +20,8 @@ from emad_ref.statistics.goldens import (
     KnownVerdicts,
     RunConditions,
     add_verdict_entry,
-    describe_register_changes,
     format_comparison_summary,
+    list_register_changes,
     load_known_verdicts,
     no_comparison_reason,
     require_known_verdicts,
@@ -84,12 +84,12 @@ def test_departures_are_what_may_change_a_verdict(tmp_path: Path) -> None:
 
 def test_rows_in_force_that_are_not_the_shipped_ones_are_departures() -> None:
     register = load_register()
-    assert describe_register_changes(register) == describe_register_changes(register, frozenset({"EMAD-F1"})) == []
-    assert describe_register_changes(register, frozenset({"EMAD-R1"})) == ["EMAD-R1.gate=true"]
+    assert list_register_changes(register) == list_register_changes(register, frozenset({"EMAD-F1"})) == []
+    assert list_register_changes(register, frozenset({"EMAD-R1"})) == ["EMAD-R1.gate=true"]
     stricter = replace(
         register["EMAD-F1"], gate=False, thresholds=register["EMAD-F1"].thresholds | {"accuracy_drop": 0}
     )
-    assert describe_register_changes(register | {"EMAD-F1": stricter}) == [
+    assert list_register_changes(register | {"EMAD-F1": stricter}) == [
         "EMAD-F1.accuracy_drop=0",
         "EMAD-F1.gate=false",
     ]

@@ -99,7 +99,7 @@ def in_task(maker, seed):
 
 @given(SEEDS)
 def test_every_step_of_an_inventory_is_right_and_follows_from_the_last(seed):
-    item = in_task(world.generate_inventory_task, seed)
+    item = in_task(world.generate_inventory_example, seed)
     held = int(re.search(r"has (\d+)", item.prompt).group(1))
     changes = [int(n) if verb == "finds" else -int(n) for verb, n in re.findall(r"(finds|loses) (\d+)", item.prompt)]
     steps = re.findall(r"(\d+) ([+-]) (\d+) = (\d+)\.", item.answer)
@@ -113,7 +113,7 @@ def test_every_step_of_an_inventory_is_right_and_follows_from_the_last(seed):
 
 @given(SEEDS)
 def test_the_places_asked_for_follow_from_two_facts_each(seed):
-    item = in_task(world.generate_facts_task, seed)
+    item = in_task(world.generate_facts_example, seed)
     place_of = dict(re.findall(r"The (\w+) (\w+) box\.", item.prompt))
     box_of = dict(re.findall(r"The (\w+) (\w+) key\.", item.prompt))
     asked = re.search(r"Where are (.*)\?", item.prompt).group(1).split(", ")
@@ -124,7 +124,7 @@ def test_the_places_asked_for_follow_from_two_facts_each(seed):
 
 @given(SEEDS)
 def test_a_chart_is_worked_by_two_hops_for_each_of_its_letters(seed):
-    item = in_task(world.generate_chart_task, seed)
+    item = in_task(world.generate_chart_example, seed)
     listed, asked = item.prompt.removesuffix(":").split(" = ")
     words = listed.split()
     image = {x: y.lower() for x, y in zip(words[::2], words[1::2], strict=True)}
@@ -136,14 +136,14 @@ def test_a_chart_is_worked_by_two_hops_for_each_of_its_letters(seed):
 
 @given(SEEDS)
 def test_code_passes_its_own_check_and_another_body_does_not(seed):
-    item = in_task(world.generate_code_task, seed)
+    item = in_task(world.generate_code_example, seed)
     assert program_passes(item.prompt + item.answer + item.check)
     assert not program_passes(item.prompt + " 0 - 99999\n" + item.check)
 
 
 @given(SEEDS)
 def test_a_tale_told_again_differs_in_one_person_and_one_thing(seed):
-    item = in_task(world.generate_recall_task, seed)
+    item = in_task(world.generate_recall_example, seed)
     tale, change = item.prompt.removesuffix(":").split(" Now ")
     thing, person = change.split(" and ")
     before, after = tale.split(), item.answer.split()
