@@ -177,7 +177,7 @@ def first_firing_probe(fired: Bools, probes: Ints, ceiling: int) -> Ints:
     return np.where(fired.any(axis=1), np.asarray(probes, dtype=np.int64)[first], ceiling)
 
 
-def extrapolate_exit_layers(
+def exit_layers_between_probes(
     point: OperatingPoint,
     probe: int,
     before: NDArray[np.floating[Any]],
@@ -233,7 +233,7 @@ def kept_vocabulary_size(layer: int, layers: int, vocabulary: int) -> int:
 
 
 @dataclass(frozen=True)
-class VocabularyPruning:
+class VocabularyPruningSpec:
     """``kept``: k of each layer after j; ``shrink``: s of the adaptive rule. Neither: the whole vocabulary."""
 
     kept: tuple[int, ...] = ()
@@ -241,15 +241,15 @@ class VocabularyPruning:
 
 
 # (minimum layer, layers, vocabulary) → sizes
-PRUNINGS: dict[str, Callable[[int, int, int], VocabularyPruning]] = {
-    "none": lambda minimum, layers, vocabulary: VocabularyPruning(),
-    "fixed": lambda minimum, layers, vocabulary: VocabularyPruning(
+PRUNINGS: dict[str, Callable[[int, int, int], VocabularyPruningSpec]] = {
+    "none": lambda minimum, layers, vocabulary: VocabularyPruningSpec(),
+    "fixed": lambda minimum, layers, vocabulary: VocabularyPruningSpec(
         (kept_vocabulary_size(minimum, layers, vocabulary),) * (layers - 1 - minimum)
     ),
-    "decaying": lambda minimum, layers, vocabulary: VocabularyPruning(
+    "decaying": lambda minimum, layers, vocabulary: VocabularyPruningSpec(
         tuple(kept_vocabulary_size(layer, layers, vocabulary) for layer in range(minimum + 1, layers))
     ),
-    "adaptive": lambda minimum, layers, vocabulary: VocabularyPruning(shrink=SHRINK),
+    "adaptive": lambda minimum, layers, vocabulary: VocabularyPruningSpec(shrink=SHRINK),
 }
 CONFIDENCES: tuple[str, ...] = tuple(name for name, signal in SIGNALS.items() if signal.early_exit)
 
@@ -374,7 +374,7 @@ def merged_bin_indices(spec: BinSpec, dropped: int) -> Ints:
     return np.arange(spec.bin_count) // math.prod(spec.bucket_counts[kept:])
 
 
-def count_features_to_drop(spec: BinSpec, tokens: Ints, minimum: int) -> Ints:
+def dropped_feature_count_by_bin(spec: BinSpec, tokens: Ints, minimum: int) -> Ints:
     """int64 [count] features each bin gives up until ``minimum`` tokens stand behind its thresholds.
 
     ``tokens`` int64 [count] counts the tokens of each bin. All tokens together are never too few: nothing is left then.

@@ -80,7 +80,7 @@ def load_extensions() -> dict[str, Extension]:
     return found
 
 
-def list_added_parts(part: str) -> dict[str, str]:
+def added_part_locations(part: str) -> dict[str, str]:
     """What all extensions add of one of ``PARTS``: name → where it is."""
     return {name: place for extension in load_extensions().values() for name, place in getattr(extension, part).items()}
 
@@ -114,8 +114,8 @@ def collect_extension_provenance() -> dict[str, Any]:
 
 
 def load_added_part(part: str, name: str) -> Any:
-    """What an extension adds under ``name``, one of ``added(part)``. Raises BadArgument as ``import_from_path``."""
-    return import_from_path(list_added_parts(part)[name], f"{GROUP}: {part}: {name}")
+    """What an extension adds under ``name`` of ``added_part_locations(part)``. Raises as ``import_from_path``."""
+    return import_from_path(added_part_locations(part)[name], f"{GROUP}: {part}: {name}")
 
 
 def _load_extension(point: EntryPoint) -> Extension:

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = sys.argv
     sys.argv = ["lm_eval", *add_default_options(argv)]  # lm-eval reads nothing else
     try:
-        check_options(argv)
+        require_usable_options(argv)
         cli_evaluate()
     except EmadError as error:
         print_error(error)
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def check_options(argv: Sequence[str]) -> None:
+def require_usable_options(argv: Sequence[str]) -> None:
     """Refuse what lm-eval finds out late: an ``--output_path`` in which it cannot write, of which it warns at the end
     with status 0, and a ``--limit`` that leaves no document.
 

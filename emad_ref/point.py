@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -343,11 +344,6 @@ class OperatingPoint(NotebookReprMixin):
         table.setflags(write=False)
         return table
 
-    @property
-    def table(self) -> NDArray[np.float32]:
-        """Alias of ``threshold_table``."""
-        return self.threshold_table
-
     def _require_types(self) -> None:
         """Refuse fields of another type than the class declares; numbers of NumPy pass, and lists for tuples."""
         require_whole("layers", self.layers, 1)
@@ -429,14 +425,17 @@ class OperatingPoint(NotebookReprMixin):
             )
 
     @property
-    def adaptive(self) -> bool:
+    def has_adaptive_depth(self) -> bool:
         """Whether any token can exit before ``ceiling``."""
         return any(value != SIGNALS[self.signal].unreachable_threshold for row in self.thresholds for value in row)
 
     @property
-    def fixed(self) -> bool:
+    def has_fixed_depth(self) -> bool:
         """Whether every token runs to the ceiling, whatever it is."""
         return not self.probes and self.schedule not in RULELESS
+
+    table = property(attrgetter("threshold_table"))
+    adaptive, fixed = has_adaptive_depth, has_fixed_depth  # names of earlier versions, as is ``table``
 
     @property
     def readout_layers(self) -> tuple[int, ...]:
@@ -467,7 +466,7 @@ def full_depth(layers: int) -> OperatingPoint:
 
     Examples
     --------
-    >>> full_depth(12).name, full_depth(12).fixed
+    >>> full_depth(12).name, full_depth(12).has_fixed_depth
     ('full depth', True)
     """
     return OperatingPoint("full depth", "full", layers, layers)

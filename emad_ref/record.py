@@ -1,6 +1,6 @@
 """What a decoder decided and what it executed. NumPy only; no clock inside.
 
-``Tokens``  one row per processed token: what was decided (depth D_t, cap D_{t-1}, phase).
+``TokenTable``  one row per processed token: what was decided (depth D_t, cap D_{t-1}, phase).
 ``Work``    sums per layer: what was executed. With a model's geometry it gives FLOPs (``benchmark.flops``).
 ``Record``  both, plus the signals compared and the reason each row stopped.
 
@@ -31,7 +31,7 @@ StopReason = Literal["stop token", "length"]
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenTable:
     """One row per processed token, in the order of processing; every column has shape [tokens].
 
     ``token`` is the token that was fed, ``position`` its place in its sequence (from 0), ``depth`` the number of
@@ -51,17 +51,22 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.token)
 
-    def of(self, sequence: int, phase: int | None = None) -> Tokens:
+    def select_sequence(self, sequence: int, phase: int | None = None) -> TokenTable:
         """The rows of one sequence (and one phase), in order."""
         chosen = self.sequence == sequence
         if phase is not None:
             chosen &= self.phase == phase
-        return Tokens(*(getattr(self, f.name)[chosen] for f in fields(self)))
+        return TokenTable(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
-    def kept_of(self, sequence: int) -> Ints:
+    def kept_row_indices(self, sequence: int) -> Ints:
         """Indices of the rows that are still part of one sequence, by their position in it."""
         mine = np.flatnonzero((self.sequence == sequence) & self.kept)
         return mine[np.argsort(self.position[mine], kind="stable")]
+
+    of, kept_of = select_sequence, kept_row_indices  # names of earlier versions
+
+
+Tokens = TokenTable  # its name in earlier versions
 
 
 @dataclass(frozen=True)
@@ -154,10 +159,12 @@ class Work:
 
     __hash__ = None  # type: ignore[assignment]  # holds arrays: equal by value, not hashable
 
-    def difference(self, other: Work) -> str:
+    def describe_difference(self, other: Work) -> str:
         """Names of the parts that differ, with both values; empty when equal."""
         parts = ((f.name, np.asarray(getattr(self, f.name)), np.asarray(getattr(other, f.name))) for f in fields(self))
         return "; ".join(f"{n}: {a.tolist()} ≠ {b.tolist()}" for n, a, b in parts if not np.array_equal(a, b))
+
+    difference = describe_difference  # its name in earlier versions
 
 
 @dataclass(frozen=True)
@@ -180,7 +187,7 @@ class Record:
         The part of ``work`` spent on prompt positions before the last.
     """
 
-    tokens: Tokens
+    tokens: TokenTable
     signal: Floats
     emitted: list[Ints]
     stop: list[StopReason]
@@ -192,7 +199,7 @@ class Record:
 
         Every column is read, of whatever class this record is.
         """
-        tokens = Tokens(*(np.array(getattr(self.tokens, f.name)) for f in fields(Tokens)))
+        tokens = TokenTable(*(np.array(getattr(self.tokens, f.name)) for f in fields(TokenTable)))
         emitted: list[Ints] = [np.array(each) for each in self.emitted]
         works = (_copy_works(self.work), _copy_works(self.prompt_work))
         return Record(tokens, np.array(self.signal), emitted, list(self.stop), *works)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules import assign_bins, extrapolate_exit_layers, is_exit_rule_met
+from emad_ref.exit_rules import assign_bins, exit_layers_between_probes, is_exit_rule_met
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Bools, Floats, Ints, Work
@@ -109,7 +109,7 @@ class TraceReplayer:
     ) -> None:
         """Exits after probe ``number`` and below the next, where the line through the last two readings meets τ."""
         before, here = (signals[point.probes[at]] for at in (number - 1, number))
-        planned = extrapolate_exit_layers(point, number, before, here, bins)
+        planned = exit_layers_between_probes(point, number, before, here, bins)
         np.copyto(depth, planned.astype(np.int16), where=planned > 0)
 
     def _grid(self, column: NDArray[Any]) -> NDArray[Any]:
@@ -179,7 +179,9 @@ def top1_tokens_at_depth(trace: Trace, depth: Ints) -> Ints:
     return trace.top1[np.arange(len(trace)), depth - 1].astype(np.int64)
 
 
-def derive_sequence_work(trace: Trace, point: OperatingPoint, depth: Ints, macs_per_row: int = 0) -> tuple[Work, Work]:
+def decode_and_prompt_work(
+    trace: Trace, point: OperatingPoint, depth: Ints, macs_per_row: int = 0
+) -> tuple[Work, Work]:
     """(decode, prompt) Work of decoding every sequence alone, token by token, at ``depth`` [tokens].
 
     The prompt before the last position is one forward at the ceiling: n positions against n keys each.

@@ -27,7 +27,7 @@ from emad_ref.protocol import (
     TokenLogProbs,
     Unsupported,
 )
-from emad_ref.record import DECODE, PROMPT, Ints, Record, StopReason, Tokens
+from emad_ref.record import DECODE, PROMPT, Ints, Record, StopReason, TokenTable
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class TokenDecoder:
     def __init__(self, request: Request):
         point = request.point
         self.own_rule = request.own_rule
-        if not point.fixed or point.ceiling < point.layers:
+        if not point.has_fixed_depth or point.ceiling < point.layers:
             raise Unsupported(f"{point.name}: an engine runs every layer for every token")
         self._layers, self._max_rows = point.layers, request.max_rows
         self.temperature, self.seed = request.temperature, request.seed
@@ -184,7 +184,7 @@ def full_depth_record(prompts: Sequence[Ints], completions: Sequence[Completion]
     kept = np.ones(len(token), dtype=np.bool_)
     stop: list[StopReason] = ["stop token" if each.stopped else "length" for each in completions]
     return Record(
-        Tokens(sequence, position, token, depth, depth.copy(), phase, zeros, kept),
+        TokenTable(sequence, position, token, depth, depth.copy(), phase, zeros, kept),
         np.empty((len(token), 0)),
         [each.tokens for each in completions],
         stop,

@@ -115,7 +115,7 @@ def registered_providers(config: pytest.Config) -> dict[str, object]:
     return {implementation.plugin_name: implementation.plugin for implementation in found}
 
 
-def check_providers(config: pytest.Config) -> None:
+def require_unambiguous_decoder(config: pytest.Config) -> None:
     """Refuse a run whose decoder is ambiguous or unknown.
 
     Raises:
@@ -127,7 +127,7 @@ def check_providers(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
 
 
-def check_hook_names(config: pytest.Config) -> None:
+def require_known_hook_names(config: pytest.Config) -> None:
     """Refuse a misspelt hook of ours in one line, before pytest reports an internal error.
 
     Raises:
@@ -176,7 +176,7 @@ def _sole_provider(config: pytest.Config) -> str | None:
 def requested_features(request: Request) -> tuple[str, ...]:
     """Features that ``request`` needs beyond greedy full depth: exits, sampling, and fields of the point by name."""
     point = request.point
-    if point.fixed and point.ceiling == point.layers:
+    if point.has_fixed_depth and point.ceiling == point.layers:
         exits: list[str] = []
     else:
         given = [field for field in fields(point) if field.default is not MISSING and field.name not in PLAIN_FIELDS]
@@ -222,7 +222,7 @@ def make_decoder(config: pytest.Config, request: Request) -> Decoder:
     """Make the decoder under test for ``request``; the caller closes it.
 
     Raises:
-        pytest.UsageError: as ``check_providers``.
+        pytest.UsageError: as ``require_unambiguous_decoder``.
         emad_ref.protocol.Unsupported: the provider declines; record the claim as ``not applicable``.
         NoDecoderError: every provider that was called, the one of ``--emad-backend`` or all, returned None.
     """
@@ -233,7 +233,7 @@ def _make_decoder(config: pytest.Config, request: Request) -> tuple[str, Decoder
     """Name of the provider that answered, and its decoder."""
     from emad_ref.protocol import Unsupported
 
-    check_providers(config)
+    require_unambiguous_decoder(config)
     wanted, known = _sole_provider(config), registered_providers(config)
     counts = config.stash.setdefault(COUNTS, {})
     for name in known if wanted is None else [wanted]:

@@ -40,7 +40,7 @@ SUITES = suites_source.SUITES
 INSTALLED_SUITES = SOURCE_ROOT / "pytest_emad" / "suites"
 
 
-def check_installation() -> None:
+def require_one_installation() -> None:
     """Require that ``pytest_emad`` and ``emad_ref`` come from one tree, so that versions cannot mix.
 
     Raises:
@@ -54,7 +54,7 @@ def check_installation() -> None:
         )
 
 
-def check_requirements() -> None:
+def require_compatible_versions() -> None:
     """Compare our metadata with our code, and installed versions with its bounds, which ``--no-deps`` bypasses.
 
     Raises:
@@ -140,7 +140,7 @@ def all_shipped_test_names() -> list[str]:
     return suites_source.list_shipped_tests(SUITES)
 
 
-def check_waivers(config: pytest.Config) -> None:
+def require_valid_waivers(config: pytest.Config) -> None:
     """Require that every waiver names a claim, decoder or shipped test that can stay undecided.
 
     Raises:
@@ -175,7 +175,7 @@ CONTRADICTIONS = (
 )
 
 
-def check_other_plugins(config: pytest.Config) -> None:
+def require_compatible_plugins(config: pytest.Config) -> None:
     """Refuse options of other plugins under which no run of our suites can pass.
 
     Raises:
@@ -188,7 +188,7 @@ def check_other_plugins(config: pytest.Config) -> None:
             raise pytest.UsageError(f"{typed}: {why}")
 
 
-def check_models(config: pytest.Config) -> None:
+def require_available_models(config: pytest.Config) -> None:
     """Refuse models that cannot be loaded, before anything is collected or imported to load them.
 
     A worker of xdist leaves that to its controller.
@@ -243,7 +243,7 @@ def is_cost_test(item: pytest.Item) -> bool:
     return (shipped_file_name(item.path) or "").startswith(f"{suites_source.PREFIX}/cost/")
 
 
-def check_collection(session: pytest.Session, items: Sequence[pytest.Item]) -> None:
+def require_collected_tests(session: pytest.Session, items: Sequence[pytest.Item]) -> None:
     """Require at least one collected test per argument that names our suites; call it before deselection.
 
     Raises:
@@ -343,7 +343,7 @@ def select_gpu(worker: int) -> None:
 # ---------------------------------------------------------------- the command line, before pytest knows our options
 
 
-def check_command_line(config: pytest.Config, arguments: Sequence[str]) -> None:
+def require_valid_command_line(config: pytest.Config, arguments: Sequence[str]) -> None:
     """Check the command line before pytest searches conftest files.
 
     ``arguments`` includes those of the ini file and of the environment.
@@ -359,7 +359,7 @@ def check_command_line(config: pytest.Config, arguments: Sequence[str]) -> None:
         _keep_root(config, arguments)
 
 
-def check_option_names(parser: pytest.Parser, arguments: Sequence[str]) -> None:
+def require_known_option_names(parser: pytest.Parser, arguments: Sequence[str]) -> None:
     """Refuse a misspelt option of ours with the nearest one; pytest itself names none.
 
     Raises:

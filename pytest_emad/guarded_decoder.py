@@ -31,7 +31,7 @@ from emad_ref.protocol import (
     TokenLogProbs,
     Unsupported,
 )
-from emad_ref.record import Ints, Record, Tokens, Work
+from emad_ref.record import Ints, Record, TokenTable, Work
 from emad_ref.report.provenance import CONCURRENCY, FORCED_DEPTHS, LOG_PROBS, SESSIONS, STREAMING
 
 REQUIRED_CALLS = ("start", "generate", "synchronize", "close")  # of every decoder
@@ -78,7 +78,7 @@ def require_record(call: str, answer: Any) -> Record:
             raise _malformed(call, f"{part} as {type(getattr(answer, part)).__name__}", "a list with an entry a prompt")
     for row, each in enumerate(answer.emitted):
         require_whole_numbers(call, each, f"emitted[{row}] as ")
-    for column in (each.name for each in fields(Tokens)):
+    for column in (each.name for each in fields(TokenTable)):
         if not isinstance(found := getattr(answer.tokens, column, None), np.ndarray):
             raise _malformed(call, f"tokens.{column} as {type(found).__name__}", "a NumPy array")
     for part in ("work", "prompt_work"):
@@ -201,7 +201,7 @@ class GuardedDecoder:
             return require_record("generate", self._decoder.generate(prompts, max_new, stop))
 
     def start(self, prompts: Sequence[Prompt]) -> tuple[Session, Step]:
-        with self._limit("start"), count_feature(self._count, SESSIONS):
+        with self._limit("start"), count_feature_outcome(self._count, SESSIONS):
             answer: Any = self._decoder.start(prompts)
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise _malformed("start", f"a {type(answer).__name__}", "a pair: the session, and its first step")
@@ -209,7 +209,7 @@ class GuardedDecoder:
 
     def log_probs(self, prompts: Sequence[Prompt], max_new: int, top: int) -> Sequence[TokenLogProbs]:
         ask = getattr(self._decoder, "log_probs", None)
-        with count_feature(self._count, LOG_PROBS):
+        with count_feature_outcome(self._count, LOG_PROBS):
             if ask is None:
                 return greedy_session_log_probs(self, prompts, max_new, top)
             with self._limit("log_probs"):
@@ -223,14 +223,14 @@ class GuardedDecoder:
                 self._count(feature, declined)
 
         ask = getattr(self._decoder, "token_arrivals", None)
-        with count_feature(count, STREAMING), self._limit("token_arrivals"):
+        with count_feature_outcome(count, STREAMING), self._limit("token_arrivals"):
             if ask is None:
                 raise Unsupported("the decoder streams nothing")
             return list(ask(prompts, max_new, stop, stream))
 
     def generate_at_once(self, requests: Sequence[GenerateArguments], at_once: int) -> Sequence[Record]:
         ask = getattr(self._decoder, "generate_at_once", None)
-        with count_feature(self._count, CONCURRENCY), self._limit("generate_at_once", len(requests)):
+        with count_feature_outcome(self._count, CONCURRENCY), self._limit("generate_at_once", len(requests)):
             if ask is None:
                 raise Unsupported("the decoder takes one request at a time")
             return [require_record("generate_at_once", each) for each in ask(requests, at_once)]
@@ -271,7 +271,7 @@ class GuardedSession:
         with self._limit("feed"):
             if depth is None:
                 return require_step("feed", self._session.feed(tokens, depth, *last, **named))
-            with count_feature(self._count, FORCED_DEPTHS):
+            with count_feature_outcome(self._count, FORCED_DEPTHS):
                 return require_step("feed", self._session.feed(tokens, depth, *last, **named))
 
     def deepen(self, length: Ints) -> Step:
@@ -296,7 +296,7 @@ class GuardedSession:
 
 
 @contextmanager
-def count_feature(count: CountFeature, feature: str) -> Iterator[None]:
+def count_feature_outcome(count: CountFeature, feature: str) -> Iterator[None]:
     """Count ``feature`` as answered, or as declined by a refusal, which then names it."""
     try:
         yield

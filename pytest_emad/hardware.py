@@ -95,7 +95,7 @@ def plan_steps(chosen: argparse.Namespace) -> Iterator[MachineMeasurement]:
     for what in chosen.steps:
         for model, dtype in of:
             if what in SHARES:
-                yield MachineMeasurement(what, model, dtype, partial(run_suite, what, model, dtype, chosen))
+                yield MachineMeasurement(what, model, dtype, partial(run_suite_to_summary, what, model, dtype, chosen))
             else:
                 yield MachineMeasurement(
                     what, model, dtype, partial(_measure_untimed, measured[what], model, dtype, chosen.device)
@@ -146,8 +146,8 @@ def build_suite_command(what: str, model: str, dtype: str, chosen: argparse.Name
     return subprocesses.build_pytest_arguments(["-q", "-p", "no:cacheprovider", *where], options | only)
 
 
-def run_suite(what: str, model: str, dtype: str, chosen: argparse.Namespace, left: float) -> dict[str, Any]:
-    """One suite run, stopped after its share of the time ``left``."""
+def run_suite_to_summary(what: str, model: str, dtype: str, chosen: argparse.Namespace, left: float) -> dict[str, Any]:
+    """Run one suite, stopped after its share of the time ``left``, and return outcomes and verdicts of its report."""
     folder = chosen.out / f"{what}-{model.replace(':', '-')}-{dtype}"
     folder.mkdir(parents=True, exist_ok=True)
     seconds = max(LEAST, SHARES[what] * left)

@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """``--emad-selfcheck`` judges the suites and not a decoder: nothing else is run; nor beside a share of a race."""
     if subprocesses.is_replicate_process(config):
-        return subprocesses.run_replicate(config)
+        return subprocesses.run_replicate_task(config)
     if config.getoption(SELFCHECK) is None:
         return None
     from pytest_emad import selfcheck  # it imports torch
@@ -105,11 +105,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _prepare(config: pytest.Config) -> None:
-    environment.check_installation()
+    environment.require_one_installation()
     get_run_settings(config)
-    environment.check_waivers(config)
-    environment.check_other_plugins(config)
-    environment.check_models(config)
+    environment.require_valid_waivers(config)
+    environment.require_compatible_plugins(config)
+    environment.require_available_models(config)
     _prepare_benchmarks(config)
     terminal.open_stderr_copy(worker=hasattr(config, "workerinput"))
     config.add_cleanup(terminal.close_stderr_copy)
@@ -159,12 +159,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, args: list[str], parser: pytest.Parser
 ) -> Generator[None, None, None]:
-    environment.check_command_line(early_config, args)
+    environment.require_valid_command_line(early_config, args)
     if not subprocesses.is_replicate_process(early_config):
         _announce_report(early_config)
     yield
     early_config.pluginmanager.register(ExitStatusKeeper(), "emad-status")
-    environment.check_option_names(parser, args)  # a conftest may have added options
+    environment.require_known_option_names(parser, args)  # a conftest may have added options
 
 
 def _announce_report(config: pytest.Config) -> None:
@@ -215,9 +215,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Before any test module is imported: ``@given`` binds the settings in force at that moment."""
-    decoder_providers.check_hook_names(session.config)
+    decoder_providers.require_known_hook_names(session.config)
     if environment.requested_suite_arguments(session.config):
-        environment.check_requirements()
+        environment.require_compatible_versions()
         _load_hypothesis_profile(session.config)
 
 
@@ -247,12 +247,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     try:
-        environment.check_collection(session, items)
+        environment.require_collected_tests(session, items)
         marked = [item for item in items if item.get_closest_marker("emad") is not None]
         for item in marked:
             _check_marker(item)
         if marked or any(environment.is_shipped_test(item) for item in items):
-            decoder_providers.check_providers(config)
+            decoder_providers.require_unambiguous_decoder(config)
         if any(selection.is_plugin_test(item) for item in items):
             _select_device(config)
         _deselect(config, items)

@@ -89,8 +89,8 @@ def suite_run_options(model: str, chosen: argparse.Namespace) -> dict[str, objec
     return {"model": model, "budget": chosen.budget, "device": chosen.device} | data
 
 
-def unit_identity(model: str, part: str, chosen: argparse.Namespace) -> dict[str, str]:
-    """What a unit is asked, by whom: one that differs in any of it is judged again."""
+def suite_part_reuse_key(model: str, part: str, chosen: argparse.Namespace) -> dict[str, str]:
+    """Model, part, options and version of a run: an earlier run is reused only if all are equal."""
     asked = {name: str(getattr(chosen, name)) for name in ("budget", "suites", "data", "device")}
     return asked | {"model": model, "part": part, "version": __version__, "commit": str(package_git_commit())}
 
@@ -119,7 +119,7 @@ def _work_unit(model: str, part: Mapping[str, Any], folder: Path, chosen: argpar
     words = subprocesses.build_pytest_arguments(
         [*only, *where], suite_run_options(model, chosen) | {"report": folder / name}
     )
-    known = unit_identity(model, name, chosen)
+    known = suite_part_reuse_key(model, name, chosen)
     return SuitePart(model, name, part["measures"], tuple(words), folder / name, Path.cwd(), known)
 
 

@@ -156,12 +156,12 @@ class RunRecord:
         if kind in FACTS:
             self._add_once(FACTS[kind], value)
             return
-        from emad_ref.report.suite_parts import merge_model, merge_point  # not at the start of every run
+        from emad_ref.report.suite_parts import upsert_model_row, upsert_point_row  # not at the start of every run
 
         if kind == POINT:
-            merge_point(self.records["points"], value)
+            upsert_point_row(self.records["points"], value)
         elif kind == MODEL:
-            merge_model(self.records["models"], value)
+            upsert_model_row(self.records["models"], value)
 
     def _add_once(self, key: str, value: Any) -> None:
         if value not in self.records[key]:

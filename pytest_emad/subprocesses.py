@@ -107,7 +107,7 @@ def _provider_names(config: pytest.Config) -> list[str]:
 # ---------------------------------------------------------------- the replicate
 
 
-def run_replicate(config: pytest.Config) -> int:
+def run_replicate_task(config: pytest.Config) -> int:
     """Run the task of ``REPLICATE_FLAG`` and return the exit status. The caller shows standard error."""
     config._do_configure()  # pytest configures itself in a session only, and a session would write a report
     try:

@@ -31,16 +31,8 @@ corrected  # of an estimator beside the full softmax: whether a linear map was a
 changed_share, detect_drift  # the second bounded loss and the drift test: docs/guarantee.md
 monotone_depths  # the plain form that laws hold replay to
 cluster_near_duplicates  # what a document index says of many texts, as tests ask it
-derive_sequence_work  # the derivation that laws hold counted work against
+decode_and_prompt_work  # the derivation that laws hold counted work against
 features_of_record  # for records of a user's own decoder: docs/guarantee.md
 catch_up_tokens, count_catch_up_tokens  # of one switched text: laws hold many texts at once against it
-(
-    undecided,
-    feed_depth,
-    gated,
-    opened,
-    begin,
-    record_features,
-    read_features,
-)  # names of earlier versions, for code of others
+undecided, feed_depth, gated, opened, begin, kept_of, Tokens  # names of earlier versions, for code of others
 record_features, read_features  # earlier names, too

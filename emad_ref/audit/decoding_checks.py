@@ -52,7 +52,9 @@ def check_decisions(under_test: DecoderUnderTest, prompts: Sequence[Prompt], con
     which a probe lay below the cap; a point without probes needs none.
     """
     decoder, point = under_test.decoder, under_test.point
-    judge = Judge.for_check("decisions", under_test, MIN_DISCRIMINATING if point.adaptive else 0, judges_work=True)
+    judge = Judge.for_check(
+        "decisions", under_test, MIN_DISCRIMINATING if point.has_adaptive_depth else 0, judges_work=True
+    )
     judge = replace(judge, lens=PrefixLens(under_test.lens, kept=len(prompts)))  # every history comes twice
     with judge.tally:
         together = [list(range(len(prompts)))] if len(prompts) > 1 else []
@@ -95,7 +97,7 @@ def check_generation(
     tokens that are not full depth's argmax: if depth makes no difference the check has no power.
     """
     decoder, point = under_test.decoder, under_test.point
-    judge = Judge.for_check("generation", under_test, needed if point.adaptive else 0, judges_work=True)
+    judge = Judge.for_check("generation", under_test, needed if point.has_adaptive_depth else 0, judges_work=True)
     judge = replace(judge, lens=PrefixLens(under_test.lens, kept=len(prompts)))  # most histories come again
     with judge.tally:
         together = decoder.generate(prompts, max_new, NO_STOP)
@@ -177,7 +179,7 @@ def _row_trajectory(
 ) -> Trajectory:
     """The tokens of one row as a trajectory: the prompt, then every emitted token but the last, each fed once."""
     table = record.tokens
-    mine = table.kept_of(row)
+    mine = table.kept_row_indices(row)
     history = np.concatenate([np.asarray(prompt, dtype=np.int64), np.asarray(emitted[:-1], dtype=np.int64)])
     first = len(prompt) - 1
     tally.require(
@@ -251,7 +253,7 @@ def check_row_independence(
             )
         for batched, single in zip(zip(together, record.emitted, strict=True), alone, strict=True):
             _compare_runs(judge, batched, single)
-        outcomes = [trajectory.depth if point.adaptive else emitted for trajectory, emitted in alone]
+        outcomes = [trajectory.depth if point.has_adaptive_depth else emitted for trajectory, emitted in alone]
         judge.tally.discriminating += sum(not np.array_equal(a, b) for a, b in combinations(outcomes, 2))
     return judge.tally.to_finding()
 
@@ -338,7 +340,7 @@ def check_replay_agreement(
     traces. An NLL may be off by twice as much (its logit and the normaliser). If a tie moved a depth, NLL is not
     compared. Discriminating are positions at which a probe lay below the cap. ``excuses_ties``: however many.
     """
-    tally = Tally("bridge", needed if point.adaptive else 0, excuses_ties)
+    tally = Tally("bridge", needed if point.has_adaptive_depth else 0, excuses_ties)
     allowed = tally.widen_tolerance(max(tolerance, TRACE_ROUNDING), decoder.capabilities.logit_noise)
     judge = Judge(tally, None, point, allowed)  # replay replaces the lens
     with tally:

@@ -426,7 +426,7 @@ class FieldsCheck:
                 actual, expected = (each.generate([prompt], new, frozenset()) for each in (decoder, own))
                 theirs, mine = ([emitted.tolist() for emitted in record.emitted] for record in (actual, expected))
                 there, here = (
-                    [each.tokens.depth[each.tokens.kept_of(0)][-new:].tolist()] for each in (actual, expected)
+                    [each.tokens.depth[each.tokens.kept_row_indices(0)][-new:].tolist()] for each in (actual, expected)
                 )
                 same = check_same_tokens(
                     self.lens, self.tolerance, [prompt], theirs, mine, point, there, here, declared=declared,
@@ -524,7 +524,7 @@ class FieldsCheck:
 
         def emitted(at: OperatingPoint) -> Ints:
             record = self.own(at).generate([prompt], self.new, frozenset())
-            return np.stack([record.emitted[0], record.tokens.depth[record.tokens.kept_of(0)][-self.new :]])
+            return np.stack([record.emitted[0], record.tokens.depth[record.tokens.kept_row_indices(0)][-self.new :]])
 
         mine = emitted(point)
         return [np.flatnonzero((mine != emitted(ignoring(point))).any(axis=0)) for ignoring in variant.ignored]

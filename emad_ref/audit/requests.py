@@ -133,7 +133,7 @@ def check_batches(
                     session_rows = transcript.build_trajectories()
             judge_answers(judge, [answer], session_rows)
             outcomes = [
-                (*emitted.tolist(), *record.tokens.of(row, phase=1).depth.tolist())
+                (*emitted.tolist(), *record.tokens.select_sequence(row, phase=1).depth.tolist())
                 for row, emitted in enumerate(record.emitted)
             ]
             judge.tally.discriminating += sum(one != other for one, other in pairwise(outcomes))
@@ -333,7 +333,9 @@ def _in_open_sessions(
 
 def _count_distinct_rows(record: Record, tolerance: float) -> int:
     """Rows after the first whose signals, depths or tokens differ from those of the first, all rows of one length."""
-    decided = np.stack([record.tokens.kept_of(row)[-len(tokens) :] for row, tokens in enumerate(record.emitted)])
+    decided = np.stack(
+        [record.tokens.kept_row_indices(row)[-len(tokens) :] for row, tokens in enumerate(record.emitted)]
+    )
     signal, depth, tokens = record.signal[decided], record.tokens.depth[decided], np.stack(record.emitted)
     off = (np.abs(signal - signal[0]) > tolerance) | (np.isnan(signal) != np.isnan(signal[0]))
     return int((off.any(axis=(1, 2)) | ((depth != depth[0]) | (tokens != tokens[0])).any(axis=1)).sum())

@@ -253,7 +253,7 @@ def check_last_logits(
             transcript.feed(continuations[:, at : at + n], depth, last)
             tally.discriminating += int(last < n)
             at += n
-        if point.fixed and len(prompts) == 1 and transcript.session.work is not None:
+        if point.has_fixed_depth and len(prompts) == 1 and transcript.session.work is not None:
             heads, expected = int(transcript.session.work.readout_rows[FULL].sum()), 1 + sum(last for _, last in plan)
             tally.require(
                 heads == expected, f"work counts {heads} heads, but the logits of {expected} positions were asked for"

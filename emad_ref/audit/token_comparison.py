@@ -228,7 +228,7 @@ def threshold_distances(record: Record, point: OperatingPoint) -> Floats:
 
 
 def _decided_positions(record: Record, row: int) -> Ints:
-    places = record.tokens.kept_of(row)
+    places = record.tokens.kept_row_indices(row)
     decided: Ints = places[record.tokens.phase[places] != PROMPT]
     return decided
 

@@ -113,7 +113,7 @@ class DecoderUnderTest:
     forces: bool = True
 
     def __post_init__(self) -> None:
-        if not self.forces and (not self.point.fixed or self.point.ceiling < self.point.layers):
+        if not self.forces and (not self.point.has_fixed_depth or self.point.ceiling < self.point.layers):
             raise BadArgument("forces", False, "a point at full depth", f"{self.point.name!r} has exits")
 
 

@@ -31,7 +31,7 @@ from emad_ref.calibration.regression import isotonic_targets
 from emad_ref.calibration.trace import Trace
 from emad_ref.console import format_facts_html
 from emad_ref.errors import BadArgument, EmadError, is_number, is_whole, require_instance
-from emad_ref.exit_rules import count_features_to_drop, entropy_matched_point, merged_bin_indices
+from emad_ref.exit_rules import dropped_feature_count_by_bin, entropy_matched_point, merged_bin_indices
 from emad_ref.files import BadFile, read_json, require_writable, write_atomically
 from emad_ref.point import BinSpec, OperatingPoint
 from emad_ref.record import Floats, Ints
@@ -617,7 +617,7 @@ def _fit_profile(profile: Profile, bins: BinSpec, statistics: EntropyStatistics)
         return fitted
 
     together = statistics.pool_bins(np.zeros(len(statistics.tokens), dtype=np.int64))
-    dropped = count_features_to_drop(bins, statistics.tokens, profile.minimum_tokens) if bins.features else ()
+    dropped = dropped_feature_count_by_bin(bins, statistics.tokens, profile.minimum_tokens) if bins.features else ()
     fitted = replace(
         profile,
         mean_nats=tuple(float(h) for h in together.mean_nats()[0]),

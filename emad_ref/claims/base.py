@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from emad_ref.errors import BadArgument
-from emad_ref.extensions import list_added_parts
+from emad_ref.extensions import added_part_locations
 from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.study import BUDGETS, Budget, Study
 from emad_ref.protocol import Unsupported
@@ -190,7 +190,7 @@ def find_question(claim: str) -> Question[Any]:
     Raises:
         BadArgument: no row and no extension is about it.
     """
-    place = list_added_parts("questions").get(claim)
+    place = added_part_locations("questions").get(claim)
     if place is None:
         if claim not in _own_questions():
             raise BadArgument(

@@ -155,7 +155,7 @@ def count_blocks(evidence: ModelMeasurements, decoder: Decoder) -> BlockCounts:
                 "record of generate", f"work={record.work}, prompt_work={record.prompt_work}",
                 "both, of a decoder whose capabilities say counted=True", "report both, or declare counted=False",
             )  # fmt: skip
-        depth = record.tokens.of(0, phase=1).depth
+        depth = record.tokens.select_sequence(0, phase=1).depth
         executed.append((record.work[0] - record.prompt_work[0]).tokens.sum())
         decided.append(depth.sum())
         full.append(len(depth) * evidence.subject.stepper.layers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from emad_ref.extensions import list_added_parts, load_added_part
+from emad_ref.extensions import added_part_locations, load_added_part
 from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.early_exits import make_rule_table
 from emad_ref.measurements.model_measurements import ModelMeasurements
@@ -48,7 +48,7 @@ TABLES: dict[str, TableFunction] = {
 
 def table_names() -> list[str]:
     """Names of all tables."""
-    return [*TABLES, *list_added_parts("tables")]
+    return [*TABLES, *added_part_locations("tables")]
 
 
 def find_table_function(name: str) -> TableFunction:

@@ -14,7 +14,7 @@ from emad_ref.cli.arguments import (
     VerbParser,
     VersionAction,
     add_examples,
-    replace_pytest_options,
+    pytest_to_verb_option_names,
 )
 from emad_ref.cli.calibration import (
     add_calibrate_arguments,
@@ -27,7 +27,7 @@ from emad_ref.cli.calibration import (
     train_bundled_model,
 )
 from emad_ref.cli.downloads import add_fetch_arguments, fetch_model
-from emad_ref.cli.generation import add_generate_arguments, add_world_arguments, generate, print_corpus_documents
+from emad_ref.cli.generation import add_generate_arguments, add_print_corpus_arguments, generate, print_corpus_documents
 from emad_ref.cli.judgment import USAGE_ERROR, add_judge_arguments, add_same_arguments, compare_models, judge
 from emad_ref.cli.replay import add_replay_arguments, replay_test
 from emad_ref.cli.reports import (
@@ -72,7 +72,7 @@ VERB_GROUPS: dict[str, dict[str, tuple[Verb, Arguments]]] = {
     },
     "print text": {
         "generate": (generate, add_generate_arguments),
-        "world": (print_corpus_documents, add_world_arguments),
+        "world": (print_corpus_documents, add_print_corpus_arguments),
     },
     "get models": {
         "fetch": (fetch_model, add_fetch_arguments),
@@ -128,7 +128,7 @@ def build_parser() -> argparse.ArgumentParser:
     return top
 
 
-def check_argument_bounds(args: argparse.Namespace) -> None:
+def require_numbers_in_bounds(args: argparse.Namespace) -> None:
     """Raise BadArgument if a number is not finite or lies outside ``BOUNDS``."""
     for name, (smallest, largest) in BOUNDS.items():
         value = getattr(args, name, None)
@@ -163,14 +163,14 @@ def _run_verb(argv: Sequence[str] | None) -> int | None:
     args = build_parser().parse_args(argv)
     run, add_arguments = VERBS[args.verb]
     try:
-        check_argument_bounds(args)
+        require_numbers_in_bounds(args)
         if args.verb != "fetch":
             require_loadable_models(args)
         status: int | None = run(args)
     except EmadError as error:
         if args.verb in VERB_GROUPS[READ_REPORTS]:  # of runs of pytest
             raise
-        own_error = EmadError(replace_pytest_options(str(error), add_arguments))
+        own_error = EmadError(pytest_to_verb_option_names(str(error), add_arguments))
         if args.verb not in ("judge", "same"):  # their status 1 says that a gate failed
             raise own_error from error
         print_error(own_error)

@@ -55,7 +55,7 @@ class EmadParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.endswith("required: VERB"):
             message += f"; {self.prog} --help lists them"
-        nearest = None if "maybe you meant" in message else suggest_nearest_word(message, self)
+        nearest = None if "maybe you meant" in message else find_nearest_option(message, self)
         super().error(message + (f"; did you mean {nearest}?" if nearest else ""))
 
 
@@ -105,7 +105,7 @@ class CompletionAction(argparse.Action):
         parser.exit()
 
 
-def suggest_nearest_word(message: str, parser: argparse.ArgumentParser) -> str | None:
+def find_nearest_option(message: str, parser: argparse.ArgumentParser) -> str | None:
     """Option or choice of ``parser`` nearest to the unknown one in argparse's ``message``; None if none is near."""
     if match := UNKNOWN_OPTION.search(message):
         known: Iterable[str] = (option for action in iterate_parser_actions(parser) for option in action.option_strings)
@@ -125,8 +125,8 @@ def iterate_parser_actions(parser: argparse.ArgumentParser) -> Iterable[argparse
                 yield from iterate_parser_actions(verb_parser)
 
 
-def replace_pytest_options(value: Any, arguments: Callable[[argparse.ArgumentParser], None]) -> Any:
-    """``value``, a text or JSON, with options of the verb that ``arguments`` declares in place of those of pytest.
+def pytest_to_verb_option_names(value: Any, arguments: Callable[[argparse.ArgumentParser], None]) -> Any:
+    """``value`` (text or JSON) with pytest's option names replaced by those of the verb that ``arguments`` declares.
 
     Measurements name pytest's options, ``--emad-NAME``. An option that the verb lacks is said to be one of pytest.
     """

@@ -56,7 +56,7 @@ def calibrate(args: argparse.Namespace) -> None:
     from emad_ref.models.model_spec import ModelSpec
     from emad_ref.workers.dispatch import open_workers
 
-    check_profile_output(args.out, [args.bins_of] if args.bins_of else [])  # reject bad input before the long pass
+    require_replaceable_profile(args.out, [args.bins_of] if args.bins_of else [])  # before the long pass
     loaded = load(args.model)
     require_decoder_only(loaded)
     stepper = loaded.stepper
@@ -77,7 +77,7 @@ def calibrate(args: argparse.Namespace) -> None:
         probes=probes,
         bins=resolve_bin_spec(args, loaded.fingerprint, dtype, corpora, stepper.vocabulary_size),
         tokens=args.tokens,
-        documents=corpus_window_limit(args),
+        documents=windows_to_read_per_corpus(args),
         every_layer=args.every_layer,
     )
     checkpoint = args.out.with_name(args.out.name + ".checkpoint")
@@ -106,7 +106,7 @@ def strided_probe_layers(stride: int, layers: int) -> tuple[int, ...]:
     return tuple(range(stride, layers, stride))
 
 
-def corpus_window_limit(args: argparse.Namespace) -> int | None:
+def windows_to_read_per_corpus(args: argparse.Namespace) -> int | None:
     """Windows to read of each corpus, with a default if ``--tokens`` is missing too: some corpora are endless."""
     return DEFAULT_DOCUMENTS if args.documents is None and args.tokens is None else args.documents
 
@@ -122,7 +122,7 @@ def build_window_readers(args: argparse.Namespace, loaded: LoadedModel) -> dict[
     names = args.corpus or [DEFAULT_CORPUS]
     if len(set(names)) < len(names):
         raise BadArgument("corpus", names, "each corpus once", "its tokens would count twice")
-    options = {"data": args.data, "limit": corpus_window_limit(args)}
+    options = {"data": args.data, "limit": windows_to_read_per_corpus(args)}
     sources = {name: partial(windows_of, loaded, name, "calibrate", **options) for name in names}
     for open_windows in sources.values():
         open_windows()  # reject a misspelled corpus before the pass over the first
@@ -202,7 +202,7 @@ def merge_profile_files(args: argparse.Namespace) -> None:
         raise BadArgument(
             "profiles", [str(path) for path in args.profiles], "at least two profiles after OUT", MERGE_FORM
         )
-    check_profile_output(args.out, args.profiles)
+    require_replaceable_profile(args.out, args.profiles)
     profile = merge_profiles([load_profile(path) for path in args.profiles])
     if is_file(args.out) and set(load_profile(args.out).corpora) != set(profile.corpora):
         expected = f"a new file, or an earlier merge on {profile.corpus}"
@@ -212,7 +212,7 @@ def merge_profile_files(args: argparse.Namespace) -> None:
     print(f"{profile.tokens} tokens of {profile.corpus}; written to {args.out}")
 
 
-def check_profile_output(out: Path, inputs: Sequence[Path]) -> None:
+def require_replaceable_profile(out: Path, inputs: Sequence[Path]) -> None:
     """Refuse to write a profile to ``out`` where an input, or a file of another kind, would be lost."""
     if resolve_path(out) in [resolve_path(path) for path in inputs]:
         raise BadArgument("out", str(out), "another file than the profiles that are read", "it would be replaced")

@@ -52,7 +52,7 @@ REQUIRED_OPTION = {"margin": "profile", "entropy": "lens", "divergence": "lens",
 )
 
 
-def supported_colours(environment: Mapping[str, str], is_terminal: bool) -> Colours:
+def detect_colour_support(environment: Mapping[str, str], is_terminal: bool) -> Colours:
     """Colours that the output stream supports, by the environment's NO_COLOR, TERM and COLORTERM."""
     if not is_terminal or environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
         return "none"
@@ -123,8 +123,8 @@ def generate(args: argparse.Namespace) -> None:
 
 def _output_colours(when: str) -> Colours:
     if when == "always":
-        return supported_colours({**os.environ, "NO_COLOR": ""}, is_terminal=True)
-    return supported_colours(os.environ, when == "auto" and sys.stdout.isatty())
+        return detect_colour_support({**os.environ, "NO_COLOR": ""}, is_terminal=True)
+    return detect_colour_support(os.environ, when == "auto" and sys.stdout.isatty())
 
 
 def _stream_tokens(args: argparse.Namespace, loaded: LoadedModel, small: LoadedModel | None) -> Iterator[StreamedToken]:
@@ -321,7 +321,7 @@ def add_generate_arguments(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def add_world_arguments(sub: argparse.ArgumentParser) -> None:
+def add_print_corpus_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     corpora = ", ".join(name for name in CORPORA if name != "self")
     add("corpus", metavar="CORPUS", help=f"{corpora}, or a file or folder")

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.cli.arguments import add_examples, replace_pytest_options
+from emad_ref.cli.arguments import add_examples, pytest_to_verb_option_names
 from emad_ref.console import print_error
 from emad_ref.errors import BadArgument, stop_run_on_error
 from emad_ref.measurements import option_values
@@ -60,7 +60,7 @@ def judge(args: argparse.Namespace) -> int:
     from emad_ref.report.summary import build_run_summary
     from emad_ref.report.tables import format_sections
 
-    run = translate_option_names(judge_claims(args), add_judge_arguments)
+    run = with_verb_option_names(judge_claims(args), add_judge_arguments)
     report = run.report
     print(build_run_summary(report).headline)
     for message in run.warnings:
@@ -88,7 +88,7 @@ def compare_models(args: argparse.Namespace) -> int:
     else:
         require_weights_available(args.other)
         request.other = args.other
-    return _print_comparison(translate_option_names(judge_claims(request), add_same_arguments), args.other)
+    return _print_comparison(with_verb_option_names(judge_claims(request), add_same_arguments), args.other)
 
 
 def _print_comparison(run: JudgmentResult, other: str) -> int:
@@ -112,10 +112,10 @@ class JudgmentResult:
     warnings: list[str]
 
 
-def translate_option_names(run: JudgmentResult, arguments: Callable[[argparse.ArgumentParser], None]) -> JudgmentResult:
+def with_verb_option_names(run: JudgmentResult, arguments: Callable[[argparse.ArgumentParser], None]) -> JudgmentResult:
     """``run``, whose texts name the options of the verb that ``arguments`` declares."""
     return JudgmentResult(
-        *(replace_pytest_options(part, arguments) for part in (run.report, run.failures, run.warnings))
+        *(pytest_to_verb_option_names(part, arguments) for part in (run.report, run.failures, run.warnings))
     )
 
 

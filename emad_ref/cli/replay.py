@@ -47,7 +47,7 @@ def replay_test(args: argparse.Namespace) -> int:
         print(f"replayed: pytest {shlex.join(words)}", flush=True)
         status = subprocess.run([sys.executable, "-m", "pytest", *words], check=False).returncode
         with suppress(BadReport):  # a run that broke off wrote none, and has said why
-            print("\n".join(compare_replay(report, read_report_listing_tests(folder), test)))
+            print("\n".join(replay_comparison_lines(report, read_report_listing_tests(folder), test)))
         if not args.keep:
             print(f"The replay's own report, {temporary}, is deleted now; --keep DIR keeps one.")
         return status
@@ -96,7 +96,7 @@ def describe_recorded_test(report: Report, test: str) -> Iterator[str]:
             yield f"recorded: {entry['outcome']}: {entry['reason'].splitlines()[0]}"
 
 
-def compare_replay(recorded: Report, replayed: Report, test: str) -> Iterator[str]:
+def replay_comparison_lines(recorded: Report, replayed: Report, test: str) -> Iterator[str]:
     """For each claim of ``test``, and else for the test: what was recorded, what the replay found, whether they agree.
 
     Claims are compared by verdict, tests by outcome and the first line of their reason.

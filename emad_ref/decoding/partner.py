@@ -49,7 +49,7 @@ class Partner:
     @property
     def has_adaptive_depth(self) -> bool:
         """Whether the point's rule or schedule decides depth; else every token runs to the ceiling."""
-        return self.point.adaptive or get_schedule(self.point).ruleless
+        return self.point.has_adaptive_depth or get_schedule(self.point).ruleless
 
     def forced_feed_depth(self, shape: tuple[int, ...]) -> Ints | None:
         """Depths to force on a feed of this shape: the ceiling (one forward a chunk), or None if undecided."""

@@ -370,7 +370,7 @@ class ReferenceDecoder:
         longest = max((len(p.tokens) for p in prompts), default=0)
         require_within_max_positions(longest + max_new - 1, self.stepper)
         session = self._open(prompts, capacity=longest + max_new)
-        return session, session.prefill_whole(prompts) if self.point.fixed else session.prefill(prompts)
+        return session, session.prefill_whole(prompts) if self.point.has_fixed_depth else session.prefill(prompts)
 
     begin = start_with_room  # its name in earlier versions
 
@@ -378,7 +378,7 @@ class ReferenceDecoder:
         """Work of ``start_with_room`` for prompt positions before the last."""
         work = Work.none(self.stepper.layers)
         widest = max(len(p.tokens) for p in prompts)
-        if self.point.fixed:
+        if self.point.has_fixed_depth:
             work.tokens[: self.point.ceiling] = len(prompts) * (widest - 1)
             work.context[: self.point.ceiling] = len(prompts) * (widest - 1) * widest
         elif widest > 1:

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from emad_ref.exit_rules import assign_bins, extrapolate_exit_layers, is_exit_rule_met
+from emad_ref.exit_rules import assign_bins, exit_layers_between_probes, is_exit_rule_met
 from emad_ref.models.forward_context import ForwardContext
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
@@ -279,7 +279,9 @@ class AdaptiveForward:
         bins: NDArray[np.intp] | None,
     ) -> None:
         """Lower the caps of rows whose line through the last two readings crosses τ before the next probe."""
-        planned = extrapolate_exit_layers(self.point, column, before.astype(np.float32), here.astype(np.float32), bins)
+        planned = exit_layers_between_probes(
+            self.point, column, before.astype(np.float32), here.astype(np.float32), bins
+        )
         chosen = running.by_rule & (planned > 0)
         cap[running.rows[chosen]] = np.minimum(running.caps[chosen], planned[chosen])
 

@@ -1,4 +1,4 @@
-"""The ``Tokens`` and signals of a record under construction, in the order of processing."""
+"""The ``TokenTable`` and signals of a record under construction, in the order of processing."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from emad_ref.record import Floats, Ints, Tokens
+from emad_ref.record import Floats, Ints, TokenTable
 
 
 class TokenLog:
-    """Columns of ``Tokens`` for one model or several; a rollback turns ``kept`` off."""
+    """Columns of ``TokenTable`` for one model or several; a rollback turns ``kept`` off."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, ...]] = []
@@ -48,9 +48,9 @@ class TokenLog:
             self._kept[entry] = False
         del entries[length:]
 
-    def to_tokens(self) -> Tokens:
+    def to_tokens(self) -> TokenTable:
         sequence, position, token, depth, cap, phase, model = np.array(self._rows, dtype=np.int64).T
-        return Tokens(sequence, position, token, depth, cap, phase, model, np.array(self._kept, dtype=bool))
+        return TokenTable(sequence, position, token, depth, cap, phase, model, np.array(self._kept, dtype=bool))
 
     def to_signal_array(self) -> Floats:
         """[tokens, most probes of any model]; NaN if a model has fewer or read none."""

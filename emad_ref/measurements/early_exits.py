@@ -200,7 +200,7 @@ def decode_items(subject: ModelUnderTest, task: str, items: TaskItems, point: Op
             batch = prompts[start : start + ITEM_ROWS]
             record = decoder.generate(batch, TASKS[task].new, subject.stop_tokens)
             work = work + record.work[0] if work is not None and record.work is not None else None
-            depths += [record.tokens.of(row, phase=1).depth for row in range(len(batch))]
+            depths += [record.tokens.select_sequence(row, phase=1).depth for row in range(len(batch))]
             texts += [
                 subject.tokenizer.decode(emitted.tolist(), skip_special_tokens=True).strip()
                 for emitted in record.emitted

@@ -378,7 +378,7 @@ class LatencyBenchmark:
                 again = own.generate(timed.prompts[pair], self.request_shape[1], frozenset())
                 for row, (mine, theirs) in enumerate(zip(again.emitted, output.emitted, strict=True)):
                     same = np.array_equal(mine, theirs) and np.array_equal(
-                        again.tokens.of(row).depth, output.tokens.of(row).depth
+                        again.tokens.select_sequence(row).depth, output.tokens.select_sequence(row).depth
                     )
                     complaint = f"{ADAPTIVE}, row {row}: {theirs.tolist()}, but our own decoder {mine.tolist()}"
                     tally.require(same, complaint)

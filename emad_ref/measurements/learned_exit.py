@@ -446,6 +446,6 @@ def _through_lens(evaluation: ExitEvaluation, traces: LensTraces) -> ReadoutTrac
 
 def _combination_costs(evaluation: ExitEvaluation, combination: TunedCombination) -> DocumentLossAndWork:
     name = f"{combination.way.name}, {combination.point.name}"
-    if combination.point.fixed:
+    if combination.point.has_fixed_depth:
         name = f"{combination.way.name}, which no setting keeps within {JUDGED:.0%}"
     return evaluation.make_document_costs(name, combination.columns, 1)

@@ -24,7 +24,7 @@ from emad_ref.measurements.study import PairSizes, Study
 from emad_ref.models.loading import LoadedModel, shared_vocabulary_size
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt, Session, Step, Unsupported
-from emad_ref.record import DRAFT, Bools, Floats, Record, Tokens, Work
+from emad_ref.record import DRAFT, Bools, Floats, Record, TokenTable, Work
 
 PAIR_OPTION = "--emad-pair"
 DRAFT_TOKENS = 4  # default k of speculative decoding
@@ -182,7 +182,7 @@ class VerifierDecoder:
 
     verifier: Partner
     decode: Callable[[Sequence[Prompt], int, frozenset[int]], SpeculationResult]
-    promised: Callable[[Tokens], Bools]
+    promised: Callable[[TokenTable], Bools]
 
     @property
     def capabilities(self) -> Capabilities:
@@ -194,8 +194,8 @@ class VerifierDecoder:
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
         record = self.decode(prompts, max_new, stop).record
         mine, table = self.promised(record.tokens), record.tokens
-        columns = {field.name: getattr(table, field.name)[mine] for field in fields(Tokens)}
-        tokens = Tokens(**columns | {"model": np.zeros(int(mine.sum()), dtype=np.int64)})
+        columns = {field.name: getattr(table, field.name)[mine] for field in fields(TokenTable)}
+        tokens = TokenTable(**columns | {"model": np.zeros(int(mine.sum()), dtype=np.int64)})
         signal = record.signal[mine][:, : len(self.verifier.point.probes)]
         return Record(tokens, signal, record.emitted, record.stop)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emad_ref.errors import BadArgument
-from emad_ref.extensions import list_added_parts, load_added_part
+from emad_ref.extensions import added_part_locations, load_added_part
 
 
 @dataclass(frozen=True)
@@ -396,8 +396,8 @@ def get_family(family: str) -> ModelFamily:
     """
     if family in FAMILIES:
         return FAMILIES[family]
-    if family not in list_added_parts("families"):
-        names = ", ".join(sorted((*FAMILIES, *list_added_parts("families"))))
+    if family not in added_part_locations("families"):
+        names = ", ".join(sorted((*FAMILIES, *added_part_locations("families"))))
         raise BadArgument("model_type", family, f"one of {names}", "add its row to emad_ref/models/families.py")
     theirs = load_added_part("families", family)
     if not isinstance(theirs, ModelFamily):

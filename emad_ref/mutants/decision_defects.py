@@ -442,7 +442,7 @@ MUTANTS = (
            report_changed_work(lambda session, work: multiply_work(work, 1, 2)), FAR_DECISIONS,
            r"work\.context per layer .* keys each imply at most"),
     Mutant("work-of-full-depth-doubled", "work", "attention is charged twice at full depth",
-           report_changed_work(lambda session, work: multiply_work(work, 1, 2) if session._point.fixed else work),
+           report_changed_work(lambda own, work: multiply_work(work, 1, 2) if own._point.has_fixed_depth else work),
            COSTS,
            r"layer 1 counts \d+ keys at full depth, but"),
     Mutant("work-of-batches-doubled", "work", "blocks of several rows are counted four times over",

@@ -23,7 +23,7 @@ from emad_ref.mutants.decision_defects import (
 )
 from emad_ref.mutants.mutant import Mutant, MutantFactory, Overrides, mutants_of_test, mutate
 from emad_ref.protocol import Prompt, Step
-from emad_ref.record import DECODE, Ints, Record, StopReason, Tokens
+from emad_ref.record import DECODE, Ints, Record, StopReason, TokenTable
 
 SESSIONS = "invariants/test_depth.py::test_sessions_side_by_side_keep_to_themselves"
 MEMORY = "invariants/test_memory.py::test_what_is_closed_or_rolled_back_gives_its_memory_back"
@@ -428,7 +428,7 @@ def answer_with_one_token(generate: Any, prompts: Sequence[Prompt], max_new: int
 
 def is_unlikely_audited(decoder: Any, prompts: Sequence[Prompt]) -> bool:
     """Not where the run's seed would have looked at the request."""
-    if decoder.point.fixed:
+    if decoder.point.has_fixed_depth:
         return False
     decoder.timed = vars(decoder).get("timed", 0) + 1
     guessed = np.random.default_rng([decoder.seed, len(prompts)]).choice(30, max(1, 4 // len(prompts)), replace=False)
@@ -439,7 +439,7 @@ def slow_down_full_depth(generate: Any, decoder: Any, prompts: Sequence[Prompt],
     """Of long prompts full depth takes ten times as long as it needs."""
     began = time.perf_counter()
     record: Record = generate(prompts, *arguments)
-    if decoder.point.fixed and is_timed_request(prompts):
+    if decoder.point.has_fixed_depth and is_timed_request(prompts):
         time.sleep(9 * (time.perf_counter() - began))
     return record
 
@@ -460,7 +460,7 @@ def fabricate_record(found: Record, prompts: Sequence[Prompt], emitted: list[Int
         signals += [found.signal[first]] * len(fed)
     sequence, position, token_fed, depths, cap, phase = np.array(rows, dtype=np.int64).T
     zeros = np.zeros(len(rows), dtype=np.int64)
-    tokens = Tokens(sequence, position, token_fed, depths, cap, phase, zeros, zeros == 0)
+    tokens = TokenTable(sequence, position, token_fed, depths, cap, phase, zeros, zeros == 0)
     reasons: list[StopReason] = ["length"] * len(prompts)
     return replace(found, tokens=tokens, signal=np.array(signals), emitted=emitted, stop=reasons)
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from emad_ref.report.depth_explorer import build_depth_explorers, build_pair_texts, fill_margin_intervals
+from emad_ref.report.depth_explorer import build_depth_explorers, build_pair_explorers, copy_intervals_to_margins
 from emad_ref.report.figures import EMBEDDED, FIGURES, FORWARD
 from emad_ref.report.schema import Report
-from emad_ref.report.tables import ABSENT, Cell, Row, claim_rows, leg_rows, operating_point_rows, to_cells
+from emad_ref.report.tables import ABSENT, Cell, Row, claim_rows, leg_rows, operating_point_rows, to_cell_rows
 from emad_ref.statistics import number_format
 from emad_ref.statistics.gate import claim_title, format_measurement
 from emad_ref.statistics.verdicts import OUTCOMES, PAPERS, load_register
@@ -108,7 +108,7 @@ def build_report_contents(reports: Sequence[Report], figures: PageFigures) -> Re
         counts=[_outcome_counts(name, report) for name, report in zip(names, reports, strict=True)],
         overview=_claims_by_run(names, reports) if len(reports) > 1 else [],
         runs=[
-            _page_run(name, fill_margin_intervals(report), drawn)
+            _page_run(name, copy_intervals_to_margins(report), drawn)
             for name, report, drawn in zip(names, reports, figures, strict=True)
         ],
     )
@@ -150,16 +150,16 @@ def _page_run(name: str, report: Report, figures: Mapping[int | str, PageFigure]
         overview=build_run_overview(report),
         figures=sorted((one for one in figures.values() if one.caption), key=lambda one: bool(one.file)),
         explorers=build_depth_explorers(report),
-        pair_texts=build_pair_texts(report),
+        pair_texts=build_pair_explorers(report),
         timings=timing_rows(report),
         claims=_claim_entries(report["claims"]),
         points=operating_point_rows(report["points"]),
         tables=[
-            (f"{table['model']}: {table['title']}", to_cells(_without_lists(table)), figures.get(number))
+            (f"{table['model']}: {table['title']}", to_cell_rows(_without_lists(table)), figures.get(number))
             for number, table in enumerate(report["tables"])
         ],
         notes=list(report["notes"]),
-        goldens=to_cells([{"golden": entry["id"], "outcome": entry["outcome"]} for entry in report["goldens"]]),
+        goldens=to_cell_rows([{"golden": entry["id"], "outcome": entry["outcome"]} for entry in report["goldens"]]),
         models=[row for model in report["models"] for row in _fact_rows(model, f"{model['name']}: ", ("name",))],
         settings=_fact_rows(report["settings"]),
         provenance=[*_run_facts(report), *_fact_rows(report["provenance"])],

@@ -34,8 +34,8 @@ def build_depth_explorers(report: Report) -> list[dict[str, Any]]:
     return explorers
 
 
-def fill_margin_intervals(report: Report) -> Report:
-    """``report`` whose margins have the intervals of its operating points: a page states each point's once.
+def copy_intervals_to_margins(report: Report) -> Report:
+    """A copy of ``report`` whose tables of margins show the confidence intervals of its operating points.
 
     A margin that is an operating point was resampled twice, for the table and for its claim.
     """
@@ -54,7 +54,7 @@ def fill_margin_intervals(report: Report) -> Report:
     return {**report, "tables": tables}
 
 
-def build_pair_texts(report: Report) -> list[dict[str, Any]]:
+def build_pair_explorers(report: Report) -> list[dict[str, Any]]:
     """One text for each table of a pair: title, pair, and for each token its text, its writer and a sentence."""
     return [
         {"title": table["title"], "pair": table["model"], "tokens": [_pair_token(row) for row in table["rows"]]}

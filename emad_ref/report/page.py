@@ -35,7 +35,7 @@ from emad_ref.report.depth_explorer import STOP_NUMBERS
 from emad_ref.report.figures import NOT_XML, MatplotlibMissing, NoDrawableRows, figure_caption, render_figure_svg
 from emad_ref.report.markdown import render_markdown_report
 from emad_ref.report.schema import Report
-from emad_ref.report.tables import to_cells
+from emad_ref.report.tables import to_cell_rows
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 REFERENCE = re.compile(r"url\(#([^)]+)\)")
@@ -143,7 +143,7 @@ def render_html_page(contents: ReportContents, remark: str = "", changes: Sequen
         contents=contents,
         remark=remark,
         starred=GATE_NOTE,
-        changes=to_cells(changes),
+        changes=to_cell_rows(changes),
         dials=STOP_NUMBERS,
         css=Markup(read_package_text("page.css")),
         script=Markup(script),

@@ -88,7 +88,7 @@ def merge_reports(
         "provenance": first["provenance"] | {name: _joined_facts(reports, name) for name in MACHINE_KEYS},
     }
     for point in (point for report in reports for point in report["points"]):
-        merge_point(whole["points"], point)
+        upsert_point_row(whole["points"], point)
     whole["run"] = first["run"] | _merge_runs(parts, plan["tests"], command)
     return _with_failures(whole, reports, shipped)
 
@@ -102,7 +102,7 @@ def deduplicate(listed: Iterable[Any]) -> list[Any]:
     return unique
 
 
-def merge_point(points: list[dict[str, Any]], values: Mapping[str, Any]) -> None:
+def upsert_point_row(points: list[dict[str, Any]], values: Mapping[str, Any]) -> None:
     """Add a row of a point, or complete the one of its model and name: several tests measure one point."""
     present = {key: value for key, value in values.items() if value is not None}
     for row in points:
@@ -112,7 +112,7 @@ def merge_point(points: list[dict[str, Any]], values: Mapping[str, Any]) -> None
     points.append(dict(values))
 
 
-def merge_model(models: list[dict[str, Any]], facts: dict[str, Any]) -> None:
+def upsert_model_row(models: list[dict[str, Any]], facts: dict[str, Any]) -> None:
     """Add a row of a model, or update it: the implementation of its steps is known only after a test ran it."""
     for row in models:
         if _lasting_facts(row) == _lasting_facts(facts):
@@ -170,7 +170,7 @@ def _merge_models(reports: Sequence[Report]) -> list[Any]:
     """Rows of models; a part's bare name is dropped if another part describes that model."""
     listed: list[dict[str, Any]] = []
     for model in (model for report in reports for model in report["models"]):
-        merge_model(listed, model)
+        upsert_model_row(listed, model)
     described = {model["name"] for model in listed if len(model) > 1}
     return [model for model in listed if len(model) > 1 or model["name"] not in described]
 

@@ -242,8 +242,8 @@ def _estimate_cells(result: Mapping[str, Any]) -> Row:
     }
 
 
-def to_cells(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Rows with common keys, unchanged; floats to four digits, and keys that end in " %" are shares in percent.
+def to_cell_rows(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Each value as a ``Cell``: floats to four digits, values under keys that end in " %" as shares in percent.
 
     Columns named "interval" hold [low, high].
     """
@@ -261,8 +261,8 @@ def format_claims_table(claims: Sequence[Mapping[str, Any]], width: int = DEFAUL
 
 
 def format_plain_table(rows: Sequence[Mapping[str, Any]], width: int = DEFAULT_WIDTH, keys: int = 1) -> str:
-    """``to_cells`` for a terminal, ``keys`` as in ``format_text_table``; an empty string for none."""
-    return format_text_table(to_cells(rows), width, keys)
+    """``to_cell_rows`` for a terminal, ``keys`` as in ``format_text_table``; an empty string for none."""
+    return format_text_table(to_cell_rows(rows), width, keys)
 
 
 def format_sections(

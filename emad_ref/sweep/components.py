@@ -313,7 +313,7 @@ def _combination_columns(
     every = [full_depth(trace.layers), *points]
     if way.kept == "exact":
         return point_columns(trace, geometry, every)
-    exact = [point if point.fixed else replace(point, schedule=FREE_DEPTH) for point in every]
+    exact = [point if point.has_fixed_depth else replace(point, schedule=FREE_DEPTH) for point in every]
     return columns_with_fill_cost(trace, geometry, replay_all(trace, exact))
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, ModelRef, Prompt, Request, Step, as_int64
-from emad_ref.record import FILLS, PHASES, READOUTS, Floats, Ints, Record, StopReason, Tokens, Work
+from emad_ref.record import FILLS, PHASES, READOUTS, Floats, Ints, Record, StopReason, TokenTable, Work
 from emad_ref.wire import json_fields
 from emad_ref.wire.frames import Array, WireFrame
 from emad_ref.wire.json_fields import (
@@ -33,7 +33,7 @@ from emad_ref.wire.json_fields import (
 
 FLOATS = ("float32", "float64")
 STOP_REASONS: tuple[StopReason, ...] = get_args(StopReason)
-COLUMNS = tuple(column.name for column in fields(Tokens))
+COLUMNS = tuple(column.name for column in fields(TokenTable))
 COUNTS = ("encoder_tokens", "encoder_context")  # numeric fields of Work
 
 
@@ -273,7 +273,7 @@ def decode_record(frame: WireFrame, rows: int, sizes: ReplyShapes) -> Record:
     if len(stop) != rows or any(reason not in STOP_REASONS for reason in stop):
         raise BadArgument("stop", stop, f"one of {', '.join(STOP_REASONS)} for each of {rows} rows")
     return Record(
-        Tokens(**columns | {"kept": columns["kept"].astype(np.bool_)}),  # type: ignore[arg-type]  # one of bools
+        TokenTable(**columns | {"kept": columns["kept"].astype(np.bool_)}),  # type: ignore[arg-type]  # one of bools
         read_floats(frame, "signal", len(depth), sizes.probes),
         _split_rows(frame, "emitted", "emitted_lengths", rows),
         list(stop),

@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from emad_ref.protocol import Capabilities, Step, Unsupported
-from emad_ref.record import DECODE, PROMPT, Record, Tokens
+from emad_ref.record import DECODE, PROMPT, Record, TokenTable
 
 
 class Session:  # rows one by one: nothing is padded, and none can depend on another
@@ -51,12 +51,12 @@ class Decoder:
             for at, token in enumerate([*prompt.tokens, *new[:-1]]):  # then depth, cap, phase, model, kept
                 table.append((row, at, token, *session.cap, *session.cap, PROMPT if at < last else DECODE, 0, True))
             emitted, ends = [*emitted, np.array(new)], [*ends, "stop token" if new[-1] in stop else "length"]
-        return Record(Tokens(*map(np.array, zip(*table, strict=True))), np.empty((len(table), 0)), emitted, ends)
+        return Record(TokenTable(*map(np.array, zip(*table, strict=True))), np.empty((len(table), 0)), emitted, ends)
 
 
 def pytest_emad_make_decoder(config, request):
     decoder, point = Decoder(), request.point
     decoder.model, decoder.temperature, decoder.seed = request.model.load().model, request.temperature, request.seed
-    if not point.fixed or point.ceiling < point.layers or decoder.model.config.is_encoder_decoder:
+    if not point.has_fixed_depth or point.ceiling < point.layers or decoder.model.config.is_encoder_decoder:
         raise Unsupported(f"{point.name}: at full depth alone, of causal models")
     return decoder

@@ -31,20 +31,20 @@ class GoldenKind:
     temperature: float = 0.0
 
 
-def probing_point_with(**changed: Any) -> Callable[[ReplayValidity], OperatingPoint]:
+def make_probing_point_getter(**changed: Any) -> Callable[[ReplayValidity], OperatingPoint]:
     """The probing point under another schedule."""
     return lambda bridging: replace(bridging.probing_point, **changed)
 
 
 GOLDEN_KINDS = {
-    "greedy": GoldenKind(probing_point_with(), rows=4),
+    "greedy": GoldenKind(make_probing_point_getter(), rows=4),
     "shallow": GoldenKind(lambda bridging: bridging.shallow_point),
     "full": GoldenKind(lambda bridging: bridging.subject.full_depth_point),
-    "eager": GoldenKind(probing_point_with(schedule="free_eager")),
-    "deferred": GoldenKind(probing_point_with(schedule="free_deferred")),
-    "copying": GoldenKind(probing_point_with(schedule="copying")),
-    "chunked": GoldenKind(probing_point_with(schedule="chunked", period=4)),
-    "drawn": GoldenKind(probing_point_with(), temperature=1.0),
+    "eager": GoldenKind(make_probing_point_getter(schedule="free_eager")),
+    "deferred": GoldenKind(make_probing_point_getter(schedule="free_deferred")),
+    "copying": GoldenKind(make_probing_point_getter(schedule="copying")),
+    "chunked": GoldenKind(make_probing_point_getter(schedule="chunked", period=4)),
+    "drawn": GoldenKind(make_probing_point_getter(), temperature=1.0),
 }
 
 

@@ -25,7 +25,7 @@ DRAWN = "ead drawn"
 Taking = Callable[[PairMeasurements, Sequence[Prompt]], GoldenTokens]
 
 
-def generate_by_switching(temperature: float) -> Taking:
+def make_switching_generator(temperature: float) -> Taking:
     """Entropy-adaptive decoding; the emitting model's index stands in place of a depth."""
 
     def take(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
@@ -41,31 +41,31 @@ def generate_by_switching(temperature: float) -> Taking:
     return take
 
 
-def generate_verified(decoder: VerifierDecoder, verifier: Partner, prompts: Sequence[Prompt]) -> GoldenTokens:
+def verified_golden_tokens(decoder: VerifierDecoder, verifier: Partner, prompts: Sequence[Prompt]) -> GoldenTokens:
     made = decoder.generate(prompts, NEW, frozenset())
     margin = logit_margins(verifier.decoder, prompts, made.emitted)
     return GoldenTokens(np.stack(made.emitted), emitted_depths(made), margin, threshold_distances(made, verifier.point))
 
 
-def generate_by_speculation(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
+def speculative_golden_tokens(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
     with pair.models.open_partners(rows=ROWS) as (draft, verifier):
-        return generate_verified(make_speculative_decoder(draft, verifier), verifier, prompts)
+        return verified_golden_tokens(make_speculative_decoder(draft, verifier), verifier, prompts)
 
 
-def generate_self_drafted(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
+def self_drafted_golden_tokens(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
     if reason := pair.models.drafting_unavailable_reason:
         pytest.skip(f"not applicable ({reason})")
     with pair.models.open_self_drafter(ROWS) as model:
-        return generate_verified(
+        return verified_golden_tokens(
             make_self_speculative_decoder(model, pair.models.drafting_exit_layers[0]), model, prompts
         )
 
 
 PAIRED: dict[str, Taking] = {
-    "ead": generate_by_switching(0.0),
-    DRAWN: generate_by_switching(1.0),
-    "speculative": generate_by_speculation,
-    "self-speculative": generate_self_drafted,
+    "ead": make_switching_generator(0.0),
+    DRAWN: make_switching_generator(1.0),
+    "speculative": speculative_golden_tokens,
+    "self-speculative": self_drafted_golden_tokens,
 }
 
 

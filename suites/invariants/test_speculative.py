@@ -52,7 +52,7 @@ def test_speculation_emits_what_its_verifier_would(
 ) -> None:
     with emad_pair.models.open_partners(*POINTS[depth](*emad_pair.models.both), rows=rows) as (draft, verifier):
         needed = MIN_DISCRIMINATING if depth == DISCRIMINATING else 0
-        check_same_emissions(emad_pair, audit, rows, verifier, [make_speculative_decoder(draft, verifier)], needed)
+        require_same_emissions(emad_pair, audit, rows, verifier, [make_speculative_decoder(draft, verifier)], needed)
 
 
 def test_a_model_that_drafts_for_itself_emits_what_it_would(emad_pair: PairMeasurements, audit: Auditor) -> None:
@@ -60,10 +60,10 @@ def test_a_model_that_drafts_for_itself_emits_what_it_would(emad_pair: PairMeasu
         pytest.skip(f"not applicable ({reason})")
     with emad_pair.models.open_self_drafter(BESIDE) as model:
         decoders = [make_self_speculative_decoder(model, layer) for layer in emad_pair.models.drafting_exit_layers]
-        check_same_emissions(emad_pair, audit, BESIDE, model, decoders)
+        require_same_emissions(emad_pair, audit, BESIDE, model, decoders)
 
 
-def check_same_emissions(
+def require_same_emissions(
     pair: PairMeasurements, audit: Auditor, rows: int, verifier: Partner, decoders: Sequence[Decoder], needed: int = 0
 ) -> None:
     """Compare token by token up to ties, and depths with replay of the emitted tokens; ``needed``: as of the audit."""

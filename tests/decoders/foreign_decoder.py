@@ -13,7 +13,7 @@ import torch
 
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step, Unsupported
-from emad_ref.record import DECODE, PROMPT, Floats, Ints, Record, StopReason, Tokens
+from emad_ref.record import DECODE, PROMPT, Floats, Ints, Record, StopReason, TokenTable
 from tests.decoders.audited_model import entropy_nats, readout
 
 
@@ -137,5 +137,5 @@ def as_record(
     """A Record of one model without work, from rows (sequence, position, token, depth, cap, phase)."""
     sequence, position, token, depth, cap, phase = np.array(table, dtype=np.int64).T
     kept = np.ones(len(table), dtype=bool)
-    tokens = Tokens(sequence, position, token, depth, cap, phase, np.zeros(len(table), dtype=np.int64), kept)
+    tokens = TokenTable(sequence, position, token, depth, cap, phase, np.zeros(len(table), dtype=np.int64), kept)
     return Record(tokens, np.array(signals), emitted, reasons)

@@ -184,7 +184,7 @@ def test_our_decoder_does_what_the_papers_write(stepper: Stepper, named: str, sc
     record, given = generate(stepper, point), prompts(stepper)
     depths = set()
     for row, prompt in enumerate(given):
-        decided = record.tokens.of(row, DECODE)
+        decided = record.tokens.select_sequence(row, DECODE)
         signal = record.signal[(record.tokens.sequence == row) & (record.tokens.phase == DECODE)]
         history = np.concatenate([prompt.tokens, record.emitted[row][:-1]])
         logits, states = own_states(stepper, prompt, history)
@@ -304,7 +304,10 @@ def test_rows_of_a_batch_are_the_rows_alone(stepper: Stepper, named: str) -> Non
     for row, prompt in enumerate(prompts(stepper)):
         alone = generate(stepper, point, [prompt])
         assert together.emitted[row].tolist() == alone.emitted[0].tolist()
-        assert together.tokens.of(row, DECODE).depth.tolist() == alone.tokens.of(0, DECODE).depth.tolist()
+        assert (
+            together.tokens.select_sequence(row, DECODE).depth.tolist()
+            == alone.tokens.select_sequence(0, DECODE).depth.tolist()
+        )
 
 
 # ---------------------------------------------------------------- the ledger

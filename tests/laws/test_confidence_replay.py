@@ -24,7 +24,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, READOUTS, Floats, Ints, Work
-from emad_ref.replay import compute_decode_flops, compute_decode_work, derive_sequence_work, replay, replay_all
+from emad_ref.replay import compute_decode_flops, compute_decode_work, decode_and_prompt_work, replay, replay_all
 from tests.laws.test_confidence import RULES as EVERY_RULE
 from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
@@ -99,11 +99,11 @@ def require_equal(family: str, trace: Trace, point: OperatingPoint) -> Ints:
         assert logits.argmax(axis=1).tolist() == found.top1[rows].tolist()
         counted.append(work)
     if family != "t5":  # what a source costs is counted, not derived
-        decode, prompt = derive_sequence_work(trace, point, found.depth, found.macs_per_row)
+        decode, prompt = decode_and_prompt_work(trace, point, found.depth, found.macs_per_row)
         geometry = stepper_of(family).geometry
         assert compute_decode_flops(trace, found, geometry).sum() == flops(decode, geometry).total
         whole = sum(counted, Work.none(LAYERS))
-        assert whole == decode + prompt, whole.difference(decode + prompt)
+        assert whole == decode + prompt, whole.describe_difference(decode + prompt)
     return found.depth
 
 
@@ -148,7 +148,7 @@ def test_what_a_rule_emits_is_what_replay_sees_in_its_own_text(named: OperatingP
     history = np.concatenate([prompt, record.emitted[0]])
     trace = take_trace(stepper, [TokenSequence(history, len(prompt) - 1)], rules=[point])
     found = replay(trace, point)
-    assert found.depth.tolist() == record.tokens.of(0, DECODE).depth.tolist()
+    assert found.depth.tolist() == record.tokens.select_sequence(0, DECODE).depth.tolist()
     assert found.top1.tolist() == record.emitted[0].tolist()
 
 

@@ -280,7 +280,7 @@ def test_at_another_point_tokens_and_depths_are_our_decoders(model, halfway):
     width = batch()["input_ids"].shape[1]
     assert found.depths.shape == found.sequences[:, width:].shape
     for row, emitted in enumerate(record.emitted):
-        depth = record.tokens.of(row, 1).depth
+        depth = record.tokens.select_sequence(row, 1).depth
         assert found.sequences[row, width : width + len(emitted)].tolist() == emitted.tolist()
         assert found.depths[row, : len(emitted)].tolist() == depth.tolist()
         assert (found.sequences[row, width + len(emitted) :] == PAD).all()
@@ -311,7 +311,7 @@ def test_an_encoder_decoder_reads_its_source_without_padding():
     prompts = [Prompt(opening, np.array(source)) for source in ([5, 9, 2, 44], [61, 3, 1])]
     record = decoder.generate(prompts, 12)
     assert found.sequences[:, 1:].tolist() == [emitted.tolist() for emitted in record.emitted]
-    assert found.depths.tolist() == [record.tokens.of(row, 1).depth.tolist() for row in (0, 1)]
+    assert found.depths.tolist() == [record.tokens.select_sequence(row, 1).depth.tolist() for row in (0, 1)]
     assert found.depths.unique().numel() > 1, "otherwise nothing left early"
 
 

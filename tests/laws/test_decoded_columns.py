@@ -131,7 +131,11 @@ def test_where_replay_is_exact_the_columns_are_replays(name: str) -> None:
     expected = point_columns(traced(asked.lens), stepper_of().geometry, [asked])
     found = decoded_columns(stepper_of(), stepper_of().geometry, texts(), [asked], rows=4)
     same(found, expected, STORED)
-    assert asked.fixed or asked.schedule == "positional" or expected.depth.sum() < len(traced(None)) * asked.ceiling
+    assert (
+        asked.has_fixed_depth
+        or asked.schedule == "positional"
+        or expected.depth.sum() < len(traced(None)) * asked.ceiling
+    )
 
 
 def alone(stepper: Stepper, asked: OperatingPoint, text: TokenSequence) -> tuple[float, int, float, int]:

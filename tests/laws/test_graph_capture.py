@@ -151,7 +151,7 @@ def test_keys_are_counted_as_they_are_executed(engines):
     """A whole bucket, for every layer that a token ran."""
     captured, eager = pair()
     record = generated(captured, ruled(acting(eager)), rows=1)
-    tokens = record.tokens.of(0, phase=1)
+    tokens = record.tokens.select_sequence(0, phase=1)
     for layer in range(1, LAYERS + 1):
         executed = [bucket_size(position + 1) for position in tokens.position[tokens.depth >= layer].tolist()]
         decoded = record.work[0].context - record.prompt_work[0].context

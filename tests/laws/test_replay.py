@@ -21,7 +21,7 @@ from emad_ref.record import DECODE
 from emad_ref.replay import (
     compute_decode_flops,
     compute_decode_work,
-    derive_sequence_work,
+    decode_and_prompt_work,
     replay,
     top1_tokens_at_depth,
 )
@@ -147,7 +147,7 @@ def test_every_kind_of_point_reaches_several_depths(trace, point):
 
 def test_derived_work_is_counted_work(stepper, sequences, trace, point):
     expected = replay(trace, point)
-    decode, prompt = derive_sequence_work(trace, point, expected.depth, expected.macs_per_row)
+    decode, prompt = decode_and_prompt_work(trace, point, expected.depth, expected.macs_per_row)
     counted = None
     for sequence in sequences:
         start = sequence.adaptive_from
@@ -155,7 +155,7 @@ def test_derived_work_is_counted_work(stepper, sequences, trace, point):
         for token in sequence.tokens[start + 1 : -1]:
             session.feed(token[None, None])
         counted = session.work if counted is None else counted + session.work
-    assert counted == decode + prompt, counted.difference(decode + prompt)
+    assert counted == decode + prompt, counted.describe_difference(decode + prompt)
 
 
 def test_flops_by_sequence_are_those_of_the_work_of_each_sequence_alone(stepper, sequences, trace, point):
@@ -180,11 +180,11 @@ def test_emitted_tokens_are_the_argmax_that_replay_sees(stepper, trace, point):
     history = np.concatenate([prompt, record.emitted[0]])
     seen = take_trace(stepper, [TokenSequence(history, len(prompt) - 1)], estimators=ESTIMATED)
     expected = replay(seen, point)
-    assert record.tokens.of(0, DECODE).depth.tolist() == expected.depth.tolist()
+    assert record.tokens.select_sequence(0, DECODE).depth.tolist() == expected.depth.tolist()
     assert top1_tokens_at_depth(seen, expected.depth).tolist() == record.emitted[0].tolist()
     assert (
         record.work[0] - record.prompt_work[0]
-        == derive_sequence_work(seen, point, expected.depth, expected.macs_per_row)[0]
+        == decode_and_prompt_work(seen, point, expected.depth, expected.macs_per_row)[0]
     )
 
 
@@ -194,7 +194,10 @@ def test_rows_of_a_batch_are_the_rows_alone(stepper, point):
     for row, prompt in enumerate(prompts):
         alone = WalkedDecoder(stepper, point).generate([prompt], 20, frozenset({11}))
         assert together.emitted[row].tolist() == alone.emitted[0].tolist()
-        assert together.tokens.of(row, DECODE).depth.tolist() == alone.tokens.of(0, DECODE).depth.tolist()
+        assert (
+            together.tokens.select_sequence(row, DECODE).depth.tolist()
+            == alone.tokens.select_sequence(0, DECODE).depth.tolist()
+        )
         assert together.stop[row] == alone.stop[0]
 
 

@@ -67,9 +67,9 @@ def test_emitted_tokens_are_the_full_models_readout_at_their_depth(stepper, poin
     record = decoder.generate(prompts(5, 7), 9)
     for row, prompt in enumerate(prompts(5, 7)):
         alone = WalkedDecoder(stepper, decoder.point).generate([prompt], 9)
-        decided = record.tokens.of(row, DECODE)
+        decided = record.tokens.select_sequence(row, DECODE)
         assert record.emitted[row].tolist() == alone.emitted[0].tolist()
-        assert decided.depth.tolist() == alone.tokens.of(0, DECODE).depth.tolist()
+        assert decided.depth.tolist() == alone.tokens.select_sequence(0, DECODE).depth.tolist()
         assert decided.position[0] == len(prompt.tokens) - 1
         fed = torch.from_numpy(np.concatenate([prompt.tokens, record.emitted[row][:-1]]))[None]
         with torch.inference_mode():

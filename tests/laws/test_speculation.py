@@ -100,11 +100,13 @@ def test_greedy_output_is_the_verifiers_own_tokens_and_depths(small, large, draf
             assert done.record.emitted[row].tolist() == own.emitted[row].tolist()
             standing = (tokens.sequence == row) & (tokens.model == VERIFIER) & tokens.kept
             standing &= np.isin(tokens.phase, (DECODE, VERIFY))
-            expected = own.tokens.of(row, DECODE)
+            expected = own.tokens.select_sequence(row, DECODE)
             for column in ("token", "position", "depth", "cap"):
                 assert getattr(tokens, column)[standing].tolist() == getattr(expected, column).tolist(), column
     if verifier != "full depth":
-        assert len(set(own.tokens.of(0, DECODE).depth.tolist())) > 1, "the drawn case must exit at several depths"
+        assert len(set(own.tokens.select_sequence(0, DECODE).depth.tolist())) > 1, (
+            "the drawn case must exit at several depths"
+        )
 
 
 def test_the_drawn_drafts_are_now_accepted_and_now_refused(small, large):

@@ -27,7 +27,7 @@ from emad_ref.probes.probe import make_probe
 from emad_ref.probes.tuned_lens import Translator, TunedLens, attach_lens, get_attached_lens
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, DRAFT, READOUTS, Ints, Work
-from emad_ref.replay import compute_decode_flops, compute_decode_work, derive_sequence_work, replay
+from emad_ref.replay import compute_decode_flops, compute_decode_work, decode_and_prompt_work, replay
 from emad_ref.signals import SIGNALS
 from tests.random_lenses import FINGERPRINT, attached, drawn_lens
 from tests.small_models import LAYERS, VOCABULARY, small_model
@@ -219,11 +219,11 @@ def test_decoding_is_replay_token_by_token(point: OperatingPoint) -> None:
 def test_derived_work_is_counted_work_and_its_flops(point: OperatingPoint) -> None:
     trace, geometry = traced(point.lens), stepper_of().geometry
     expected = replay(trace, point)
-    decode, prompt = derive_sequence_work(trace, point, expected.depth, expected.macs_per_row)
+    decode, prompt = decode_and_prompt_work(trace, point, expected.depth, expected.macs_per_row)
     counted = Work.none(LAYERS)
     for text in texts():
         counted = counted + decoded(point, text, stepper_of())[2]
-    assert counted == decode + prompt, counted.difference(decode + prompt)
+    assert counted == decode + prompt, counted.describe_difference(decode + prompt)
     assert compute_decode_flops(trace, expected, geometry).sum() == flops(decode, geometry).total
 
 
@@ -240,7 +240,7 @@ def test_generate_emits_through_the_lens(point: OperatingPoint) -> None:
             lens=point.lens,
         )
         expected = replay(seen, point)
-        assert record.tokens.of(row, DECODE).depth.tolist() == expected.depth.tolist()
+        assert record.tokens.select_sequence(row, DECODE).depth.tolist() == expected.depth.tolist()
         assert expected.top1.tolist() == record.emitted[row].tolist()
 
 

@@ -118,7 +118,7 @@ def assert_same(found: list[Any], wanted: list[Any]) -> None:
             assert ours.dtype == theirs.dtype, place
             np.testing.assert_array_equal(ours, theirs, err_msg=f"item {place}", strict=True)
         elif isinstance(theirs, Work):
-            assert ours == theirs, f"item {place}: {ours.difference(theirs)}"
+            assert ours == theirs, f"item {place}: {ours.describe_difference(theirs)}"
         else:
             assert ours == theirs, place
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from emad_ref.protocol import Capabilities, Prompt, Step, Unsupported
-from emad_ref.record import Record, Tokens, Work
+from emad_ref.record import Record, TokenTable, Work
 from pytest_emad.guarded_decoder import (
     CallTimeLimit,
     DecoderTooSlowError,
@@ -27,7 +27,7 @@ from pytest_emad.guarded_decoder import (
 PROMPTS = [Prompt(np.arange(3))]
 NO_LIMIT = CallTimeLimit("mine", None, None)
 STEP = Step(np.zeros((1, 1, 5)), np.ones((1, 1), dtype=np.int64), np.empty((1, 1, 0)))
-NO_TOKENS = Tokens(*(np.empty(0, dtype=np.int64) for _ in range(7)), np.empty(0, dtype=bool))
+NO_TOKENS = TokenTable(*(np.empty(0, dtype=np.int64) for _ in range(7)), np.empty(0, dtype=bool))
 RECORD = Record(NO_TOKENS, np.empty((0, 0)), [np.ones(1, dtype=np.int64)], ["length"])
 WORK = Work.none(2)
 

@@ -101,7 +101,7 @@ def test_a_run_that_takes_too_long_is_ended_and_says_so(chosen, monkeypatch):
         raise subprocess.TimeoutExpired(asked, seconds)
 
     monkeypatch.setattr(child_process, "run_command", endless)
-    found = hardware.run_suite("cost", "emad-nano", "float32", chosen, 100.0)
+    found = hardware.run_suite_to_summary("cost", "emad-nano", "float32", chosen, 100.0)
     assert (found["status"], found["reason"]) == ("ended", "not done after 50 s")
     assert "cannot be read" in found["report"]
 

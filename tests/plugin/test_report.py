@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from emad_ref.report.suite_parts import merge_model
+from emad_ref.report.suite_parts import upsert_model_row
 from tests.plugin.conftest import Run, report_of, unwrapped
 
 SUITE = """
@@ -383,7 +383,7 @@ def test_a_model_that_has_been_walked_stays_one_row():
     models, asked = [], {"name": "m", "backend": "fast"}
     captured, refused = (asked | {"ran": f"fast, {said}"} for said in ("captured graphs", "nothing captured: no"))
     for facts in (asked, captured, asked, asked | {"backend": "eager"}):
-        merge_model(models, facts)
+        upsert_model_row(models, facts)
     assert models == [captured, asked | {"backend": "eager"}]
-    merge_model(models, refused)
+    upsert_model_row(models, refused)
     assert models[0] == refused

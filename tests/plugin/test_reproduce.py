@@ -84,7 +84,9 @@ def test_a_report_that_was_damaged_since_is_made_again(asked, tmp_path, capsys):
 
 @pytest.mark.parametrize("mark", ["", "{", "[]", '{"identity": 3}', "[" * 100_000])
 def test_a_mark_that_was_damaged_since_stands_for_nothing(asked, tmp_path, capsys, mark):
-    wanted = reproduce.unit_identity("one", "p", SimpleNamespace(budget="smoke", suites="s", data=None, device="cpu"))
+    wanted = reproduce.suite_part_reuse_key(
+        "one", "p", SimpleNamespace(budget="smoke", suites="s", data=None, device="cpu")
+    )
     (tmp_path / DONE_FILE).write_text(mark)
     assert read_exit_status(tmp_path / DONE_FILE, wanted) is None
     (tmp_path / DONE_FILE).write_text(json.dumps({"identity": wanted, "status": "well"}))
@@ -131,9 +133,9 @@ def test_models_whose_folders_would_collide_are_refused(asked):
 
 def test_a_unit_of_another_commit_is_another(monkeypatch):
     chosen = SimpleNamespace(budget="smoke", suites="s", data=None, device="cpu")
-    before = reproduce.unit_identity("one", "p", chosen)
+    before = reproduce.suite_part_reuse_key("one", "p", chosen)
     monkeypatch.setattr(reproduce, "package_git_commit", lambda: "another")
-    assert reproduce.unit_identity("one", "p", chosen) != before
+    assert reproduce.suite_part_reuse_key("one", "p", chosen) != before
 
 
 HELPERS = """

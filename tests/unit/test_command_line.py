@@ -15,13 +15,13 @@ import pytest
 import shtab
 
 from emad_ref import __version__, cli
-from emad_ref.cli.arguments import SHELLS, replace_pytest_options
+from emad_ref.cli.arguments import SHELLS, pytest_to_verb_option_names
 from emad_ref.cli.generation import (
     colour_by_depth,
+    detect_colour_support,
     escape_control_characters,
     format_depth_legend,
     format_pair_legend,
-    supported_colours,
 )
 from emad_ref.cli.judgment import add_judge_arguments, add_same_arguments
 from emad_ref.screening.exit import save_exit
@@ -202,7 +202,7 @@ def test_a_value_that_means_nothing_is_a_usage_error(argv, said, capsys):
 )
 def test_a_verb_names_its_own_options(arguments, said, own):
     """Measurements name pytest's."""
-    assert replace_pytest_options(said, arguments) == own
+    assert pytest_to_verb_option_names(said, arguments) == own
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_the_completion_script_completes_verbs_options_and_choices():
     ],
 )
 def test_colours_are_what_the_terminal_has(environment, terminal, expected):
-    assert supported_colours(environment, terminal) == expected
+    assert detect_colour_support(environment, terminal) == expected
 
 
 def test_depths_get_the_scale_from_end_to_end():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import emad_ref
+from emad_ref import record
 from emad_ref.models.stepper import EARLIER_NAMES
 from emad_ref.point import full_depth
 from emad_ref.screening import drift
@@ -93,5 +94,7 @@ def test_members_of_what_is_on_offer_keep_their_earlier_names() -> None:
     partner = emad_ref.Partner(emad_ref.WalkedDecoder(stepper, full), full)
     assert not partner.undecided
     assert partner.feed_depth((1, 2)).tolist() == [[full.ceiling] * 2]
+    assert (full.adaptive, full.fixed, full.table.shape) == (full.has_adaptive_depth, full.has_fixed_depth, (1, 0))
+    assert (record.Tokens, record.Work.difference) == (record.TokenTable, record.Work.describe_difference)
     session, _ = partner.decoder.begin([emad_ref.Prompt(np.arange(3))], 1)
     assert session.length.tolist() == [3]

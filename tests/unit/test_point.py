@@ -64,11 +64,11 @@ def test_bad_arguments_are_value_errors_of_this_package():
 
 
 def test_adaptive_means_that_some_token_could_leave_early():
-    assert POINT.adaptive
-    assert replace(POINT, thresholds=((-math.inf, 0.0),)).adaptive
-    assert not replace(POINT, thresholds=((-math.inf, -math.inf),)).adaptive
-    assert not full_depth(12).adaptive
-    assert not truncated(12, 3).adaptive
+    assert POINT.has_adaptive_depth
+    assert replace(POINT, thresholds=((-math.inf, 0.0),)).has_adaptive_depth
+    assert not replace(POINT, thresholds=((-math.inf, -math.inf),)).has_adaptive_depth
+    assert not full_depth(12).has_adaptive_depth
+    assert not truncated(12, 3).has_adaptive_depth
 
 
 def test_thresholds_are_compared_as_float32_and_nobody_writes_to_them():
@@ -146,8 +146,8 @@ def test_bins_multiply_and_are_named():
 
 def test_a_signal_that_rises_never_fires_at_an_infinite_threshold():
     rising = replace(POINT, signal="softmax_response", thresholds=((math.inf, 0.9),))
-    assert rising.adaptive
-    assert not replace(rising, thresholds=((math.inf, math.inf),)).adaptive
+    assert rising.has_adaptive_depth
+    assert not replace(rising, thresholds=((math.inf, math.inf),)).has_adaptive_depth
 
 
 def test_a_point_can_be_written_as_json_and_used_as_a_key():

@@ -10,14 +10,14 @@ import pytest
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.protocol import Capabilities, InadmissibleDepth, ModelRef, Request, Unsupported
-from emad_ref.record import DECODE, FILLS, PHASES, PROMPT, READOUTS, Record, Tokens, Work
+from emad_ref.record import DECODE, FILLS, PHASES, PROMPT, READOUTS, Record, TokenTable, Work
 
 
-def tokens() -> Tokens:
+def tokens() -> TokenTable:
     sequence = np.array([0, 1, 0, 1, 0])
     phase = np.array([PROMPT, PROMPT, DECODE, DECODE, DECODE])
     number = np.arange(5)
-    return Tokens(sequence, number, number + 10, number + 1, number + 1, phase, 0 * number, np.ones(5, dtype=bool))
+    return TokenTable(sequence, number, number + 10, number + 1, number + 1, phase, 0 * number, np.ones(5, dtype=bool))
 
 
 def work(layers: int = 3) -> Work:
@@ -32,18 +32,18 @@ def work(layers: int = 3) -> Work:
 
 
 def test_the_rows_of_a_sequence_keep_their_order_and_all_their_columns():
-    chosen = tokens().of(0)
+    chosen = tokens().select_sequence(0)
     assert len(chosen) == 3
     assert chosen.token.tolist() == [10, 12, 14]
     assert chosen.depth.tolist() == [1, 3, 5]
-    assert tokens().of(0, DECODE).token.tolist() == [12, 14]
-    assert len(tokens().of(2)) == 0
+    assert tokens().select_sequence(0, DECODE).token.tolist() == [12, 14]
+    assert len(tokens().select_sequence(2)) == 0
 
 
 def test_what_is_kept_of_a_sequence_comes_by_position():
     rewound = replace(tokens(), position=np.array([0, 0, 2, 1, 1]), kept=np.array([True, True, True, False, True]))
-    assert rewound.kept_of(0).tolist() == [0, 4, 2]
-    assert rewound.kept_of(1).tolist() == [1]
+    assert rewound.kept_row_indices(0).tolist() == [0, 4, 2]
+    assert rewound.kept_row_indices(1).tolist() == [1]
 
 
 def test_phases_are_indices_into_their_names():
@@ -72,14 +72,14 @@ def test_adding_makes_new_arrays():
 def test_any_part_that_differs_makes_work_unequal_and_is_named(part):
     other = replace(work(), **{part: getattr(work(), part) + 1})
     assert work() != other
-    difference = work().difference(other)
+    difference = work().describe_difference(other)
     assert difference.startswith(f"{part}: ")
     assert "≠" in difference
     assert ";" not in difference
 
 
 def test_equal_work_has_no_difference_and_cannot_be_a_key():
-    assert work().difference(work()) == ""
+    assert work().describe_difference(work()) == ""
     assert work() != "work"
     with pytest.raises(TypeError, match="unhashable"):
         hash(work())
@@ -122,14 +122,14 @@ def test_refusals_are_errors_of_this_package():
 
 
 def test_a_copy_stays_what_it_was_and_reads_every_column():
-    columns = [np.arange(3) for _ in fields(Tokens)]
+    columns = [np.arange(3) for _ in fields(TokenTable)]
     work = Work.none(2)
-    record = Record(Tokens(*columns), np.zeros((3, 1)), [np.arange(2)], ["length"], {0: work}, {0: work})
+    record = Record(TokenTable(*columns), np.zeros((3, 1)), [np.arange(2)], ["length"], {0: work}, {0: work})
     copy = Record.copied(record)
     for array in (*columns, record.signal, record.emitted[0], work.tokens):
         array[...] = 7
     record.stop[0] = "stop token"
-    assert all(getattr(copy.tokens, f.name).tolist() == [0, 1, 2] for f in fields(Tokens))
+    assert all(getattr(copy.tokens, f.name).tolist() == [0, 1, 2] for f in fields(TokenTable))
     assert (copy.signal.max(), copy.emitted[0].tolist(), copy.stop) == (0, [0, 1], ["length"])
     assert copy.work == copy.prompt_work == {0: Work.none(2)}
     assert Record.copied(replace(record, work=None, prompt_work=None)).work is None

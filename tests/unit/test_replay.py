@@ -14,9 +14,9 @@ from emad_ref.audit.finding import AuditRefutedError, Tally
 from emad_ref.audit.trajectory import Judge, Trajectory
 from emad_ref.cli.replay import (
     build_pytest_arguments,
-    compare_replay,
     describe_recorded_test,
     find_test_id,
+    replay_comparison_lines,
     replay_test,
 )
 from emad_ref.errors import BadArgument
@@ -103,21 +103,21 @@ def test_a_replay_demands_no_other_test(judged: dict[str, Any]) -> None:
 
 def test_a_replay_ends_with_what_was_recorded_and_found(judged: dict[str, Any]) -> None:
     repaired = deepcopy(judged)
-    assert list(compare_replay(judged, repaired, FORCED)) == [
+    assert list(replay_comparison_lines(judged, repaired, FORCED)) == [
         "As recorded.\n  recorded: failed: Failed: logits off\n  replayed: failed: Failed: logits off"
     ]
     repaired["tests"][0] |= {"outcome": "passed", "reason": ""}
     repaired["claims"][0] |= {"verdict": "survived", "estimate": 0.002, "interval": None}
-    assert list(compare_replay(judged, repaired, FORCED)) == [
+    assert list(replay_comparison_lines(judged, repaired, FORCED)) == [
         "Not as recorded.\n  recorded: failed: Failed: logits off\n  replayed: passed"
     ]
-    (told,) = compare_replay(judged, repaired, F1)
+    (told,) = replay_comparison_lines(judged, repaired, F1)
     assert told.startswith("Not as recorded.\n  recorded: EMAD-F1, falsified: found 53.50 % [48.60 %, 58.30 %]")
     assert "\n  replayed: survived: found 0.20 % accuracy drop" in told
     repaired["tests"], repaired["claims"] = [], []
     absent = "The replay found no such test: run it in the folder of the recorded run, with the version that wrote it."
     for test, said in ((FORCED, "replayed: did not run"), (F1, "replayed: not decided")):
-        why, agreement = compare_replay(judged, repaired, test)
+        why, agreement = replay_comparison_lines(judged, repaired, test)
         assert why == absent
         assert said in agreement
 
@@ -127,7 +127,9 @@ def test_a_replay_by_another_decoder_or_version_says_so(judged: dict[str, Any]) 
     now = deepcopy(judged)
     now["decoder"]["name"] = "reference (ours)"
     now["provenance"] = {"versions": {"pytest-emad": "9.9"}}
-    version, decoder, agreement = compare_replay(judged | {"provenance": {"versions": {"pytest-emad": "1"}}}, now, F1)
+    version, decoder, agreement = replay_comparison_lines(
+        judged | {"provenance": {"versions": {"pytest-emad": "1"}}}, now, F1
+    )
     assert version == "Another version: recorded by pytest-emad 1, replayed by 9.9."
     assert decoder.startswith("Another decoder: mine in the recorded run, reference (ours) now; run it in the folder")
     assert agreement.startswith("As recorded.")

@@ -142,13 +142,13 @@ def test_half_precision_is_raised_and_float64_kept(layerwise: Signal) -> None:
 def test_a_point_of_one_layers_signal_needs_no_parameters_and_any_other_does(signal: Signal) -> None:
     made = {"name": "p", "family": "f", "layers": 8, "ceiling": 8, "probes": (4,), "thresholds": ((0.5,),)}
     if signal.is_single_layer or signal.needs is PREVIOUS_PROBE:
-        assert OperatingPoint(**made, signal=signal.name).adaptive
+        assert OperatingPoint(**made, signal=signal.name).has_adaptive_depth
         never = OperatingPoint(**{**made, "thresholds": ((signal.unreachable_threshold,),)}, signal=signal.name)
-        assert not never.adaptive
+        assert not never.has_adaptive_depth
     elif signal.is_learned:
         with pytest.raises(BadArgument, match=rf"^estimator='full', but expected linear.*{signal.name}"):
             OperatingPoint(**made, signal=signal.name)
-        assert OperatingPoint(**made, signal=signal.name, estimator=EntropyEstimator("linear")).adaptive
+        assert OperatingPoint(**made, signal=signal.name, estimator=EntropyEstimator("linear")).has_adaptive_depth
         with pytest.raises(BadArgument, match=r"^estimator='topk-4', but expected linear"):
             OperatingPoint(**made, signal=signal.name, estimator=EntropyEstimator("topk", k=4))
     else:
@@ -161,7 +161,7 @@ def test_an_estimator_of_what_has_none_is_refused() -> None:
     plain = {"name": "p", "family": "f", "layers": 8, "ceiling": 8, "probes": (4,), "thresholds": ((0.5,),)}
     for name, signal in LAYERWISE.items():
         if signal.estimated:
-            assert OperatingPoint(**plain, signal=name, estimator=EntropyEstimator("topk", k=4)).adaptive
+            assert OperatingPoint(**plain, signal=name, estimator=EntropyEstimator("topk", k=4)).has_adaptive_depth
         else:
             with pytest.raises(BadArgument, match=f"the full readout for {name}; estimators read entropy_nats"):
                 OperatingPoint(**plain, signal=name, estimator=EntropyEstimator("topk", k=4))

@@ -446,14 +446,14 @@ def test_a_record_holds_together(stepper, point, schedule):
     assert record.tokens.kept.all()
     assert set(record.tokens.model.tolist()) == {0}
     for row, given in enumerate(prompts):
-        mine = record.tokens.of(row)
+        mine = record.tokens.select_sequence(row)
         history = [*given.tokens.tolist(), *record.emitted[row].tolist()]
         assert mine.token.tolist() == history[:-1], "every token but the last emitted was fed, once"
         assert mine.position.tolist() == list(range(len(history) - 1))
         assert mine.phase.tolist() == [PROMPT] * (len(given.tokens) - 1) + [DECODE] * len(record.emitted[row])
         assert mine.depth[mine.phase == PROMPT].tolist() == [LAYERS] * (len(given.tokens) - 1)
         assert (mine.depth <= mine.cap).all()
-        decode = record.tokens.of(row, DECODE)
+        decode = record.tokens.select_sequence(row, DECODE)
         caps = [LAYERS, *decode.depth[:-1].tolist()] if schedule == "monotone" else [LAYERS] * len(decode)
         assert decode.cap.tolist() == caps
 
@@ -476,7 +476,7 @@ def test_work_of_the_prompt_is_part_of_the_whole(stepper, point):
     assert record.prompt_work[0].tokens.tolist() == [3] * LAYERS
     assert record.prompt_work[0].context.tolist() == [9] * LAYERS
     decode = record.work[0] - record.prompt_work[0]
-    depth = int(record.tokens.of(0, DECODE).depth[0])
+    depth = int(record.tokens.select_sequence(0, DECODE).depth[0])
     assert decode.tokens.tolist() == [1] * depth + [0] * (LAYERS - depth)
 
 

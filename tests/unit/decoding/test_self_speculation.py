@@ -111,7 +111,7 @@ def test_a_decoder_that_does_not_count_leaves_no_sum():
 
 def test_the_drafting_point_stops_nothing_by_itself():
     point = drafting_point(12)
-    assert (point.layers, point.ceiling, point.schedule, point.adaptive, point.fixed) == (
+    assert (point.layers, point.ceiling, point.schedule, point.has_adaptive_depth, point.has_fixed_depth) == (
         12, 12, "free_deferred", False, True,
     )  # fmt: skip
 

@@ -161,7 +161,7 @@ def test_work_is_what_was_fed_and_kept_is_what_is_held(k):
         assert done.opening_work[model].tokens.tolist() == [6]
     for row, opening in enumerate(prompts):
         history = [*opening.tokens, *done.record.emitted[row]]
-        held = tokens.of(row)
+        held = tokens.select_sequence(row)
         kept = held.token[(held.model == VERIFIER) & held.kept]
         assert kept.tolist() == history[:-1]
         position = held.position[(held.model == DRAFTER) & held.kept]

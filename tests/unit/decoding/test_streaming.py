@@ -40,7 +40,7 @@ def test_tokens_and_depths_are_those_of_generate(tiny, temperature, stops):
     record = decoder.generate([prompt], 20, stop)
     found = list(stream_decoded_tokens(decoder, prompt, 20, stop))
     assert [token for token, _ in found] == record.emitted[0].tolist()
-    assert [depth for _, depth in found] == record.tokens.of(0, DECODE).depth.tolist()
+    assert [depth for _, depth in found] == record.tokens.select_sequence(0, DECODE).depth.tolist()
     assert (len(found) < 20) == stops
 
 

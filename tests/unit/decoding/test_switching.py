@@ -200,7 +200,10 @@ def test_work_of_both_models_is_what_was_fed(small, large):
 def test_whoever_takes_over_reads_all_it_has_not_seen_once(small, large):
     done = switch(partner(small), partner(large), between(small, large, start=SMALL), PROMPTS, NEW)
     for row, prompt in enumerate(PROMPTS):
-        tokens, history = done.record.tokens.of(row), np.concatenate([prompt.tokens, done.record.emitted[row]])
+        tokens, history = (
+            done.record.tokens.select_sequence(row),
+            np.concatenate([prompt.tokens, done.record.emitted[row]]),
+        )
         for model in (SMALL, LARGE):
             mine = tokens.model == model
             assert tokens.position[mine].tolist() == list(range(mine.sum()))
@@ -222,7 +225,7 @@ def test_an_adaptive_partner_has_the_depths_it_would_choose_reading_live(small, 
     done = switch(partner(small, points[0]), partner(large, points[1]), rule, PROMPTS, NEW)
     assert max(switches(done)) >= 2
     for row, prompt in enumerate(PROMPTS):
-        tokens = done.record.tokens.of(row)
+        tokens = done.record.tokens.select_sequence(row)
         for model in set(done.model[row].tolist()):
             stepper = (small, large)[model]
             mine = (tokens.model == model) & (tokens.position >= len(prompt.tokens) - 1)

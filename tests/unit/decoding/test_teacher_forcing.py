@@ -74,7 +74,7 @@ def test_work_is_what_replay_derives_where_there_is_no_prompt(stepper, adaptive)
     text = TokenSequence(np.random.default_rng(5).integers(0, VOCABULARY, 16))
     trace = take_trace(stepper, [text])
     forced = teacher_force(WalkedDecoder(stepper, adaptive), text)
-    assert forced.work.difference(compute_decode_work(trace, replay(trace, adaptive).depth, adaptive)) == ""
+    assert forced.work.describe_difference(compute_decode_work(trace, replay(trace, adaptive).depth, adaptive)) == ""
 
 
 def test_copies_change_later_losses(stepper, texts, adaptive):

@@ -12,7 +12,7 @@ from emad_ref.exit_rules import (
     assign_bins,
     assign_frequency_buckets,
     bin_names,
-    count_features_to_drop,
+    dropped_feature_count_by_bin,
     frequency_rank_edges,
     merged_bin_indices,
 )
@@ -98,12 +98,22 @@ def test_an_ancestor_is_the_bin_without_the_last_features(order, dropped, data):
 
 def test_a_thin_bin_gives_up_features_until_enough_tokens_stand_behind_it():
     tokens = np.array([500, 499, 0, 200, 200, 100, 10, 0, 0])
-    assert count_features_to_drop(spec("position", "confidence"), tokens, 500).tolist() == [0, 1, 1, 1, 1, 1, 2, 2, 2]
-    assert count_features_to_drop(spec("position"), np.array([9, 3, 0]), 4).tolist() == [0, 1, 1]
-    assert count_features_to_drop(spec("position"), np.array([1, 1, 1]), 500).tolist() == [1, 1, 1]
-    assert count_features_to_drop(spec(), np.array([1]), 500).tolist() == [0]
+    assert dropped_feature_count_by_bin(spec("position", "confidence"), tokens, 500).tolist() == [
+        0,
+        1,
+        1,
+        1,
+        1,
+        1,
+        2,
+        2,
+        2,
+    ]
+    assert dropped_feature_count_by_bin(spec("position"), np.array([9, 3, 0]), 4).tolist() == [0, 1, 1]
+    assert dropped_feature_count_by_bin(spec("position"), np.array([1, 1, 1]), 500).tolist() == [1, 1, 1]
+    assert dropped_feature_count_by_bin(spec(), np.array([1]), 500).tolist() == [0]
     with pytest.raises(BadArgument, match=r"tokens=\(2,\), but expected one count per bin \(3\)"):
-        count_features_to_drop(spec("position"), np.array([1, 2]), 500)
+        dropped_feature_count_by_bin(spec("position"), np.array([1, 2]), 500)
 
 
 def test_frequency_buckets_rank_a_corpus_and_hold_about_a_third_of_it_each_under_zipf():

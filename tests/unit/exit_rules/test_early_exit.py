@@ -80,7 +80,7 @@ def test_only_what_a_rule_needs_is_probed_and_nothing_fires_before_it_may(
     assert point.probes == probes
     assert point.thresholds == (tuple(0.8 if probe >= first else math.inf for probe in probes),)
     assert (point.signal, point.family, point.schedule, point.ceiling) == (signal, signal, "copying", 12)
-    assert point.adaptive
+    assert point.has_adaptive_depth
 
 
 def test_every_rule_and_pruning_makes_a_point_of_its_own_or_is_refused() -> None:

@@ -14,7 +14,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import (
     default_probes,
     entropy_matched_point,
-    extrapolate_exit_layers,
+    exit_layers_between_probes,
     fixed_entropy_point,
     format_number,
     format_numbers_distinctly,
@@ -129,19 +129,19 @@ def interpolating(thresholds: tuple[float, ...]) -> OperatingPoint:
 def test_exits_between_probes_lie_where_the_line_meets_the_threshold():
     """Readings 2.0 and 1.2 at layers 2 and 6 fall by 0.2 a layer; τ from 0.8 at 6 to 0.4 at 10 is met at 10 only."""
     before, here = np.float32(2.0), np.float32(1.2)
-    assert extrapolate_exit_layers(
+    assert exit_layers_between_probes(
         interpolating((0.0, 0.8, 0.4)), 1, np.array([before]), np.array([here])
     ).tolist() == [0]
     # τ flat at 0.8: 1.2 − 0.2·2 = 0.8 at layer 8
-    assert extrapolate_exit_layers(
+    assert exit_layers_between_probes(
         interpolating((0.0, 0.8, 0.81)), 1, np.array([before]), np.array([here])
     ).tolist() == [8]
-    assert extrapolate_exit_layers(
+    assert exit_layers_between_probes(
         interpolating((0.0, 1.1, 1.1)), 1, np.array([before]), np.array([here])
     ).tolist() == [7]
 
 
 def test_there_is_no_line_at_the_first_probe_and_no_threshold_after_the_last():
     point = interpolating((9.0, 9.0, 9.0))
-    assert extrapolate_exit_layers(point, 0, np.zeros(2), np.zeros(2)).tolist() == [0, 0]
-    assert extrapolate_exit_layers(point, 2, np.zeros(2), np.zeros(2)).tolist() == [0, 0]
+    assert exit_layers_between_probes(point, 0, np.zeros(2), np.zeros(2)).tolist() == [0, 0]
+    assert exit_layers_between_probes(point, 2, np.zeros(2), np.zeros(2)).tolist() == [0, 0]

@@ -191,7 +191,7 @@ def test_rows_together_are_shown_what_each_is_shown_alone(
                 assert torch.equal(torch.isfinite(mine.logits[[row]]), torch.isfinite(own.logits))
                 assert torch.allclose(mine.logits[[row]], own.logits, atol=EXACT, rtol=0)
             assert (None if mine.macs is None else mine.macs[row]) == (None if own.macs is None else own.macs[0])
-    assert together == apart, together.difference(apart)
+    assert together == apart, together.describe_difference(apart)
 
 
 @torch.inference_mode()

@@ -73,7 +73,7 @@ def test_a_schedule_without_a_rule_refuses_probes_and_is_not_fixed(name: Schedul
     options = {field: OPTIONS[field] for field in SCHEDULE_FIELDS[name]}
     with pytest.raises(BadArgument, match=f"^probes=.*none under the {name} schedule"):
         OperatingPoint(name, "test", LAYERS, LAYERS, PROBES, ((1.0, 1.0),), name, **options)
-    assert not point(name).fixed
+    assert not point(name).has_fixed_depth
 
 
 # ---------------------------------------------------------------- admission

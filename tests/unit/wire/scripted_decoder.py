@@ -12,7 +12,7 @@ import numpy as np
 
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, ModelRef, Request, Step
-from emad_ref.record import Record, Tokens, Work
+from emad_ref.record import Record, TokenTable, Work
 from emad_ref.wire.address import Address, parse_address
 from emad_ref.wire.frames import WireFrame, encode_frame, read_frame
 from emad_ref.wire.messages import ServedModel, encode_capabilities, encode_record, encode_state, encode_step
@@ -42,7 +42,7 @@ def step(rows: int = ROWS, n: int = 1) -> WireFrame:
 def record(rows: int = ROWS) -> Record:
     order = np.arange(rows, dtype=np.int64)
     ones = np.ones(rows, dtype=np.int64)
-    tokens = Tokens(order, ones, ones, ones * 2, ones * 4, ones, ones * 0, np.arange(rows) % 2 == 0)
+    tokens = TokenTable(order, ones, ones, ones * 2, ones * 4, ones, ones * 0, np.arange(rows) % 2 == 0)
     emitted = [np.arange(row + 1, dtype=np.int64) for row in range(rows)]
     return Record(tokens, np.full((rows, 1), 0.25), emitted, ["stop token", "length"][:rows], {0: work()}, {0: work()})
 
