@@ -117,7 +117,7 @@ class EnergyCounter(Protocol):
 
 @dataclass(frozen=True)
 class EnergyWindow:
-    """One good window."""
+    """Joules, seconds and tokens of one window that was not spoiled."""
 
     energy_j: float
     seconds: float

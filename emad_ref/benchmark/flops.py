@@ -43,12 +43,12 @@ class Flops:
 
     @property
     def gross(self) -> int:
-        """Blocks and their attention only: what a saving would be if deciding were free."""
+        """FLOPs of blocks and their attention only, as if deciding were free; gross reductions are shares of this."""
         return self.blocks + self.attention
 
     @property
     def total(self) -> int:
-        """Everything: net reductions are shares of this."""
+        """All FLOPs; net reductions are shares of this."""
         read = sum(self.readouts.values()) + self.translators
         return self.gross + read + self.fills + self.inputs + self.encoder + self.cross_fills
 

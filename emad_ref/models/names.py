@@ -50,7 +50,7 @@ class ModelUnavailable(EmadError):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a name leads. ``kind``: bundled, fetched, hub, folder, gguf, random or control; ``place``: folder, file or
+    """Source of a model. ``kind``: bundled, fetched, hub, folder, gguf, random or control; ``place``: folder, file or
     hub id; ``hub_id`` set for the hub only.
     """
 
@@ -60,12 +60,12 @@ class ModelSource:
 
 
 def known_model_names() -> tuple[str, ...]:
-    """Every name that needs no path and no owner."""
+    """All model names that need no path and no owner."""
     return (*dict.fromkeys((*bundled.BUNDLED, *bundled.bundled_model_names())), *downloads.DOWNLOADS, *HUB, *CONTROLS)
 
 
 def parse_model_name(name: str, given: str | None) -> tuple[ModelSource, str | None]:
-    """Where a name leads, and the revision that is asked for in it or beside it.
+    """(source, revision) of a model name; the revision stands in the name or in ``given``.
 
     Raises:
         BadArgument: an unknown name, a revision for something not on the hub, two different ones or an empty one.
@@ -182,7 +182,7 @@ def _is_cached(hub_id: str, revision: str | None) -> bool:
 
 
 def make_unreadable_error(name: str, source: ModelSource, refusal: str, detail: str = "") -> ModelUnavailable:
-    """``refusal``: ``: why``, or empty; ``detail``: what the library said."""
+    """Error for an unreadable model. ``refusal``: ``: why``, or empty; ``detail``: the library's message."""
     what = f"hub repository {source.hub_id}" if source.hub_id else "folder"
     fetched = ", ".join(f"`emad fetch {each}`" for each in downloads.DOWNLOADS)
     return ModelUnavailable(

@@ -79,8 +79,8 @@ def require_positions_for_defect(stepper: Stepper, positions: int) -> None:
 # ---------------------------------------------------------------- what is written
 
 
-def write_nothing_from_40(write: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
-    """In the last layer."""
+def write_zero_kv_from_40(write: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
+    """The last layer writes zeros for K and V from position 40 on."""
     if cache._number < cache.owner._stepper.layers:
         return write(keys, values, frame)
     beyond = (frame.positions_on(keys.device) >= 40)[:, None, :, None]
@@ -124,7 +124,7 @@ def remember_truncated_kv(truncate: Any, cache: Any, length: Any) -> None:
 
 
 def rewrite_remembered_kv(write: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
-    """What was written once stays, although it was rolled back."""
+    """Writes the K/V from before a rollback again, in place of the new ones."""
     for place, (row, start, end) in enumerate(zip(frame.rows, frame.starts, frame.ends, strict=True)):
         for new, old in zip((keys, values), vars(cache).get("written", {}).get(row, ()), strict=False):
             kept = old[:, start:end]
@@ -138,7 +138,7 @@ def clear_remembered_kv(keep: Any, cache: Any, rows: Any, numbers: Any) -> None:
 
 
 def skip_backfill(decoder: Any) -> None:
-    """Rows that stop owe nothing, although they may rise again."""
+    """Exits backfill no K/V in the layers above, although the row may go deeper later."""
     if decoder.point.schedule != "monotone":
         decoder._forward.schedule = replace(decoder._forward.schedule, flow=ExitFlow)
 
@@ -186,7 +186,7 @@ MUTANTS = (
     Mutant("positions-from-1", "positions", "all positions but the first are one too far",
            mutate(stepper=shift_positions(1)), FORCED, LOGITS),
     Mutant("kv-last-layer-unwritten", "K/V", "the last layer writes nothing from position 40 on",
-           mutate(cache={"write": write_nothing_from_40}), FAR, LOGITS),
+           mutate(cache={"write": write_zero_kv_from_40}), FAR, LOGITS),
     Mutant("kv-stale-in-later-rows", "K/V", "rows but the first write old K/V from position 30 on",
            mutate(cache=write_stale_kv(lambda cache, row, at: row > 0 and at >= 30)), FAR,
            r"row [1-9], position \d+.*logits off by"),

@@ -37,5 +37,5 @@ def select_mutants(names: Iterable[str]) -> list[Mutant]:
 
 
 def select_one_of_each_kind() -> list[Mutant]:
-    """The first of each kind."""
+    """The first mutant of each kind."""
     return list({mutant.kind: mutant for mutant in reversed(CATALOGUE.values())}.values())[::-1]

@@ -81,7 +81,7 @@ def refuse_depth_at_cap(checked_depth: Any, session: Any, depth: Ints, shape: tu
 
 
 def exit_rows_together(least: int) -> dict[str, Callable[..., Any]]:
-    """From ``least`` rows on all leave where the first of them does; each signal is reported as it was read."""
+    """With at least ``least`` rows, all exit where the first of them does; each reports its own signal."""
 
     def advance(original: Any, session: Any, ids: Tensor, forced: Ints | None, last: int = 1) -> StepOutput:
         output: StepOutput = original(ids, forced, last)
@@ -100,7 +100,7 @@ def exit_rows_together(least: int) -> dict[str, Callable[..., Any]]:
 
 
 def claim_shallower_depths(advance: Any, session: Any, ids: Tensor, forced: Ints | None, last: int = 1) -> StepOutput:
-    """Every token that can be is said to have stopped a layer before it did."""
+    """Reports a depth of one layer less than each token ran, at least 1."""
     output: StepOutput = advance(ids, forced, last)
     if forced is not None:
         return output

@@ -260,7 +260,7 @@ def show_logits_of_first_row(feed: Any, session: Any, *arguments: Any) -> Step:
 
 
 class DelayedStopTokens(frozenset[int]):
-    """Holds nothing for the first ``blind`` times that it is asked."""
+    """Stop tokens that contain no token in the first ``blind`` look-ups."""
 
     blind: int = 0
 

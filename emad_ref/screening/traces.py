@@ -58,12 +58,12 @@ class ScreeningText:
 
     @property
     def n_documents(self) -> int:
-        """Documents."""
+        """Number of documents."""
         return len(np.unique(self.document_of_window.number))
 
     @property
     def n_tokens(self) -> int:
-        """Decided positions."""
+        """Number of decided positions."""
         return int(self.window_lengths.sum())
 
     @property

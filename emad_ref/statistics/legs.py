@@ -41,7 +41,7 @@ Side = Literal["above", "below"]
 
 
 def outcome_and_deciding_leg(legs: Sequence[Leg]) -> tuple[Outcome, Leg]:
-    """Combine legs: falsified if a leg is, survived only if all are, else inconclusive; returns also the deciding leg.
+    """(outcome, deciding leg) of legs: falsified if a leg is, survived only if all are, else inconclusive.
 
     Legs that only report (``measured``) or whose premise is absent (``not applicable``) count only if there are no
     others. An ``unmeasured`` leg counts: what was not measured cannot have survived.
@@ -274,7 +274,7 @@ def build_count_leg(name: str, value: float, n: int, unit: str, reason: str = ""
     return Leg(name, "measured", float(value), None, n, None, unit, reason)
 
 
-def judge_side(
+def judge_against_threshold(
     claim: Claim,
     model: str,
     estimates: Mapping[str, Estimate],
@@ -296,6 +296,9 @@ def judge_side(
     if not legs and not beside:
         return unmeasured_verdict(claim, model, "nothing was compared")
     return verdict_from_legs(claim, model, [*decide_legs(legs, other_legs), *beside])
+
+
+judge_side = judge_against_threshold  # its earlier name, for code of others
 
 
 def judge_within_tolerance(claim: Claim, model: str, errors: Mapping[str, Floats], tolerance: float) -> Verdict:

@@ -33,7 +33,7 @@ from emad_ref.training.recipe import Recipe
 
 
 class BadTrainingState(EmadError):
-    """A checkpoint of a training that cannot be read, or belongs to another one."""
+    """Raised for a checkpoint of a training that cannot be read, or belongs to another one."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TrainingState:
         return TrainingState(step, smooth, model.state_dict(), [optimiser.state_dict() for optimiser in optimisers])
 
     def restore_into(self, model: nn.Module, optimisers: Sequence[torch.optim.Optimizer]) -> tuple[int, float]:
-        """Go on from here: (steps done, running mean loss).
+        """Load this state into model and optimisers; returns (steps done, running mean loss).
 
         Raises:
             BadTrainingState: tensors of another model.
@@ -72,7 +72,7 @@ class TrainingState:
 
 
 def save_state(path: Path, recipe: Recipe, state: TrainingState) -> None:
-    """Write; the file is complete or as it was. Raises BadFile."""
+    """Write the state to ``path``; the file is complete or as it was. Raises BadFile."""
     with open_for_atomic_write(path, "checkpoint") as file:
         torch.save(
             {
@@ -84,7 +84,7 @@ def save_state(path: Path, recipe: Recipe, state: TrainingState) -> None:
 
 
 def load_state(path: Path, recipe: Recipe, resume: bool) -> TrainingState | None:
-    """The state to go on from; None where there is no checkpoint.
+    """The saved state to go on from; None without a checkpoint.
 
     Raises:
         BadTrainingState: one is there but ``resume`` is not set, or it cannot be read, or is of another recipe or
@@ -130,11 +130,11 @@ SAVED_FILES = frozenset(
 
 
 class TrainingDiverged(EmadError):
-    """The loss is no longer a number: nothing worth saving is left."""
+    """Raised when the loss is no longer a number: nothing worth saving is left."""
 
 
 def learning_rate_at(recipe: Recipe, step: int) -> float:
-    """Linear warm-up, then a straight line down to 2 % of the peak."""
+    """Learning rate at ``step``: linear warm-up, then a straight line down to 2 % of the peak."""
     return min(1.0, (step + 1) / recipe.warmup) * (1 - 0.98 * step / recipe.steps)
 
 

@@ -168,7 +168,7 @@ def create_initial_model(recipe: Seq2SeqRecipe) -> T5ForConditionalGeneration:
 
 
 def load_starting_model(recipe: Seq2SeqRecipe) -> T5ForConditionalGeneration:
-    """Where training starts: the bundled model that is tuned, else random weights.
+    """The model that training starts from: the bundled model that is tuned, else random weights.
 
     Raises:
         BadArgument: ``starts_from`` names a folder without weights.

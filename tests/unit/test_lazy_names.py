@@ -16,6 +16,7 @@ from emad_ref import record
 from emad_ref.models.stepper import EARLIER_NAMES
 from emad_ref.point import full_depth
 from emad_ref.screening import drift
+from emad_ref.statistics import legs
 
 
 @pytest.mark.parametrize("name", emad_ref.__all__)
@@ -88,6 +89,7 @@ def test_members_of_what_is_on_offer_keep_their_earlier_names() -> None:
     with pytest.raises(AttributeError, match="'CausalStepper' object has no attribute 'teleport'"):
         _ = stepper.teleport
     assert (drift.read_features, drift.record_features) == (drift.features_of_windows, drift.features_of_record)
+    assert legs.judge_side is legs.judge_against_threshold
     drafting = emad_ref.Drafting(2, 3)
     assert (drafting.gated, drafting.opened) == (drafting.uses_gate, drafting.active_gate) == (False, None)
     drafting.require(4)

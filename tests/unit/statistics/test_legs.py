@@ -15,7 +15,7 @@ from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
     build_count_leg,
     build_report_leg,
-    judge_side,
+    judge_against_threshold,
     not_applicable_verdict,
     outcome_and_deciding_leg,
     unmeasured_verdict,
@@ -37,7 +37,7 @@ ABOVE, BELOW, OPEN = estimate(0.5, 0.01, 1.0), estimate(-0.5, 1.0, 0.01), estima
 
 
 def judged(legs, bad="above", **kwargs):
-    return judge_side(CLAIM, "m", legs, bad, 0.0, **kwargs)
+    return judge_against_threshold(CLAIM, "m", legs, bad, 0.0, **kwargs)
 
 
 # --- the leg rule -------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ DEMANDING = replace(CLAIM, minimum={"documents": 30, "documents_to_survive": 200
     ],
 )
 def test_a_row_may_ask_for_more_before_a_leg_survives(leg, n, outcome, said):
-    (found,) = judge_side(DEMANDING, "m", {"a": replace(leg, n=n)}, "above", 0.0).legs
+    (found,) = judge_against_threshold(DEMANDING, "m", {"a": replace(leg, n=n)}, "above", 0.0).legs
     assert found.outcome == outcome
     assert said in found.reason
     assert bool(said) == bool(found.reason)
@@ -216,7 +216,7 @@ def test_a_reason_counts_the_outcome_at_hand_and_never_none_of_it(kinds, count):
     ],
 )
 def test_what_would_decide_an_open_row_is_data_and_in_the_words_of_its_reason(found, why, enough):
-    row = judge_side(DEMANDING, "m", found, "above", 0.0)
+    row = judge_against_threshold(DEMANDING, "m", found, "above", 0.0)
     assert (row.why, row.enough) == (why, enough)
     assert why in row.reason
 

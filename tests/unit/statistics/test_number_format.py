@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref.report.tables import claim_rows, operating_point_rows
 from emad_ref.statistics import number_format
-from emad_ref.statistics.legs import judge_side, judge_within_tolerance
+from emad_ref.statistics.legs import judge_against_threshold, judge_within_tolerance
 from emad_ref.statistics.rates import mean_rate
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Verdict, load_register
@@ -51,7 +51,7 @@ def test_good_is_the_side_on_which_a_claim_does_not_fail(bad, good):
     rng = np.random.default_rng(0)
     values = ByDocument(rng.normal(1.0, 0.1, size=60), np.arange(60))
     found = mean_rate(values, ByDocument(np.ones(60), np.arange(60)), threshold=0.5, rng=rng, unit="nats")
-    verdict = judge_side(REGISTER["EMAD-E6"], "m", {"x": found}, bad, 0.5)
+    verdict = judge_against_threshold(REGISTER["EMAD-E6"], "m", {"x": found}, bad, 0.5)
     assert (verdict.good, verdict.legs[0].good) == (good, good)
     assert verdict.verdict == ("falsified" if good == "lower" else "survived")
 
