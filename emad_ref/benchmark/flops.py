@@ -42,7 +42,7 @@ class Flops:
     translators: int = 0
 
     @property
-    def gross(self) -> int:
+    def blocks_and_attention(self) -> int:
         """FLOPs of blocks and their attention only, as if deciding were free; gross reductions are shares of this."""
         return self.blocks + self.attention
 
@@ -50,7 +50,7 @@ class Flops:
     def total(self) -> int:
         """All FLOPs; net reductions are shares of this."""
         read = sum(self.readouts.values()) + self.translators
-        return self.gross + read + self.fills + self.inputs + self.encoder + self.cross_fills
+        return self.blocks_and_attention + read + self.fills + self.inputs + self.encoder + self.cross_fills
 
 
 def flops(work: Work, geometry: Geometry) -> Flops:
@@ -95,7 +95,7 @@ def flops(work: Work, geometry: Geometry) -> Flops:
     )
 
 
-def probe_flops_share(geometry: Geometry, probes: int, keys: int, probe_flops: int | None = None) -> float:
+def probe_to_block_flops_ratio(geometry: Geometry, probes: int, keys: int, probe_flops: int | None = None) -> float:
     """FLOPs of ``probes`` readouts per token over the FLOPs of all its blocks, attention over ``keys`` keys included.
 
     The claim "probe overhead < 5 % of block FLOPs" (EMAD, §"Cost") is about this number at a token that runs to the

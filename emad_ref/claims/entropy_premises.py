@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.benchmark.flops import probe_flops_share
+from emad_ref.benchmark.flops import probe_to_block_flops_ratio
 from emad_ref.calibration.monotonicity import describe_corrections, iterate_profile_warnings
 from emad_ref.calibration.trace import Trace
 from emad_ref.claims.base import (
@@ -191,7 +191,7 @@ def answer_probe_cost(evidence: ModelMeasurements, asked: ClaimContext) -> Answe
 def compute_probe_shares(geometry: Geometry) -> dict[str, float]:
     """Estimator and stride → share, at a context of ``CONTEXT`` tokens; strides that leave a probe."""
     return {
-        f"{estimator.name}, stride {stride}": probe_flops_share(
+        f"{estimator.name}, stride {stride}": probe_to_block_flops_ratio(
             geometry, (geometry.layers - 1) // stride, CONTEXT, probe_flops(geometry, estimator)
         )
         for stride in STRIDES

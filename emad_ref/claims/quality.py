@@ -53,9 +53,9 @@ from emad_ref.statistics.legs import (
     build_report_leg,
     decide_legs,
     interval_if_finite,
-    keep_worst_legs,
     unmeasured_leg,
     verdict_from_legs,
+    verdict_with_worst_legs,
 )
 from emad_ref.statistics.rates import draw_document_counts, estimate_perplexity_rise, required_resamples
 from emad_ref.statistics.verdicts import Claim, Leg, Verdict
@@ -102,7 +102,7 @@ def decide_quality(found: QualityEvidence, asked: ClaimContext, shown: int | Non
     legs = [*decide_legs(tests, asked.other_legs), *idle, *listed]
     verdict = asked.combine_legs(legs)
     if shown is not None and len(legs) > shown:
-        verdict = keep_worst_legs(verdict, shown)
+        verdict = verdict_with_worst_legs(verdict, shown)
     return _with_worst(_with_unmeasured(verdict, found.unmeasured, claim), saving)
 
 

@@ -574,7 +574,7 @@ class DecodedOpenings:
         if len(works) == len(forced):
             mine = flops(sum(works, Work.none(geometry.layers)), geometry)
             reference = flops(replay_decode_work(self.trace, full), geometry)
-            saved["gross reduction %"] = 1 - mine.gross / reference.gross
+            saved["gross reduction %"] = 1 - mine.blocks_and_attention / reference.blocks_and_attention
             saved["net reduction %"] = 1 - mine.total / reference.total
         return {
             "point": point.name,

@@ -142,7 +142,9 @@ class FullDepthLogitsSession(MutantSession):
         self.deep.drop(rows)
 
 
-class FullDepthGenerateSession(FullDepthLogitsSession):
+class FullDepthGenerateLogitsSession(FullDepthLogitsSession):
+    """The same in ``generate`` alone: ``feed`` shows the logits of the depth that ran."""
+
     in_feed = False
 
 
@@ -389,7 +391,7 @@ MUTANTS = (
     Mutant("depth-unearned", "depth", "logits of full depth under the depths of the rule",
            mutate(session=FullDepthLogitsSession), DECISIONS, rf"{PLACE}logits off by"),
     Mutant("depth-unearned-in-generate", "depth", "the same, in generate alone",
-           mutate(session=FullDepthGenerateSession), GENERATED, rf"{PLACE}emitted \d+, but the argmax"),
+           mutate(session=FullDepthGenerateLogitsSession), GENERATED, rf"{PLACE}emitted \d+, but the argmax"),
     Mutant("depth-cap-after-rollback", "depth", "rollback does not restore the cap",
            mutate(session={"rollback": keep_cap_after_rollback}), ROLLBACK, r"after rollback.*cap"),
     *mutants_of_test("batch", ROWS, TOGETHER,

@@ -250,8 +250,8 @@ def verdict_from_legs(claim: Claim, model: str, legs: Sequence[Leg], *, headline
 _ORDER: tuple[Outcome, ...] = ("falsified", "inconclusive", "unmeasured", "survived", "measured", "not applicable")
 
 
-def keep_worst_legs(verdict: Verdict, limit: int) -> Verdict:
-    """Keep the ``limit`` worst legs; n and reason say how many were judged."""
+def verdict_with_worst_legs(verdict: Verdict, limit: int) -> Verdict:
+    """``verdict`` with its ``limit`` worst legs alone; n and reason say how many were judged."""
     judged = sum(leg.outcome not in ("measured", "not applicable") for leg in verdict.legs)
     worst = sorted(
         verdict.legs,

@@ -81,7 +81,7 @@ def compute_point_loss(
         depth_p50=_weighted_quantile(values, counts, 0.5),
         depth_p90=_weighted_quantile(values, counts, 0.9),
         depth_shares={int(v): float(c / tokens) for v, c in zip(values, counts, strict=True)},
-        gross_reduction=1 - mine.gross / full.gross,
+        gross_reduction=1 - mine.blocks_and_attention / full.blocks_and_attention,
         net_reduction=1 - mine.total / full.total,
         nll_nats=sum_by_sequence(trace, replayed.nll_nats),
         perplexity=perplexity_from_nats(replayed.mean_nll),

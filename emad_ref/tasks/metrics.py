@@ -19,7 +19,7 @@ from typing import Any
 
 from emad_ref.tasks.sandbox import FunctionTask, check_program
 from emad_ref.tasks.scoring import passes_asserts
-from emad_ref.text.documents import Example
+from emad_ref.text.documents import TaskExample
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # unindented code after a function does not belong to it
 ENDING_TEXT: dict[str, str] = {  # outcomes other than a wrong answer, in words
@@ -76,7 +76,7 @@ def add_boxed_answers(rows: Any) -> Any:
 
 def score_world_code(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
     """``acc``: whether the generated line completes a function that passes its asserts, without running it."""
-    example = Example("code", doc["prompt"], doc["answer"], "runs", check=doc["check"])
+    example = TaskExample("code", doc["prompt"], doc["answer"], "runs", check=doc["check"])
     return {"acc": float(passes_asserts(example, results[0]))}
 
 

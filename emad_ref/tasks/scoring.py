@@ -33,7 +33,7 @@ from emad_ref.record import Bools, Floats, Ints
 from emad_ref.replay import sum_by_sequence, top1_tokens_at_depth
 from emad_ref.tasks.datasets import TaskDataUnavailable
 from emad_ref.text.corpora import LongDocument
-from emad_ref.text.documents import Example
+from emad_ref.text.documents import TaskExample
 
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -110,12 +110,12 @@ class TextEncoder(Protocol):
 class TaskItem:
     """An example as tokens: ``prompt`` int64 [n] with opening token; ``continuations``, one per option or answer."""
 
-    example: Example
+    example: TaskExample
     prompt: Ints
     continuations: tuple[Ints, ...]
 
 
-def encode_item(example: Example, tokenizer: TextEncoder, opening: int | None) -> TaskItem:
+def encode_item(example: TaskExample, tokenizer: TextEncoder, opening: int | None) -> TaskItem:
     """Encode an example; ``opening`` is the model's beginning-of-text id or None.
 
     Raises:
@@ -191,7 +191,7 @@ def make_continuation_items(
             )
         options = tuple(offered[at] for at in rng.permutation(OPTIONS))
         prompt = cut[number][:CONTEXT_TOKENS]
-        example = Example(CONTINUATION_CHOICE, _ids(prompt), pieces[number], "mean_choice", options)
+        example = TaskExample(CONTINUATION_CHOICE, _ids(prompt), pieces[number], "mean_choice", options)
         opened = prompt if opening is None else np.concatenate([[opening], prompt])
         tokens = tuple(np.array(option.split(), dtype=np.int64) for option in options)
         items[number] = TaskItem(example, opened, tokens)
@@ -231,7 +231,7 @@ def cluster_items(items: Sequence[TaskItem]) -> Ints:
     return numbers
 
 
-def majority_accuracy(examples: Sequence[Example], elsewhere: Sequence[Example]) -> float:
+def majority_accuracy(examples: Sequence[TaskExample], elsewhere: Sequence[TaskExample]) -> float:
     """Accuracy on ``examples`` of always giving the most frequent answer of ``elsewhere``; of ties the best one.
 
     Raises:
@@ -294,7 +294,7 @@ def score_items(items: Sequence[TaskItem], likelihood: Floats, greedy: Bools) ->
     return verdicts
 
 
-def passes_asserts(example: Example, continuation: str) -> bool:
+def passes_asserts(example: TaskExample, continuation: str) -> bool:
     """Whether the prompt and the first line of the greedy ``continuation`` pass the example's asserts."""
     line, newline, _ = continuation.partition("\n")
     return bool(newline) and program_passes(example.prompt + line + "\n" + example.check)

@@ -29,7 +29,7 @@ Scoring = Literal["choice", "mean_choice", "exact", "runs"]
 
 
 @dataclass(frozen=True)
-class Example:
+class TaskExample:
     """One scored item of a task.
 
     ``choice``: the option with the highest log-likelihood must be ``options[answer_index]``. ``exact``: the greedy

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from itertools import count, islice
 
 from emad_ref.errors import BadArgument
-from emad_ref.text.documents import SPLITS, Documents, Example, Split, split_by_checksum
+from emad_ref.text.documents import SPLITS, Documents, Split, TaskExample, split_by_checksum
 
 NAMES = [
     "Mira", "Tom", "Ada", "Ben", "Cleo", "Dan", "Eva", "Finn",
@@ -145,7 +145,7 @@ def generate_tale(rng: random.Random) -> str:
 # copied parts (names in a program, a tale) leave nothing to guess.
 
 
-def generate_inventory_example(rng: random.Random) -> Example:
+def generate_inventory_example(rng: random.Random) -> TaskExample:
     """Nine to eleven changes of a count; the answer works them one by one."""
     name, thing = rng.choice(NAMES), rng.choice(OBJECTS)
     amount, changes = rng.randint(1, 9), rng.randint(*CHANGES)
@@ -158,10 +158,10 @@ def generate_inventory_example(rng: random.Random) -> Example:
         chain += f" {amount} {'+' if gains else '-'} {step} = {after}."
         amount = after
     answer = f"{chain} Answer: {amount}.\n"
-    return Example("inventory", f"{story} How many {thing} now?", answer, "exact", guess=LARGEST_COUNT**-changes)
+    return TaskExample("inventory", f"{story} How many {thing} now?", answer, "exact", guess=LARGEST_COUNT**-changes)
 
 
-def generate_facts_example(rng: random.Random) -> Example:
+def generate_facts_example(rng: random.Random) -> TaskExample:
     """The places of five keys: each lies in a box, and each box stands in a place; the answer gives both, key by key.
 
     Facts come in pairs, in the answer's order: with words between name and box an hour's training left all two hops at
@@ -174,24 +174,24 @@ def generate_facts_example(rng: random.Random) -> Example:
     rng.shuffle(stated)
     owners = rng.sample(names, OWNERS)
     answer = "".join(f" The {n} {box_of[n]} key is in the {box_of[n]} {place_of[box_of[n]]} box." for n in owners)
-    return Example(
+    return TaskExample(
         "facts", f"{' '.join(stated)} Where are {', '.join(owners)}?", f"{answer}\n", "exact", guess=BOXES**-OWNERS
     )
 
 
-def generate_chart_example(rng: random.Random) -> Example:
+def generate_chart_example(rng: random.Random) -> TaskExample:
     """Two look-ups in a random map for each of its letters in any order: x F, then f(x) and f(f(x))."""
     image = generate_chart_map(rng, *TASK_LETTERS)
     letters = rng.sample(list(image), len(image))
     worked = "".join(f" {x} {image[x].upper()} {image[x]} {follow_map(image, x, 2).upper()}." for x in letters)
     prompt = f"{format_map_entries(rng, image)} = {' '.join(letters)}:"
-    return Example("chart", prompt, f"{worked}\n", "exact", guess=len(image) ** (-2 * len(image)))
+    return TaskExample("chart", prompt, f"{worked}\n", "exact", guess=len(image) ** (-2 * len(image)))
 
 
 OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
 
 
-def generate_code_example(rng: random.Random) -> Example:
+def generate_code_example(rng: random.Random) -> TaskExample:
     """A function whose name lists its three operations; the answer is the expression it returns."""
     names = rng.sample(list(OPERATORS), len(OPERATORS))
     constants = [rng.randint(1, CODE_CONSTANTS) for _ in names]
@@ -202,18 +202,18 @@ def generate_code_example(rng: random.Random) -> Example:
         value = {"add": value + constant, "sub": value - constant, "mul": value * constant}[name]
     function = "_".join(f"{name}_{constant}" for name, constant in zip(names, constants, strict=True))
     prompt, check = f"def {function}(x):\n    return", f"assert {function}({x}) == {value}\n"
-    return Example("code", prompt, f" {body}\n", "runs", check=check)
+    return TaskExample("code", prompt, f" {body}\n", "runs", check=check)
 
 
-def generate_recall_example(rng: random.Random) -> Example:
+def generate_recall_example(rng: random.Random) -> TaskExample:
     """A tale, to be retold with another thing and with another person."""
     (n, m, other), (p, q) = rng.sample(NAMES, 3), rng.sample(PLACES, 2)
     (o, instead), c = rng.sample(OBJECTS, 2), rng.choice(COLOURS)
     prompt = f"{format_meeting_tale(n, m, o, c, p, q)} Now {instead} and {other}:"
-    return Example("recall", prompt, f" {format_meeting_tale(n, other, instead, c, p, q)}\n", "exact")
+    return TaskExample("recall", prompt, f" {format_meeting_tale(n, other, instead, c, p, q)}\n", "exact")
 
 
-TASKS: dict[str, Callable[[random.Random], Example]] = {
+TASKS: dict[str, Callable[[random.Random], TaskExample]] = {
     "inventory": generate_inventory_example,
     "facts": generate_facts_example,
     "chart": generate_chart_example,
@@ -275,14 +275,14 @@ def generate_documents(corpus: str, split: Split, seed: int = 0) -> Documents:
     return CORPORA[corpus](split, _stream(corpus, split, seed))
 
 
-def generate_examples(task: str, split: Split, limit: int, seed: int = 0) -> Iterator[Example]:
+def generate_examples(task: str, split: Split, limit: int, seed: int = 0) -> Iterator[TaskExample]:
     """``limit`` distinct examples of a task; the same (task, split, seed) gives the same examples."""
     if task not in TASKS:
         raise BadArgument("task", task, f"one of {', '.join(TASKS)}")
     return islice(_items(task, split, _stream(task, split, seed)), limit)
 
 
-def _items(task: str, split: Split, rng: random.Random) -> Iterator[Example]:
+def _items(task: str, split: Split, rng: random.Random) -> Iterator[TaskExample]:
     """Endless distinct items of a split."""
     prompts: set[str] = set()
     while True:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.benchmark.flops import flops, probe_flops_share
+from emad_ref.benchmark.flops import flops, probe_to_block_flops_ratio
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
@@ -89,8 +89,8 @@ def test_parts_add_up() -> None:
     work = Work.none(LAYERS)
     work.tokens[:], work.context[:], work.readout_rows[0, -1] = 2, 1 + 6, 2
     cost = flops(work, geometry)
-    assert cost.gross == cost.blocks + cost.attention
-    assert cost.total == cost.gross + cost.readouts["full"] + cost.fills + cost.inputs
+    assert cost.blocks_and_attention == cost.blocks + cost.attention
+    assert cost.total == cost.blocks_and_attention + cost.readouts["full"] + cost.fills + cost.inputs
     assert cost.inputs == 2 * 2 * 32 * 16
     assert cost.attention == LAYERS * 7 * 4 * 32
 
@@ -112,7 +112,8 @@ def test_probe_share_is_readouts_over_blocks() -> None:
     work.readout_rows[0, [1, 3, LAYERS - 1]] = 1
     cost = flops(work, geometry)
     only_probes = cost.readouts["full"] - geometry.head_flops()
-    assert probe_flops_share(geometry, 2, keys=12) == pytest.approx(only_probes / cost.gross)
-    assert probe_flops_share(geometry, 2, keys=12, probe_flops=7) == pytest.approx(14 / cost.gross)
+    blocks = cost.blocks_and_attention
+    assert probe_to_block_flops_ratio(geometry, 2, keys=12) == pytest.approx(only_probes / blocks)
+    assert probe_to_block_flops_ratio(geometry, 2, keys=12, probe_flops=7) == pytest.approx(14 / blocks)
     with pytest.raises(BadArgument, match="probes ≥ 0"):
-        probe_flops_share(geometry, -1, keys=12)
+        probe_to_block_flops_ratio(geometry, -1, keys=12)

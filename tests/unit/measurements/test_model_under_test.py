@@ -34,7 +34,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.statistics.units import ByItem
 from emad_ref.statistics.verdicts import load_register
 from emad_ref.sweep.losses import MAX_ACCURACY_DROP
-from emad_ref.text.documents import Example
+from emad_ref.text.documents import TaskExample
 from tests.small_models import LAYERS, VOCABULARY, small_config, small_model
 
 FEW = replace(BUDGETS["smoke"], items=8)
@@ -113,7 +113,7 @@ class Told:
     def __init__(self, right: int, kept: int, saving: float, guess: float = 0.0):
         self.rights = {True: np.arange(400) < right, False: np.arange(400) < kept}
         self.shares = {True: 0.0, False: saving}
-        example = Example("t", "p", "a", "exact", guess=guess)
+        example = TaskExample("t", "p", "a", "exact", guess=guess)
         self.items = [SimpleNamespace(example=replace(example, answer=str(n))) for n in range(400)]
 
     def correctness_by_item(self, point):
@@ -143,7 +143,7 @@ def test_validation_reads_four_hundred_items_of_a_task_and_never_evaluated_ones(
 
     def examples(task, split, count, seed):
         asked.append((task, split, count))
-        return [Example("recall", "p" * n, str(n % 3), "exact") for n in range(1, count + 1)]
+        return [TaskExample("recall", "p" * n, str(n % 3), "exact") for n in range(1, count + 1)]
 
     monkeypatch.setattr(task_scores.world, "generate_examples", examples)
     monkeypatch.setattr(task_scores.world, "TASKS", {"recall": None})
@@ -157,7 +157,7 @@ def test_validation_reads_four_hundred_items_of_a_task_and_never_evaluated_ones(
 
 def test_repeats_of_a_world_item_share_a_cluster(stepper, monkeypatch) -> None:
     run = evidence(stepper, corpus="world:premise")
-    made = [Example("recall", "p" * (n % 3 + 1), "a", "exact") for n in range(8)]
+    made = [TaskExample("recall", "p" * (n % 3 + 1), "a", "exact") for n in range(8)]
     monkeypatch.setattr(task_scores.world, "generate_examples", lambda *asked: made)
     monkeypatch.setattr(task_scores.world, "TASKS", {"recall": None})
     held = run.task_scores.measure_accuracy("recall", run.replay_validity.shallow_point)

@@ -50,7 +50,7 @@ from emad_ref.screening.drafts import ASSISTED
 from emad_ref.statistics.accuracy import estimate_accuracy_drop
 from emad_ref.statistics.units import ByItem
 from emad_ref.tasks.scoring import TaskItem
-from emad_ref.text.documents import Example
+from emad_ref.text.documents import TaskExample
 
 NAMES = ("emad-nano", "emad-tiny")
 SAVINGS = (0.415, 0.67)
@@ -615,7 +615,7 @@ def test_self_speculation_shows_what_was_verified_only(bundled) -> None:
 
 
 def item(scoring: str, answer: str, **more) -> TaskItem:
-    example = Example("t", more.pop("prompt", "p"), answer, scoring, **more)
+    example = TaskExample("t", more.pop("prompt", "p"), answer, scoring, **more)
     return TaskItem(example, np.array([1]), (np.arange(3), np.arange(5)))
 
 

@@ -21,12 +21,12 @@ from emad_ref.tasks.scoring import (
     score_items_from_trace,
     to_token_sequences,
 )
-from emad_ref.text.documents import Example
+from emad_ref.text.documents import TaskExample
 from tests.handmade_traces import layerwise
 
-CHOICE = Example("facts", "ab", "d", "choice", options=("c", "d", "eh"))
-EXACT = Example("inventory", "abc", "def", "exact")
-CODE = Example("code", "def f(x):\n    return", " x\n", "runs", check="assert f(3) == 3\n")
+CHOICE = TaskExample("facts", "ab", "d", "choice", options=("c", "d", "eh"))
+EXACT = TaskExample("inventory", "abc", "def", "exact")
+CODE = TaskExample("code", "def f(x):\n    return", " x\n", "runs", check="assert f(3) == 3\n")
 
 
 class Letters:
@@ -62,7 +62,10 @@ def trace_of(items, likely):
 
 
 def test_items_of_one_prompt_and_answer_are_one_cluster():
-    again, other = Example("facts", "ab", "d", "choice", options=("d", "g", "h")), Example("t", "ab", "eh", "exact")
+    again, other = (
+        TaskExample("facts", "ab", "d", "choice", options=("d", "g", "h")),
+        TaskExample("t", "ab", "eh", "exact"),
+    )
     numbers = cluster_items([item(CHOICE), item(EXACT), item(again), item(other), item(CHOICE)])
     assert numbers[0] == numbers[2] == numbers[4]
     assert len(set(numbers.tolist())) == 3
@@ -71,7 +74,7 @@ def test_items_of_one_prompt_and_answer_are_one_cluster():
 
 def test_the_majority_is_found_elsewhere_and_scored_here():
     def answering(*answers):
-        return [Example("t", "a", answer, "exact") for answer in answers]
+        return [TaskExample("t", "a", answer, "exact") for answer in answers]
 
     here = answering("x", "x", "y", "z")
     assert majority_accuracy(here, answering("x", "x", "y")) == 0.5
@@ -103,10 +106,10 @@ def test_the_rule_starts_at_the_last_position_of_the_prompt():
 @pytest.mark.parametrize(
     ("example", "opening", "message"),
     [
-        (Example("t", "", "a", "exact"), None, "a prompt and answers of at least one token; leave the example out"),
-        (Example("t", "a", "", "exact"), 0, "a prompt and answers of at least one token"),
-        (Example("t", "a", "b", "choice", options=("b", "")), 0, "a prompt and answers of at least one token"),
-        (Example("t", "a", "z", "choice", options=("b", "c")), 0, r"example.answer='z'.*one of the options"),
+        (TaskExample("t", "", "a", "exact"), None, "a prompt and answers of at least one token; leave the example out"),
+        (TaskExample("t", "a", "", "exact"), 0, "a prompt and answers of at least one token"),
+        (TaskExample("t", "a", "b", "choice", options=("b", "")), 0, "a prompt and answers of at least one token"),
+        (TaskExample("t", "a", "z", "choice", options=("b", "c")), 0, r"example.answer='z'.*one of the options"),
     ],
 )
 def test_an_example_that_cannot_be_scored_is_refused(example, opening, message):
@@ -172,7 +175,7 @@ def test_a_trace_or_depths_of_something_else_are_refused():
 
 
 def test_programs_are_not_decided_from_a_trace():
-    items = [item(Example("code", "a", "b", "runs"))]
+    items = [item(TaskExample("code", "a", "b", "runs"))]
     with pytest.raises(BadArgument, match="scoring='runs', but expected choice, mean_choice or exact"):
         score_items_from_trace(items, trace_of(items, [[1, 1]]), np.array([1]))
 

@@ -21,7 +21,7 @@ from emad_ref.text.corpora import (
     iterate_file_documents,
     join_articles,
 )
-from emad_ref.text.documents import SPLITS, Example, clean_text
+from emad_ref.text.documents import SPLITS, TaskExample, clean_text
 
 READ = tuple(split for split in SPLITS if split != "train")
 WIKITEXT = "\n = One = \n\n first\n = = Section = = \n more\n = Two = \n second\n"
@@ -373,19 +373,19 @@ def test_without_the_hub_datasets_are_read_from_the_cache(monkeypatch: pytest.Mo
     assert corpora.is_hub_reachable is corpora.is_hub_reachable
 
 
-CHOICE = Example("facts", "Where?", " barn", "choice", options=(" attic", " barn", " shed"))
+CHOICE = TaskExample("facts", "Where?", " barn", "choice", options=(" attic", " barn", " shed"))
 
 
 def test_the_answer_of_a_choice_is_found_among_its_options():
     assert CHOICE.answer_index == 1
 
 
-TOLD = Example("chart", "a B b C ? a", "c", "exact", guess=0.5)
-NAMED = Example("recall", "Mira met Tom.", " Tom", "choice", options=(" Tom", " Mira", " Ada", " Ben"), guess=0.5)
+TOLD = TaskExample("chart", "a B b C ? a", "c", "exact", guess=0.5)
+NAMED = TaskExample("recall", "Mira met Tom.", " Tom", "choice", options=(" Tom", " Mira", " Ada", " Ben"), guess=0.5)
 
 
 @pytest.mark.parametrize(
-    ("example", "chance"), [(CHOICE, 1 / 3), (Example("t", "p", "a", "exact"), 0.0), (TOLD, 0.5), (NAMED, 0.5)]
+    ("example", "chance"), [(CHOICE, 1 / 3), (TaskExample("t", "p", "a", "exact"), 0.0), (TOLD, 0.5), (NAMED, 0.5)]
 )
 def test_a_guess_is_what_the_task_says_else_one_option_of_many_else_never_right(example, chance):
     assert example.chance_accuracy == chance
