@@ -133,7 +133,7 @@ def emad_evidence(
 
     with stop_run_on_error():
         evidence = ModelMeasurements(emad_model, emad_settings.study, emad_host)
-        evidence.check_prerequisites()
+        evidence.require_prerequisites()
     return evidence
 
 

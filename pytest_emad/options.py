@@ -233,7 +233,7 @@ OPTIONS: tuple[PluginOption, ...] = (
     ),
     PluginOption(
         "margin",
-        option_values.accept_typeset_minus(option_values.parse_nats),
+        option_values.make_minus_parser(option_values.parse_nats),
         None,
         "also judge EMAD at this margin, in nats; U+2212 counts as a minus sign",
         "NATS",

@@ -66,7 +66,7 @@ class Recorder:
         self._properties, self._settings, self._register = properties, settings, register
         self._goldens, self._known, self._provenance = goldens, known, provenance
         study = settings.study
-        options = [*study.non_default_settings, *list_register_changes(register, settings.gate_claims)]
+        options = [*study.non_default_setting_lines, *list_register_changes(register, settings.gate_claims)]
         self._model = ""  # that the test is about: the first on record
         self._run = RunConditions(study.seed, study.budget.name, ", ".join(options))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from emad_ref.claims.base import About, Suite, find_questions
+from emad_ref.claims.base import About, Suite, find_questions_by_claim
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR, NOT_OF_TIER
 from emad_ref.report.tiers import STATED_CLAIM, is_tier_test, parse_test_parameters
@@ -29,7 +29,7 @@ def claim_pytest_params(suite: Suite, *about: About) -> list[Any]:
     """One parameter per claim that ``suite`` asks of such evidence, in the register's order, marked by its question."""
     return [
         pytest.param(claim, marks=pytest.mark.emad(claim=claim, budget=question.budget, measures=question.measures))
-        for claim, question in find_questions(load_register()).items()
+        for claim, question in find_questions_by_claim(load_register()).items()
         if question.suite == suite and question.about in about
     ]
 

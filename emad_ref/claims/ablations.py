@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from emad_ref.calibration.profile import Profile
-from emad_ref.claims.base import ClaimContext, Question, find_unmet_quality_premise, make_model_question
+from emad_ref.claims.base import ClaimContext, Question, make_model_question, make_unmet_quality_verdict
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.point import FEATURES
 from emad_ref.signals import perplexity_rise_from_nats
@@ -136,9 +136,9 @@ def _lost_text(damage: EqualFlopsComparison) -> str:
     return f" at {damage.saving:.1%} net: {found.value:.4f} nats per token [{found.low:.4f}, {found.high:.4f}]"
 
 
-def find_unmet_profile_shift_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+def make_unmet_profile_shift_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
     """The verdict if quality, a second corpus or savings of the own profile are absent; None if nothing is."""
-    absent = find_unmet_quality_premise(evidence, asked)
+    absent = make_unmet_quality_verdict(evidence, asked)
     if absent is None and evidence.on_shifted_corpus is None:
         absent = asked.unmeasured(f"no second corpus beside {evidence.corpus}")
     if absent is None and _own_family(evidence).largest_validation_saving < min(SAVING_LEVELS):
@@ -151,7 +151,7 @@ def _own_family(evidence: ModelMeasurements) -> PointFamily:
 
 
 def gather_profile_shift(evidence: ModelMeasurements) -> ProfileShiftEvidence:
-    """What ``decide`` takes, of evidence that has a second corpus."""
+    """Point families of own and foreign profiles; the evidence must have a second corpus."""
     assert evidence.on_shifted_corpus is not None, "asked of a model that another corpus shifts"
     rivals, foreign = evidence.baseline_comparison, evidence.on_shifted_corpus.traces
 
@@ -185,7 +185,7 @@ QUESTIONS = (
         "EMAD-E6",
         gather_profile_shift,
         decide_profile_shift,
-        premise=find_unmet_profile_shift_premise,
+        premise=make_unmet_profile_shift_verdict,
         legs=lambda study, layers: len(CONDITIONINGS) + 1,
     ),
 )

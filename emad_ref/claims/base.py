@@ -42,19 +42,19 @@ Suite = Literal["claims", "cost", "invariants"]
 
 
 class NamedMeasurements(Protocol):
-    """Evidence, of a model, of a pair or of its names, as far as every question knows it."""
+    """What the measurements of a model, of a pair and of a pair's names have in common."""
 
     @property
     def name(self) -> str:
-        """How reports call it."""
+        """Name of the model or pair in reports."""
 
     @property
     def corpus(self) -> str:
-        """The text it was gathered on."""
+        """Name of the corpus that was read."""
 
     @property
     def fingerprint(self) -> str:
-        """Of the weights."""
+        """Fingerprint of the weights."""
 
 
 def _outside_a_run(claim: str, evidence: NamedMeasurements | None = None) -> Any:
@@ -153,8 +153,8 @@ class Question(Generic[E]):
     decide: Callable[[Any, ClaimContext], Verdict] | None = None
     needs: tuple[str, ...] = ()
 
-    def is_within(self, budget: Budget) -> bool:
-        """Whether a run of ``budget`` asks it unasked."""
+    def is_within_budget(self, budget: Budget) -> bool:
+        """Whether a run of ``budget`` includes this question by default."""
         return BUDGETS[self.budget].rank <= budget.rank
 
 
@@ -206,8 +206,8 @@ def find_question(claim: str) -> Question[Any]:
     return question
 
 
-def find_questions(register: Mapping[str, Claim]) -> dict[str, Question[Any]]:
-    """Every row's question, in the register's order. Raises BadArgument as ``find_question``."""
+def find_questions_by_claim(register: Mapping[str, Claim]) -> dict[str, Question[Any]]:
+    """Claim id → question, in the register's order. Raises BadArgument as ``find_question``."""
     return {claim: find_question(claim) for claim in register}
 
 
@@ -239,7 +239,7 @@ class RunPlan:
         question = find_question(claim)
         named = pair_named and question.about == "pair"
         brought = self.study.exit is not None and claim.startswith(EXIT_PREFIX)
-        return named or brought or self.is_gating(claim) or question.is_within(self.study.budget)
+        return named or brought or self.is_gating(claim) or question.is_within_budget(self.study.budget)
 
     def make_context(self, claim: str, model: str, layers: int) -> ClaimContext:
         """What ``claim`` is decided with on a model of ``layers`` layers; the generator starts at the seed."""
@@ -307,9 +307,9 @@ class RunPlan:
 # ---------------------------------------------------------------- premises that several claims share
 
 
-def find_unmet_quality_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
-    """Weights that mean something, and a decoder for which replay speaks; else ``not applicable``."""
-    if reason := evidence.subject.without_quality or evidence.replay_validity.replay_invalid_reason:
+def make_unmet_quality_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+    """``not applicable`` if weights are untrained or replay is invalid for the decoder under test; else None."""
+    if reason := evidence.subject.quality_unavailable_reason or evidence.replay_validity.replay_invalid_reason:
         return asked.not_applicable(reason)
     return None
 
@@ -325,13 +325,13 @@ def make_model_question(
     gather: Callable[[ModelMeasurements], Any],
     decide: Callable[[Any, ClaimContext], Verdict],
     *,
-    premise: Callable[[ModelMeasurements, ClaimContext], Verdict | None] = find_unmet_quality_premise,
+    premise: Callable[[ModelMeasurements, ClaimContext], Verdict | None] = make_unmet_quality_verdict,
     attach: Callable[[ModelMeasurements], Attachments] = lambda evidence: Attachments(),
     **options: Any,
 ) -> Question[ModelMeasurements]:
-    """The question of a claim on one model: ``decide`` what ``gather`` takes where ``premise`` allows it.
+    """The question of a claim on one model: ``decide`` judges what ``gather`` returns, if ``premise`` returns None.
 
-    ``premise``: a verdict without them, or None. ``attach``: what stands beside one. ``options``: of ``Question``.
+    ``premise``: the verdict if a premise is unmet. ``attach``: tables beside the verdict. ``options``: of ``Question``.
     """
 
     def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -344,34 +344,34 @@ def make_model_question(
 
 
 def decoder_unusable_reason(evidence: ModelMeasurements) -> str:
-    """Why the decoder under test leaves quality undecided that the weights have; empty where it does not."""
-    return "" if evidence.subject.without_quality else evidence.replay_validity.replay_invalid_reason
+    """Why quality cannot be judged through the decoder under test; empty if it can, or if the weights have none."""
+    return "" if evidence.subject.quality_unavailable_reason else evidence.replay_validity.replay_invalid_reason
 
 
-def find_unmet_decoder_only_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
-    """A model that continues plain documents; else ``not applicable``."""
+def make_unmet_decoder_only_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+    """``not applicable`` for an encoder-decoder, which does not continue plain documents; else None."""
     from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL  # brings torch: not at the start
 
     return asked.not_applicable(ENCODER_DECODER_REFUSAL) if evidence.subject.is_seq2seq else None
 
 
-def find_unmet_exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
-    """Weights that mean something, and an exit to look at; else a verdict that says what is absent."""
-    if reason := evidence.subject.without_quality:
+def make_unmet_exit_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+    """``not applicable`` for untrained weights, ``unmeasured`` without a learned exit; else None."""
+    if reason := evidence.subject.quality_unavailable_reason:
         return asked.not_applicable(reason)
     return asked.unmeasured(missing) if (missing := evidence.exit_evaluation.exit_unavailable_reason) else None
 
 
 def answer_unmet_exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Answer | None:
     """The answer if an exit cannot be judged, or the decoder under test refuses it; None if it can be judged."""
-    verdict, refused = find_unmet_exit_premise(evidence, asked), ""
+    verdict, refused = make_unmet_exit_verdict(evidence, asked), ""
     if verdict is None and (refused := evidence.exit_evaluation.decoder_unusable_reason):
         verdict = asked.not_applicable(refused)
     return None if verdict is None else Answer(verdict, evidence.corpus, evidence.fingerprint, refused=refused)
 
 
 def add_flop_evidence_leg(verdict: Verdict, witnessed: FlopVerification) -> Verdict:
-    """``verdict`` with that leg last; as it is where nothing was counted."""
+    """``verdict`` with a last leg that states how its FLOPs are evidenced; unchanged if nothing was measured."""
     if verdict.verdict in ("not applicable", "unmeasured"):
         return verdict
     finding = witnessed.finding

@@ -44,8 +44,8 @@ MISLED = 0.01  # chance, over pools, that any threshold is taken for another tha
 NOUN = "calibration sets"
 
 
-def compare_risk_with(pool: Floats, delta: float) -> tuple[Bools, Bools]:
-    """(shown to risk more than ``delta``, shown to risk less), [λ] each, of independent losses [n, λ] in 0–1.
+def make_risk_bound_masks(pool: Floats, delta: float) -> tuple[Bools, Bools]:
+    """Masks [λ]: risk shown above ``delta``, and risk shown below it, from independent losses [n, λ] in 0–1.
 
     Hoeffding–Bentkus on either side, for the mean of 1 − loss against 1 − δ is the same question asked the other way.
     """
@@ -88,10 +88,10 @@ def make_set_share_leg(
         NOUN,
     )
     tested = build_leg_test(name, estimate, "below", least, minimum)
-    return LegTest(tested.leg, NOUN, lambda error: compute_needed_sets(least, misled))
+    return LegTest(tested.leg, NOUN, lambda error: compute_needed_calibration_sets(least, misled))
 
 
-def compute_needed_sets(least: float, misled: float = MISLED) -> int:
+def compute_needed_calibration_sets(least: float, misled: float = MISLED) -> int:
     """The fewest sets that can show a share of ``least``: all of them do it.
 
     >>> compute_needed_sets(0.95)
@@ -113,7 +113,7 @@ PromiseEvidence = tuple[Mapping[str, TextConsistency], int, Mapping[str, str]]
 
 @dataclass(frozen=True)
 class PromiseCounts:
-    """What became of the promise, set by set: numbers of sets.
+    """Numbers of calibration sets that kept or broke the promise.
 
     ``exiting``: chose a threshold at all. ``broken``, ``safe``: whose choice is shown to risk more than δ, or less.
     ``seen``: whose choice risks at most δ as the pool has it. ``saved``: blocks per token, mean over sets.
@@ -139,7 +139,7 @@ def decide_kept_promises(found: PromiseEvidence, asked: ClaimContext) -> Verdict
     consistency, layers, missing = found
     beside = make_missing_task_legs(missing)
     for task, each in consistency.items():
-        name, (more, less) = f"{task}, δ={delta:g}", compare_risk_with(each.pool, delta)
+        name, (more, less) = f"{task}, δ={delta:g}", make_risk_bound_masks(each.pool, delta)
         kept = count_kept_promises(each, more, less, layers, asked)
         if (leg := _undecidable_promise_leg(name, each, more, kept, asked)) is not None:
             beside.append(leg)
@@ -156,7 +156,7 @@ def decide_kept_promises(found: PromiseEvidence, asked: ClaimContext) -> Verdict
 def count_kept_promises(
     each: TextConsistency, more: Bools, less: Bools, layers: int, asked: ClaimContext
 ) -> PromiseCounts:
-    """Let every set choose, and look the choices up."""
+    """Choose a threshold on each calibration set, and count the choices of safe and of broken ones."""
     delta, level = asked.claim.thresholds["tolerance"], 1 - asked.claim.thresholds["coverage"]
     chosen = [select_threshold(losses, each.mean_exit, layers, tolerance=delta, level=level) for losses in each.sets]
     exiting = [index for one in chosen if (index := one.certificate.index) is not None]
@@ -208,7 +208,7 @@ def _promise_worth_legs(task: str, each: TextConsistency, kept: PromiseCounts, u
 
 def gather_promise_evidence(exits: EarlyExitMeasurements) -> PromiseEvidence:
     """Answers under softmax response at each threshold, compared with the text of full depth."""
-    found = {task: exits.measure_consistency(task, THRESHOLDS) for task in exits.tasks}
+    found = {task: exits.measure_consistency(task, THRESHOLDS) for task in exits.task_names}
     return found, exits.subject.stepper.layers, exits.unavailable_reasons
 
 
@@ -298,7 +298,7 @@ def _promises_kept(draws: CalibrationDraws, found: GuaranteeEvidence, asked: Cla
     if means.max() <= risk:
         said = f"no threshold risks more than {means.max():.3g}: nothing could break"
         return Leg(name, "not applicable", None, None, sets, None, SHARE, said)
-    more, less = compare_risk_with(pool.values / found.cap, risk / found.cap)
+    more, less = make_risk_bound_masks(pool.values / found.cap, risk / found.cap)
     exiting = chosen[chosen >= 0]
     full = sets - len(exiting)
     return make_set_share_leg(

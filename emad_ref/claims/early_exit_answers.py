@@ -33,8 +33,8 @@ EXIT_TASKS = 3  # question → answer, dialogue → summary, story → worked ch
 EXIT_SETTINGS = 2 * EXIT_TASKS  # at two minimum exit layers
 
 
-def find_unmet_early_exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
-    """Why a claim about early exits cannot be judged on this model; None where it can."""
+def make_unmet_early_exit_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+    """The verdict if claims about early exits cannot be judged on this model; None if they can."""
     absence = evidence.early_exits.absent_premise
     if absence is None:
         return None
@@ -42,20 +42,20 @@ def find_unmet_early_exit_premise(evidence: ModelMeasurements, asked: ClaimConte
     return asked.unmeasured(reason) if outcome == "unmeasured" else asked.not_applicable(reason)
 
 
-def answer_on_items(
+def make_early_exit_answer(
     evidence: ModelMeasurements,
     asked: ClaimContext,
     verdict: Callable[[], Verdict],
     tables: Callable[[], tuple[AttachedTable, ...]] = tuple,
 ) -> Answer:
-    """``verdict()`` under the corpus of the items, or why there are none under the run's own.
+    """The answer with ``verdict()`` and the items' corpus, or why there are no items.
 
-    What a reader must know of the items stands beside it, whether or not the decoder under test declines the rules.
+    Notes on the items stand beside the verdict, whether or not the decoder under test declines the rules.
 
     Raises:
         RunStopped: a file that does not fit; every file is read before anything is decoded.
     """
-    if absent := find_unmet_early_exit_premise(evidence, asked):
+    if absent := make_unmet_early_exit_verdict(evidence, asked):
         return Answer(absent, evidence.corpus, evidence.fingerprint)
     notes = Attachments(notes=tuple(evidence.early_exits.task_items.notes))
 
@@ -83,7 +83,7 @@ def make_early_exit_question(
         def shown() -> tuple[AttachedTable, ...]:
             return () if tables is None else (tables(exits),)
 
-        return answer_on_items(evidence, asked, lambda: decide(gather(exits), asked), shown)
+        return make_early_exit_answer(evidence, asked, lambda: decide(gather(exits), asked), shown)
 
     return Question(claim, "model", answer, legs=lambda study, layers: legs, measures=measures, decide=decide)
 
@@ -171,15 +171,15 @@ class RuleComparisons:
         return make_missing_task_legs(self.missing, self.unsolved)
 
 
-def compare_rules(
+def make_rule_comparisons(
     exits: EarlyExitMeasurements, ours: str, theirs: str | None = None, other: EarlyExitMeasurements | None = None
 ) -> RuleComparisons:
-    """Rule ``ours`` against ``theirs``, None for full depth, at every minimum layer of every task that is solved.
+    """Compare rule ``ours`` with ``theirs`` (None: full depth) at every minimum layer of every solved task.
 
-    ``other``: the model under ``theirs``, where it is not the same.
+    ``other``: the model of ``theirs``, if it is another one.
     """
     found, against = [], other or exits
-    for task, minimum in exits.settings_of_solved_tasks:
+    for task, minimum in exits.solved_task_layer_pairs:
         first = exits.answer_by_rule(task, ours, minimum)
         second = against.answer_at_point(
             task, against.full_depth_point if theirs is None else against.make_point(theirs, minimum)
@@ -222,16 +222,16 @@ def decide_contrastive_exit(found: ContrastiveExits, asked: ClaimContext) -> Ver
     return asked.decide_tests(tests, beside)
 
 
-def compare_contrastive_exits(exits: EarlyExitMeasurements) -> ContrastiveExits:
-    """Answers under both rules at the paper's threshold."""
-    return RuleComparisons.from_measurements(exits, iterate_jsd_comparisons(exits)), compare_rules(
+def gather_contrastive_exits(exits: EarlyExitMeasurements) -> ContrastiveExits:
+    """Both readings of JSD against softmax response: from the same layer on, and from the same minimum layer on."""
+    return RuleComparisons.from_measurements(exits, iterate_jsd_comparisons(exits)), make_rule_comparisons(
         exits, "JSD", "softmax"
     )
 
 
 def iterate_jsd_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
     """Both readings of JSD, each against softmax response that may exit from the same layer on."""
-    for task, minimum in exits.settings_of_solved_tasks:
+    for task, minimum in exits.solved_task_layer_pairs:
         for reading, rule, first in (("paper", "JSD", minimum + 1), ("as coded", AS_CODED, minimum)):
             jsd, softmax = exits.answer_by_rule(task, rule, minimum), exits.answer_by_rule(task, "softmax", first)
             yield RuleComparison(f"{task}, j={minimum}, {reading}", jsd.exited, softmax.exited)
@@ -263,7 +263,7 @@ def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict
 def iterate_pruning_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
     """Adaptive against fixed and decaying pruning, with the sizes that each keeps."""
     stepper = exits.subject.stepper
-    for task, minimum in exits.settings_of_solved_tasks:
+    for task, minimum in exits.solved_task_layer_pairs:
         ours = exits.answer_by_rule(task, "JSD, adaptive", minimum).exited
         unsure, sure = compute_adaptive_k_range(minimum, stepper.layers, stepper.vocabulary_size)
         for rival in RIVALS:
@@ -339,7 +339,7 @@ def decide_state_copying(found: StateCopies, asked: ClaimContext) -> Verdict:
 def gather_state_copies(exits: EarlyExitMeasurements) -> StateCopies:
     """Softmax response and JSD on every task, at the least minimum layer."""
     contests, texts, minimum = [], [], exits.minimum_exit_layers[0]
-    for task in exits.tasks:
+    for task in exits.task_names:
         for rule in ("softmax", "JSD"):
             copied = exits.answer_by_rule(task, rule, minimum)
             exact = exits.answer_by_rule(task, rule, minimum, schedule="free_deferred")
@@ -377,9 +377,9 @@ def answer_tuning(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         if not isinstance(twin, EarlyExitMeasurements):
             return asked.not_applicable(twin)
         before, after = (exits, twin) if exits.is_untuned_bundled else (twin, exits)
-        return decide_tuning(compare_rules(after, "softmax", "softmax", before), asked)
+        return decide_tuning(make_rule_comparisons(after, "softmax", "softmax", before), asked)
 
-    return answer_on_items(evidence, asked, judged)
+    return make_early_exit_answer(evidence, asked, judged)
 
 
 def decide_contrastive_score(found: RuleComparisons, asked: ClaimContext) -> Verdict:
@@ -404,7 +404,7 @@ def decide_contrastive_score(found: RuleComparisons, asked: ClaimContext) -> Ver
 
 QUESTIONS = (
     make_early_exit_question(
-        "EE-3", compare_contrastive_exits, decide_contrastive_exit, legs=2 * READINGS * EXIT_SETTINGS
+        "EE-3", gather_contrastive_exits, decide_contrastive_exit, legs=2 * READINGS * EXIT_SETTINGS
     ),
     make_early_exit_question(
         "EE-9",
@@ -414,11 +414,11 @@ QUESTIONS = (
         legs=2 * EXIT_SETTINGS,
     ),
     make_early_exit_question(
-        "EE-10", lambda exits: compare_rules(exits, "weighted contrast", "softmax"), decide_weighted_contrast
+        "EE-10", lambda exits: make_rule_comparisons(exits, "weighted contrast", "softmax"), decide_weighted_contrast
     ),
     make_early_exit_question("EE-12", gather_state_copies, decide_state_copying),
     Question("EE-13", "model", answer_tuning, legs=lambda study, layers: EXIT_SETTINGS, decide=decide_tuning),
     make_early_exit_question(
-        "EE-15", lambda exits: compare_rules(exits, "JSD"), decide_contrastive_score, legs=EXIT_SETTINGS
+        "EE-15", lambda exits: make_rule_comparisons(exits, "JSD"), decide_contrastive_score, legs=EXIT_SETTINGS
     ),
 )

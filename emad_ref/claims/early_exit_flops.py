@@ -15,7 +15,7 @@ from emad_ref.claims.base import Answer, ClaimContext, Question, add_flop_eviden
 from emad_ref.claims.early_exit_answers import (
     EXIT_SETTINGS,
     SAME_SCORES,
-    answer_on_items,
+    make_early_exit_answer,
     make_early_exit_question,
     make_missing_task_legs,
     make_undecided_leg,
@@ -97,8 +97,8 @@ def compute_never_exiting_ratios(subject: ModelUnderTest, before: str, after: st
     return compute_token_ratios(subject.name, geometry, minimum_exit_layers(geometry.layers), before, after)
 
 
-def compute_paper_ratios(before: str, after: str) -> NeverExiting:
-    """On the paper's own model."""
+def compute_paper_model_ratios(before: str, after: str) -> NeverExiting:
+    """FLOP ratios of a token that never exits, on the paper's own model."""
     return compute_token_ratios(PAPERS, published_geometry(PAPERS), PUBLISHED_MINIMA, before, after)
 
 
@@ -218,7 +218,7 @@ def make_pruning_question(
     def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         exits, absence = evidence.early_exits, evidence.early_exits.absent_premise
         never = compute_never_exiting_ratios(evidence.subject, *rules) if arithmetic else {}
-        papers = compute_paper_ratios(*rules) if arithmetic else {}
+        papers = compute_paper_model_ratios(*rules) if arithmetic else {}
         if absence is not None and never:
             outcome, reason = absence
             missing = {"items": reason} if outcome == "unmeasured" else {}
@@ -227,13 +227,13 @@ def make_pruning_question(
 
         def judged() -> Verdict:
             pruned = compare_vocabulary_pruning(
-                exits, *rules, exits.settings_of_solved_tasks if scores else exits.task_settings
+                exits, *rules, exits.solved_task_layer_pairs if scores else exits.task_layer_pairs
             )
             left_out = (exits.unavailable_reasons, exits.unsolved_reasons) if scores else ()
             verdict = decide(PruningEvidence(pruned, never, papers, *left_out), asked)
             return add_flop_evidence_leg(verdict, evidence.flop_verification)
 
-        return answer_on_items(evidence, asked, judged)
+        return make_early_exit_answer(evidence, asked, judged)
 
     legs = EXIT_SETTINGS if scores else 0
     return Question(claim, "model", answer, legs=lambda study, layers: legs, decide=decide)
@@ -268,13 +268,13 @@ def answer_gain_formula(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
         reason = "the claim needs an encoder-decoder model, not a decoder-only model"
         return Answer(asked.not_applicable(reason))
     geometry = published_geometry(PAPERS)
-    pruned = [make_published_pruning(minimum, geometry.layers, geometry.vocabulary) for minimum in MINIMA]
-    verdict = decide_gain_formula((pruned, compute_paper_ratios("softmax", "softmax, fixed")), asked)
+    pruned = [make_published_pruning_sizes(minimum, geometry.layers, geometry.vocabulary) for minimum in MINIMA]
+    verdict = decide_gain_formula((pruned, compute_paper_model_ratios("softmax", "softmax, fixed")), asked)
     return Answer(verdict, fingerprint=evidence.fingerprint)
 
 
-def make_published_pruning(minimum: int, layers: int, vocabulary: int) -> PrunedModel:
-    """At the published k* of ``minimum``."""
+def make_published_pruning_sizes(minimum: int, layers: int, vocabulary: int) -> PrunedModel:
+    """(layers, vocabulary, minimum layer, kept tokens), with the published k* of ``minimum``."""
     return layers, vocabulary, minimum, kept_vocabulary_size(minimum, layers, vocabulary)
 
 
@@ -306,7 +306,7 @@ def time_exit_rules(exits: EarlyExitMeasurements) -> RuleTimings:
     Raises:
         Unsupported: the decoder under test declines a rule, or does not count its work.
     """
-    subject, prompts = exits.subject, exits.make_prompts(exits.tasks[-1])
+    subject, prompts = exits.subject, exits.make_prompts(exits.task_names[-1])
     points = {rule: exits.make_point(rule, exits.minimum_exit_layers[0]) for rule in TIMED}
     seconds = {arm: ByPair(each) for arm, each in time_rules(subject, prompts, points, PAIRS, NEW).seconds.items()}
     full = count_timed_flops(subject, prompts, exits.full_depth_point, PAIRS, NEW)

@@ -29,7 +29,7 @@ Readings = Mapping[str, LayerReadings]  # task → what every layer says of the 
 
 def gather_layer_readings(exits: EarlyExitMeasurements) -> Readings:
     """Of every task that could be asked."""
-    return {task: exits.read_layers(task) for task in exits.tasks}
+    return {task: exits.read_layers(task) for task in exits.task_names}
 
 
 def decide_overconfidence(found: Readings, asked: ClaimContext) -> Verdict:
@@ -37,8 +37,8 @@ def decide_overconfidence(found: Readings, asked: ClaimContext) -> Verdict:
     legs: list[Leg] = []
     for task, read in found.items():
         for layer in layer_reliability(read.response, read.correct):
-            over = read.by_item(read.response[:, layer.layer - 1] - read.correct[:, layer.layer - 1])
-            estimate = mean_rate(over, read.tokens, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
+            over = read.sum_by_item(read.response[:, layer.layer - 1] - read.correct[:, layer.layer - 1])
+            estimate = mean_rate(over, read.token_counts, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
             said = (
                 f"confidence {layer.confidence:.2f}, accuracy {layer.accuracy:.2f}, ECE {layer.calibration_error:.2f}"
             )
@@ -66,7 +66,8 @@ def decide_token_rank(found: Readings, asked: ClaimContext) -> Verdict:
     """EE-6: per task the slope of log2 rank over the layers, resampled by item, and median ranks by layer."""
     legs: list[Leg] = []
     for task, read in found.items():
-        slope = estimate_entropy_slope(read.by_item(np.log2(read.ranks)), read.tokens, threshold=0.0, rng=asked.rng)
+        ranks = read.sum_by_item(np.log2(read.ranks))
+        slope = estimate_entropy_slope(ranks, read.token_counts, threshold=0.0, rng=asked.rng)
         slope = replace(slope, unit="doublings of the rank per layer")
         legs.append(build_report_leg(f"{task}: slope of log2 rank", slope))
         for layer, ranks in enumerate(rank_quantiles(read.ranks), start=1):
@@ -94,9 +95,9 @@ def decide_contrast_calibration(found: Readings, asked: ClaimContext) -> Verdict
     legs: list[Leg] = []
     for task, read in found.items():
         for (signal, alpha), (confidence, correct) in read.contrasts.items():
-            over = read.by_item((confidence - correct).mean(axis=1))
+            over = read.sum_by_item((confidence - correct).mean(axis=1))
             ece = expected_calibration_error(confidence.ravel(), correct.ravel())
-            estimate = mean_rate(over, read.tokens, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
+            estimate = mean_rate(over, read.token_counts, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
             rate = "" if ALPHAS[alpha] is None else f", decay rate {ALPHAS[alpha]:g}: the paper gives none"
             said = f"ECE {ece:.3f}, confidence {confidence.mean():.2f}, accuracy {correct.mean():.2f}{rate}"
             legs.append(build_report_leg(f"{task}, {signal.replace('_', ' ')}, {alpha}", estimate, said))

@@ -172,11 +172,11 @@ def measure_energy(evidence: ModelMeasurements, counter: EnergyCounter, rows: in
             counter,
             synchronize=full.synchronize,
         )
-    return energies if isinstance(energies, NoEnergyReason) else add_self_check(energies, refresh, agreement)
+    return energies if isinstance(energies, NoEnergyReason) else make_checked_result(energies, refresh, agreement)
 
 
-def add_self_check(energies: EnergyResult, refresh_s: float, agreement: float | NoEnergyReason) -> EnergyResult:
-    """With what is known of the instrument: how often it moves, and how it stands to the power beside it."""
+def make_checked_result(energies: EnergyResult, refresh_s: float, agreement: float | NoEnergyReason) -> EnergyResult:
+    """``energies`` with the counter's refresh time and its agreement with the power readings."""
     if isinstance(agreement, NoEnergyReason):
         said = [f"no self-check: {agreement.reason}"]
     else:

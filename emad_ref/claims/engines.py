@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from emad_ref.audit.tolerances import UNIT_ROUNDOFF
-from emad_ref.claims.base import ClaimContext, find_unmet_decoder_only_premise, make_model_question
+from emad_ref.claims.base import ClaimContext, make_model_question, make_unmet_decoder_only_verdict
 from emad_ref.measurements.engine import (
     HEAD,
     TAIL,
@@ -187,7 +187,7 @@ def _slow_full_depth(full_s: ByPair, generate_s: ByPair) -> list[Leg]:
     return [unmeasured_leg("a full depth that was not slowed", reason)]
 
 
-_engine_row = partial(make_model_question, premise=find_unmet_decoder_only_premise, budget="full")
+_engine_row = partial(make_model_question, premise=make_unmet_decoder_only_verdict, budget="full")
 
 QUESTIONS = (
     _engine_row("ENG-1", lambda of: of.engine_answers.distributions, decide_same_model, legs=lambda study, layers: 2),

@@ -20,8 +20,8 @@ from emad_ref.claims.base import (
     ClaimContext,
     Question,
     add_flop_evidence_leg,
-    find_unmet_quality_premise,
     make_model_question,
+    make_unmet_quality_verdict,
 )
 from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.attachments import AttachedTable, Attachments
@@ -86,7 +86,7 @@ def format_step_name(layer: int) -> str:
 
 def answer_entropy_profile(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """From the evaluation trace; beside it what each layer's readout is worth, and where the run's profile rises."""
-    if reason := evidence.subject.without_quality:
+    if reason := evidence.subject.quality_unavailable_reason:
         return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
     traces = evidence.traces
     verdict = decide_entropy_profile(traces.entropy_sums, asked)
@@ -196,11 +196,11 @@ def compute_probe_shares(geometry: Geometry) -> dict[str, float]:
         )
         for stride in STRIDES
         if stride < geometry.layers
-        for estimator in paper_estimators(geometry)
+        for estimator in make_paper_estimators(geometry)
     }
 
 
-def paper_estimators(geometry: Geometry) -> tuple[EntropyEstimator, ...]:
+def make_paper_estimators(geometry: Geometry) -> tuple[EntropyEstimator, ...]:
     """Full, top-K by exact and by low-rank retrieval, low-rank logits, and the linear probe, at sizes that fit."""
     k, rank = min(K, geometry.vocabulary), min(RANK, geometry.embedding_width)
     return (
@@ -255,7 +255,7 @@ def decide_estimator_ranking(found: EstimatorRankingEvidence, asked: ClaimContex
 
 def answer_estimator_ranking(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Estimators fitted on two splits, read on documents of the third; beside it what they err and change."""
-    if absent := find_unmet_quality_premise(evidence, asked):
+    if absent := make_unmet_quality_verdict(evidence, asked):
         return Answer(absent, evidence.corpus, evidence.fingerprint)
     estimates = evidence.entropy_estimates
     fitted = estimates.correct_estimators([*estimates.paper_estimators, estimates.linear_estimator])
@@ -418,7 +418,7 @@ def decide_flat_profile(found: tuple[EntropySums, MarginGain], asked: ClaimConte
 
 def answer_flat_profile(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """From the evaluation trace, and the sweep of margins on validation."""
-    verdict = find_unmet_quality_premise(evidence, asked)
+    verdict = make_unmet_quality_verdict(evidence, asked)
     if verdict is None:
         verdict = decide_flat_profile(
             (evidence.traces.entropy_sums, measure_margin_gain(evidence.baseline_comparison)), asked

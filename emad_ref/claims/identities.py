@@ -214,7 +214,7 @@ def _invariant_leg(differences: Floats, tolerance: float) -> Leg:
 
 def answer_quantisation(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Decoded token by token; the reference is the copy's own full depth."""
-    if reason := evidence.subject.without_quality:
+    if reason := evidence.subject.quality_unavailable_reason:
         return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
     try:
         int8 = int8_copy(evidence.loaded)
@@ -222,7 +222,7 @@ def answer_quantisation(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
         return Answer(asked.unmeasured(str(refusal)), evidence.corpus, evidence.fingerprint)
     point, texts, trace = trace_quantised_copy(evidence, int8)
     loss, full = loss_table(trace, int8.geometry, [point, evidence.subject.full_depth_point])
-    logits, sums = measure_copy_differences(evidence, int8), sum_nll_by_document(texts, trace, loss, full)
+    logits, sums = measure_int8_depth_differences(evidence, int8), sum_nll_by_document(texts, trace, loss, full)
     found = QuantisationEvidence(logits, loss.point.name, loss.net_reduction, sums)
     return Answer(decide_quantisation(found, asked), evidence.corpus, evidence.fingerprint)
 
@@ -254,7 +254,7 @@ def sum_nll_by_document(texts: list[TokenSequence], trace: Trace, loss: PointLos
     return nll, reference, tokens
 
 
-def measure_copy_differences(evidence: ModelMeasurements, int8: LoadedModel) -> LogitDifferences:
+def measure_int8_depth_differences(evidence: ModelMeasurements, int8: LoadedModel) -> LogitDifferences:
     """[positions] largest |difference| of a logit between forced admissible depths and the copy's own full depth, and
     the largest honest one.
 

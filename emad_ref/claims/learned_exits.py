@@ -13,8 +13,8 @@ from emad_ref.claims.base import (
     ClaimContext,
     Question,
     answer_unmet_exit_premise,
-    find_unmet_exit_premise,
     make_model_question,
+    make_unmet_exit_verdict,
 )
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.learned_exit import ComponentExchange, ExitEvaluation
@@ -156,7 +156,7 @@ def _task_legs(evidence: ModelMeasurements) -> tuple[Leg, ...]:
     if point is None:
         return ()
     legs = []
-    for task in evidence.task_scores.replayed_tasks:
+    for task in evidence.task_scores.replayed_task_names:
         full, adaptive = evidence.task_scores.decode_correctness(task, point)
         scores = TaskAccuracy(full, adaptive, evidence.task_scores.compute_guess_accuracy(task), saving=1.0)
         drop = estimate_accuracy_drop(full, adaptive, threshold=0.0)
@@ -197,12 +197,12 @@ def decide_oracle_slack(found: OracleCosts, asked: ClaimContext) -> Verdict:
 
 def answer_oracle_slack(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """From traces of the evaluated text, through the exit's lens and by the model's own head."""
-    verdict, shown = find_unmet_exit_premise(evidence, asked), Attachments()
+    verdict, shown = make_unmet_exit_verdict(evidence, asked), Attachments()
     if verdict is None:
         beyond = evidence.exit_evaluation
         ceilings = [
             (loss, beyond.compute_costs_at_loss(curve, loss))
-            for loss in beyond.reported_rises
+            for loss in beyond.perplexity_rise_levels
             for curve in beyond.oracle_curves
         ]
         verdict = decide_oracle_slack((beyond.full_depth_in_blocks, ceilings), asked)
@@ -273,7 +273,7 @@ QUESTIONS = (
         "EMAD-X6",
         lambda evidence: (evidence.exit_evaluation.full_depth_in_flops, evidence.component_exchanges),
         decide_failing_component,
-        premise=find_unmet_exit_premise,
+        premise=make_unmet_exit_verdict,
         budget="standard",
     ),
 )

@@ -75,7 +75,7 @@ def make_skipped_arm_legs(absent: Mapping[str, str]) -> list[Leg]:
     ]
 
 
-def make_speed_leg(name: str, new: int, seconds: ByPair) -> Leg:
+def make_tokens_per_second_leg(name: str, new: int, seconds: ByPair) -> Leg:
     """Median tokens per second of requests of ``new`` tokens."""
     return build_count_leg(f"{name}: tokens per second", new / np.median(seconds.values), len(seconds), "tokens/s")
 

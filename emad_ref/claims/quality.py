@@ -35,8 +35,8 @@ from emad_ref.claims.base import (
     ClaimContext,
     Question,
     decoder_unusable_reason,
-    find_unmet_quality_premise,
     make_model_question,
+    make_unmet_quality_verdict,
 )
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.model_measurements import ModelMeasurements
@@ -265,7 +265,7 @@ def answer_quality(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     Raises:
         AuditRefutedError: replay does not hold for the decoder under test (``ReplayValidity.spot_check_bridge``).
     """
-    verdict = find_unmet_quality_premise(evidence, asked)
+    verdict = make_unmet_quality_verdict(evidence, asked)
     if verdict is not None:
         return Answer(verdict, evidence.corpus, evidence.fingerprint, refused=decoder_unusable_reason(evidence))
     points, subject = evidence.points, evidence.subject
@@ -301,7 +301,7 @@ def decide_every_point(found: QualityEvidence, asked: ClaimContext) -> Verdict:
 
 def measure_every_margin(evidence: ModelMeasurements) -> QualityEvidence:
     """EMAD at every margin of the grid, on the evaluation split."""
-    points, tasks = evidence.points, evidence.task_scores.replayed_tasks
+    points, tasks = evidence.points, evidence.task_scores.replayed_task_names
     return QualityEvidence([points.measure_point(loss, tasks=tasks) for loss in points.emad_sweep])
 
 
@@ -309,8 +309,8 @@ def measure_every_margin(evidence: ModelMeasurements) -> QualityEvidence:
 
 
 @dataclass(frozen=True)
-class MarginEvidence:
-    """The cheapest margin within bounds on validation, "" for none, and the share of FLOPs it saves there, net.
+class SelectedMarginEvidence:
+    """The cheapest margin within bounds on validation (``name``, "" for none), and the net FLOPs it saves there.
 
     On the test split: ``sums`` there and at full depth, None where nothing ``USEFUL`` is selected; ``perplexity`` of
     full depth; the replayed ``tasks`` at the margin, whether or not they count.
@@ -323,7 +323,7 @@ class MarginEvidence:
     tasks: Mapping[str, TaskAccuracy] = field(default_factory=dict)
 
 
-def decide_selected_margin(found: MarginEvidence, asked: ClaimContext) -> Verdict:
+def decide_selected_margin(found: SelectedMarginEvidence, asked: ClaimContext) -> Verdict:
     """EMAD-E10: a leg for perplexity, within the stricter of two bounds, and one for each replayed task that counts.
 
     Tasks are judged one by one: pooled, those on which the rule never acts would dilute the one that falls. Where fewer
@@ -354,17 +354,17 @@ def decide_selected_margin(found: MarginEvidence, asked: ClaimContext) -> Verdic
     return asked.decide_tests(legs, beside)
 
 
-def gather_margin_evidence(evidence: ModelMeasurements) -> MarginEvidence:
+def gather_selected_margin(evidence: ModelMeasurements) -> SelectedMarginEvidence:
     """The margin that the run selects, replayed on the evaluation split."""
-    chosen, points, scored = evidence.points.selected_margin, evidence.points, evidence.task_scores
+    chosen, points, scored = evidence.points.selected_margin_loss, evidence.points, evidence.task_scores
     if chosen is None:
-        return MarginEvidence()
+        return SelectedMarginEvidence()
     named = chosen.point.name, chosen.net_reduction
     if chosen.net_reduction < USEFUL:
-        return MarginEvidence(*named)
+        return SelectedMarginEvidence(*named)
     sums = points.nll_by_document(evidence.baseline_comparison.compute_evaluation_loss(chosen.point))
-    tasks = {task: scored.measure_accuracy(task, chosen.point) for task in scored.replayed_tasks}
-    return MarginEvidence(*named, sums, points.full_loss.perplexity, tasks)
+    tasks = {task: scored.measure_accuracy(task, chosen.point) for task in scored.replayed_task_names}
+    return SelectedMarginEvidence(*named, sums, points.full_loss.perplexity, tasks)
 
 
 QUESTIONS = (
@@ -380,6 +380,6 @@ QUESTIONS = (
         "EMAD-F1-literal", measure_every_margin, decide_every_point, legs=lambda study, layers: 2 * SETTINGS_PER_FAMILY
     ),
     make_model_question(
-        "EMAD-E10", gather_margin_evidence, decide_selected_margin, legs=lambda study, layers: 1 + len(world.TASKS)
+        "EMAD-E10", gather_selected_margin, decide_selected_margin, legs=lambda study, layers: 1 + len(world.TASKS)
     ),
 )

@@ -20,7 +20,7 @@ from emad_ref.claims.pair_answers import (
     make_acceptance_leg,
     make_pair_answer,
     make_skipped_arm_legs,
-    make_speed_leg,
+    make_tokens_per_second_leg,
 )
 from emad_ref.claims.speedup import choose_point_to_time
 from emad_ref.claims.switching import RESULTS
@@ -131,7 +131,7 @@ def _switching_beside(arms: Mapping[str, TimedArm], new: int, absent: Mapping[st
         ratios.append(
             build_report_leg("wall-clock, against prompt lookup", estimate_total_speedup(lookup.seconds, ead))
         )
-    speeds = [make_speed_leg(arm, new, arms[arm].seconds) for arm in SWITCHING_ARMS if arm in arms]
+    speeds = [make_tokens_per_second_leg(arm, new, arms[arm].seconds) for arm in SWITCHING_ARMS if arm in arms]
     return [*ratios, *make_skipped_arm_legs(absent), *speeds]
 
 
@@ -229,7 +229,7 @@ def decide_against_speculation(found: SpeculationEvidence, asked: ClaimContext) 
     Where no task counts at the point nothing could be lost, and the row does not apply; nor does it where F1 lets no
     point stand. The times are then numbers. Self-speculation at EMAD's first probe and prompt lookup stand beside.
     """
-    claim, weight = asked.claim, compute_flop_matched_share(found.arms)
+    claim, weight = asked.claim, compute_flop_matching_emad_share(found.arms)
     fastest, most = claim.thresholds["speedup_ratio"], claim.thresholds["accuracy_drop"]
     name = found.point if weight == 1 else f"{found.point} on {weight:.0%} of requests, full depth on the others"
     emad = _mixed(found.arms, weight)
@@ -248,7 +248,7 @@ def decide_against_speculation(found: SpeculationEvidence, asked: ClaimContext) 
     return asked.decide_tests(tests, beside)
 
 
-def compute_flop_matched_share(arms: Mapping[str, TimedArm]) -> float:
+def compute_flop_matching_emad_share(arms: Mapping[str, TimedArm]) -> float:
     """w: the share of requests at the point that makes EMAD's FLOPs speculation's; 1 where no share does.
 
     Full depth costs F, the point E, speculation S: w E + (1 − w) F = S.
@@ -294,7 +294,7 @@ def _idle_tasks(found: SpeculationEvidence) -> list[Leg]:
 
 def _speculation_beside(found: SpeculationEvidence, emad: ByPair) -> list[Leg]:
     """Speeds of all arms, self-speculation, acceptance, and FLOPs where they are counted."""
-    legs = [make_speed_leg(name, found.new, arm.seconds) for name, arm in found.arms.items()]
+    legs = [make_tokens_per_second_leg(name, found.new, arm.seconds) for name, arm in found.arms.items()]
     legs += make_skipped_arm_legs(found.absent)
     if lookup := found.arms.get(LOOKUP):
         legs.append(build_report_leg(f"{found.point} against {LOOKUP}", estimate_total_speedup(lookup.seconds, emad)))
@@ -304,7 +304,7 @@ def _speculation_beside(found: SpeculationEvidence, emad: ByPair) -> list[Leg]:
     for name in LOSSLESS:
         if name in found.arms:
             legs += _drafted(name, found.arms[name], found.arms["EMAD"])
-    weight = compute_flop_matched_share(found.arms)
+    weight = compute_flop_matching_emad_share(found.arms)
     if weight < 1:
         legs.append(build_count_leg("share of requests at the point, for equal FLOPs", weight, len(emad), "share"))
     return legs
@@ -356,7 +356,7 @@ def decide_composed_speculation(found: ComposedSpeculation, asked: ClaimContext)
     for name, arm in sorted(arms.items(), key=lambda item: item[0]):  # adaptive depth first: the row quotes its leg
         legs += [
             build_report_leg(f"{name}: speed against none", estimate_total_speedup(arms[NONE].seconds, arm.seconds)),
-            make_speed_leg(name, new, arm.seconds),
+            make_tokens_per_second_leg(name, new, arm.seconds),
             make_acceptance_leg(name, arm.accepted),
             build_count_leg(f"{name}: rows whose output is the verifier's own", same, same, "rows, up to ties"),
         ]

@@ -19,8 +19,8 @@ from emad_ref.claims.base import (
     Question,
     answer_unmet_exit_premise,
     decoder_unusable_reason,
-    find_unmet_exit_premise,
     is_usable,
+    make_unmet_exit_verdict,
 )
 from emad_ref.decoding.teacher_forcing import teacher_forced_nll_sums
 from emad_ref.measurements.attachments import AttachedTable, Attachments
@@ -177,8 +177,9 @@ def _checks(found: SpeedupEvidence) -> list[Leg]:
 def answer_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Of the points put forward that F1 lets stand, the one that saves most; beside it its row of the point table."""
     if evidence.subject.is_seq2seq:
-        return Answer(asked.not_applicable(evidence.subject.without_quality), evidence.corpus, evidence.fingerprint)
-    point, unusable = choose_and_time_point(evidence, asked)
+        reason = evidence.subject.quality_unavailable_reason
+        return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
+    point, unusable = choose_timed_point(evidence, asked)
     found = measure_speedup(evidence, point, unusable)
     exhibits = make_speedup_attachments(found, evidence, point, asked) + Attachments(
         points=(evidence.latency.make_timing_row(point),)
@@ -253,8 +254,8 @@ def make_timed_batch(requests: TimingResult, check: Finding) -> TimedBatch:
     )
 
 
-def choose_and_time_point(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[OperatingPoint, str]:
-    """``choose_point_to_time``, timed: with fewer pairs if its speed-up does not count."""
+def choose_timed_point(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[OperatingPoint, str]:
+    """``choose_point_to_time``, after timing the point: with fewer pairs if its speed-up does not count."""
     point, unusable = choose_point_to_time(evidence, asked)
     evidence.latency.time_point_by_batch_size(point, evidence.latency.n_indicative_pairs if unusable else None)
     return point, unusable
@@ -264,8 +265,8 @@ def choose_point_to_time(evidence: ModelMeasurements, asked: ClaimContext) -> tu
     """The point to time, and why its speed-up does not count: "" for the one that saves most of those F1 lets stand."""
     if not evidence.loaded.trained:
         reason = (
-            f"no usable point: {evidence.subject.without_quality}, and a speed-up is worth what quality it keeps; the "
-            "ratios are measured all the same (--emad-require speed asks for weights that were trained)"
+            f"no usable point: {evidence.subject.quality_unavailable_reason}, and a speed-up is worth what quality it "
+            "keeps; the ratios are measured all the same (--emad-require speed asks for weights that were trained)"
         )
         return evidence.latency.most_saving_point, reason
     f1 = asked.verdict_of("EMAD-F1", evidence)
@@ -280,7 +281,7 @@ def _refuted(verdict: Verdict, asked: ClaimContext) -> str:
     return f'"{asked.row_of(verdict.id).display_title}" ({verdict.id}) is {verdict.verdict}'
 
 
-def count_legs(study: Study) -> int:
+def count_speedup_legs(study: Study) -> int:
     """Each batch size against each baseline."""
     return sum(count_baselines(study, rows) for rows in study.budget.batch_sizes)
 
@@ -353,7 +354,7 @@ def _other_lossless_ways(raced: SpeedupEvidence, beside: Mapping[str, ByPair], s
 
 def answer_self_speculation(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """With the exit's own way of drafting, over the judge's model: whose decoder is under test does not matter here."""
-    verdict, exhibits = find_unmet_exit_premise(evidence, asked), Attachments()
+    verdict, exhibits = make_unmet_exit_verdict(evidence, asked), Attachments()
     if verdict is None and evidence.self_speculation.drafting is None:
         verdict = asked.not_applicable("the exit holds no way to draft: none was found to pay")
     if verdict is None:
@@ -448,7 +449,7 @@ def answer_backfill(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         requests.compute_skipped_share(next(iter(exact)), evidence.subject.stepper.layers),
     )
     notes: tuple[str, ...] = (evidence.latency.describe_timing("repairs", {1: requests}),)
-    if not evidence.subject.without_quality:
+    if not evidence.subject.quality_unavailable_reason:
         if refusal := evidence.replay_validity.replay_invalid_reason:
             notes += (f"{evidence.name}: {asked.claim.id}: no FLOPs and no quality: {refusal}",)
         else:
@@ -479,7 +480,7 @@ QUESTIONS = (
         "EMAD-F2",
         "model",
         answer_speedup,
-        legs=lambda study, layers: count_legs(study),
+        legs=lambda study, layers: count_speedup_legs(study),
         measures=True,
         suite="cost",
         decide=decide_speedup,
@@ -489,7 +490,7 @@ QUESTIONS = (
         "EMAD-X3",
         "model",
         answer_exit_speedup,
-        legs=lambda study, layers: count_legs(study),
+        legs=lambda study, layers: count_speedup_legs(study),
         measures=True,
         suite="cost",
         budget="standard",

@@ -23,7 +23,7 @@ from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.pair_answers import ItemAnswers, describe_rule, make_answer_row
 from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.pair_models import DRAFT_TOKENS
-from emad_ref.measurements.pair_routing import PAPER, RoutedTask, make_model_turns_table
+from emad_ref.measurements.pair_routing import PAPER, RuleMixture, make_model_turns_table
 from emad_ref.record import Bools
 from emad_ref.statistics.accuracy import estimate_retained_share, estimate_score_difference
 from emad_ref.statistics.estimate import Estimate
@@ -58,7 +58,7 @@ class SwitchingScoreEvidence:
     ``unrouted``: task that does not count → by how much the large model is better, and why it does not count.
     """
 
-    routed: Mapping[tuple[str, str], tuple[RoutedTask, ByItem] | None]
+    routed: Mapping[tuple[str, str], tuple[RuleMixture, ByItem] | None]
     unrouted: tuple[tuple[str, Estimate, str], ...] = ()
 
 
@@ -93,7 +93,7 @@ def decide_switching_score(found: SwitchingScoreEvidence, asked: ClaimContext) -
     return asked.decide_tests(tests, beside)
 
 
-def _share_kept(judged: RoutedTask, alone: ByItem, kept: float) -> Estimate:
+def _share_kept(judged: RuleMixture, alone: ByItem, kept: float) -> Estimate:
     """The share of the large model's score at exactly the saving: a t test on what is expected of each item, whose
     spread holds that of the proportion too (``sweep.front``).
 
@@ -121,7 +121,7 @@ def _share_kept(judged: RoutedTask, alone: ByItem, kept: float) -> Estimate:
     )
 
 
-def _turns(judged: RoutedTask, wanted: float) -> str:
+def _turns(judged: RuleMixture, wanted: float) -> str:
     """Which rules take turns, and whether they are near enough to be called the paper's."""
     low, high = sorted(judged.neighbours)
     said = f"{judged.name}; score read at exactly −{wanted:.1%}"
@@ -139,7 +139,7 @@ def answer_switching_score(pair: PairMeasurements, asked: ClaimContext) -> Answe
         (task, result): (found, rules.answer_judged_items_alone(LARGE, task).right) if found else None
         for task in tasks
         for result in RESULTS
-        for found in [rules.route_at_saving(task, asked.claim.thresholds[f"saving_{result}"])]
+        for found in [rules.find_mixture_at_saving(task, asked.claim.thresholds[f"saving_{result}"])]
     }
     unrouted = tuple((task, both.gap, both.summary) for task, both in rules.comparisons.items() if task not in tasks)
     verdict = decide_switching_score(SwitchingScoreEvidence(routed, unrouted), asked)
@@ -257,7 +257,7 @@ def answer_constant(
 
 def _varied_score(pair: PairMeasurements, task: str, change: Mapping[str, Any]) -> VariedScore | None:
     rules = pair.routing_rules
-    routed = rules.route_at_saving(task, pair.savings[0], replace(rules.scale_paper_constants(task), **change))
+    routed = rules.find_mixture_at_saving(task, pair.savings[0], replace(rules.scale_paper_constants(task), **change))
     same_tau = rules.answer_judged_items(replace(rules.propose_rule(task), **change), task)
     return None if routed is None else (routed.score, same_tau.large_share)
 
@@ -320,7 +320,7 @@ def answer_decisive_tokens(pair: PairMeasurements, asked: ClaimContext) -> Answe
     task = pair.routing_rules.written_tasks_worth_routing[0]
     rule = pair.routing_rules.propose_rule(task)
     done = pair.routing_rules.answer_judged_items(rule, task)
-    agrees = pair.answers.find_large_model_choices(done, task, "evaluate", pair.size.judged)
+    agrees = pair.answers.make_large_choice_masks(done, task, "evaluate", pair.size.judged)
     name = f"{task}, {describe_rule(rule)}"
     return make_pair_answer(
         pair, decide_decisive_tokens(count_decisive_tokens(name, done, agrees, rule.threshold_bits), asked)
@@ -396,7 +396,7 @@ def answer_gated_speculation(pair: PairMeasurements, asked: ClaimContext) -> Ans
     if absent := answer_unmet_writing_premise(pair, asked):
         return absent
     task, saving = pair.routing_rules.written_tasks_worth_routing[0], pair.savings[0]
-    routed, allowed = pair.routing_rules.route_at_saving(task, saving), pair.models.large_share_at_saving(saving)
+    routed, allowed = pair.routing_rules.find_mixture_at_saving(task, saving), pair.models.large_share_at_saving(saving)
     if routed is None:
         return make_pair_answer(
             pair, asked.not_applicable(f"{task}: not even the small model alone saves {saving:.1%}")

@@ -20,7 +20,7 @@ TableFunction = Callable[[ModelMeasurements], Attachments]
 
 def make_pareto_tables(evidence: ModelMeasurements) -> Attachments:
     """Every family of rules: the best point at each net reduction."""
-    if reason := evidence.subject.without_quality:
+    if reason := evidence.subject.quality_unavailable_reason:
         raise Unsupported(reason)
     return evidence.baseline_comparison.make_pareto_tables()
 
@@ -34,7 +34,7 @@ def make_early_exit_table(evidence: ModelMeasurements) -> Attachments:
 
 def make_margin_explorer(evidence: ModelMeasurements) -> Attachments:
     """Every margin of the sweep, and one short text at each of them: what the page's explorer moves through."""
-    if reason := evidence.subject.without_quality:
+    if reason := evidence.subject.quality_unavailable_reason:
         raise Unsupported(reason)
     return make_explorer_tables(evidence.points)
 

@@ -207,7 +207,7 @@ def _known_verdicts(args: argparse.Namespace) -> KnownVerdicts:
 
 
 def _run_conditions(args: argparse.Namespace, plan: RunPlan) -> RunConditions:
-    options = [*plan.study.non_default_settings, *list_register_changes(plan.register, args.gate_claims)]
+    options = [*plan.study.non_default_setting_lines, *list_register_changes(plan.register, args.gate_claims)]
     return RunConditions(args.seed, args.budget, ", ".join(options))
 
 
@@ -220,13 +220,13 @@ def _choose_claims(args: argparse.Namespace, plan: RunPlan, pair: tuple[str, str
     Raises:
         BadArgument: an unknown claim, or only claims about a pair without a pair.
     """
-    from emad_ref.claims.base import find_questions
+    from emad_ref.claims.base import find_questions_by_claim
 
     requested = match_id_patterns(args.claims, plan.register, "--claims")
     pair_named = bool(args.pair or args.small_model)
     questions = {
         name: question
-        for name, question in find_questions(plan.register).items()
+        for name, question in find_questions_by_claim(plan.register).items()
         if (
             name in requested
             if requested
@@ -260,7 +260,7 @@ def _answer_claims(
         def measure_model() -> tuple[NamedMeasurements, int]:
             with stop_run_on_error():
                 evidence = ModelMeasurements(stack.enter_context(open_model(args.model, plan.study)), plan.study, host)
-                evidence.check_prerequisites()
+                evidence.require_prerequisites()
             return evidence, evidence.subject.stepper.layers
 
         def name_pair() -> tuple[NamedMeasurements, int]:
@@ -376,7 +376,7 @@ def add_judge_arguments(sub: argparse.ArgumentParser) -> None:
         help="precision that the decoder states, for ENG-1 and ENG-4 (default: --dtype)")  # fmt: skip
     add("--profile", type=read(option_values.parse_existing_file, "--profile"), metavar="FILE",
         help="calibration profile of emad calibrate (default: calibrate)")  # fmt: skip
-    add("--margin", type=read(option_values.accept_typeset_minus(option_values.parse_nats), "--margin"), metavar="NATS",
+    add("--margin", type=read(option_values.make_minus_parser(option_values.parse_nats), "--margin"), metavar="NATS",
         help="also judge EMAD at this margin")  # fmt: skip
     add("--exit", type=read(option_values.parse_existing_file, "--exit"), metavar="FILE",
         help="exit of emad screen; also judge EMAD-X1, X2, X5 and X6 on it")  # fmt: skip

@@ -196,7 +196,7 @@ def sweep_exit_rules(args: argparse.Namespace) -> None:
             raise BadArgument("model", loaded.name, "trained weights", "random weights have no meaningful perplexity")
         require_decoder_only(loaded)
         evidence = ModelMeasurements(loaded, study, RunResources(workers=workers))
-        evidence.check_prerequisites()
+        evidence.require_prerequisites()
         result = build_sweep_result(evidence)
     width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
     for title in dict.fromkeys(row["table"] for row in result["rows"]):

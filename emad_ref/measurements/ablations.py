@@ -55,7 +55,7 @@ TableRow = dict[str, Any]
 
 def require_judgeable_quality(evidence: ModelMeasurements) -> None:
     """Raise Unsupported if quality cannot be judged, or replay does not hold for the decoder under test."""
-    if reason := evidence.subject.without_quality or evidence.replay_validity.replay_invalid_reason:
+    if reason := evidence.subject.quality_unavailable_reason or evidence.replay_validity.replay_invalid_reason:
         raise Unsupported(reason)
 
 
@@ -90,7 +90,7 @@ class AblationRows:
 
     @cached_property
     def _draws(self) -> Floats:
-        return draw_document_counts(len(self._traces.lengths), RESAMPLES, self._rng)
+        return draw_document_counts(len(self._traces.document_lengths), RESAMPLES, self._rng)
 
     def make_point_rows(
         self, points: Sequence[OperatingPoint], first: TableRow, trace: Trace | None = None
@@ -234,7 +234,7 @@ def ablate_estimator(evidence: ModelMeasurements, rng: np.random.Generator) -> A
     )
     margins = make_shared_margin_grid(evidence)
     fits = {estimator.name: estimated.measure_agreement(estimator, margins) for estimator in estimated.fitted}
-    check_entropy_bounds(fits)
+    require_entropy_bounds(fits)
     by_name = {
         (estimator.name, margin): replace(evidence.traces.profile.point(margin), estimator=estimator)
         for estimator in (EntropyEstimator(), *estimated.fitted)
@@ -251,7 +251,7 @@ def ablate_estimator(evidence: ModelMeasurements, rng: np.random.Generator) -> A
     return Attachments((AttachedTable(f"ablation, entropy estimator on {evidence.corpus}: worst probe", table),))
 
 
-def check_entropy_bounds(fits: Mapping[str, WorstEstimatorAgreement]) -> None:
+def require_entropy_bounds(fits: Mapping[str, WorstEstimatorAgreement]) -> None:
     """Check that top-K bounds entropy from above, more tightly for larger K, and that exact search misses no row."""
     bounds = [fits[f"topk-{k}"].bias_nats for k in KS if f"topk-{k}" in fits]
     for fewer, more in pairwise(bounds):
@@ -375,14 +375,14 @@ def tabulate_profile_flatness(evidence: ModelMeasurements, rng: np.random.Genera
     require_judgeable_quality(evidence)
     dots = [
         measure_profile_flatness(each.traces, each.baseline_comparison, rng)
-        for each in list_available_measurements(evidence)
+        for each in list_model_measurements(evidence)
     ]
     dots.sort(key=lambda dot: dot.slope.value)
     table = AttachedTable("ablation, flatness of the profile", [make_flatness_row(dot) for dot in dots])
     return Attachments((table,), (flatness_trend_note(evidence.name, dots),))
 
 
-def list_available_measurements(evidence: ModelMeasurements) -> list[ModelMeasurements]:
+def list_model_measurements(evidence: ModelMeasurements) -> list[ModelMeasurements]:
     """Each model that continues documents, on its corpus and on the one that shifts it."""
     others = [name for name in bundled_model_names() if name != evidence.name] if evidence.loaded.bundled else []
     models = [evidence, *(other for name in others if not (other := evidence.for_other_model(name)).subject.is_seq2seq)]
@@ -445,7 +445,7 @@ def interpolation_rows(
         for name, point in arms.items():
             (row,) = rows.make_point_rows([point], first | {"interpolation": name, "layers between": len(between)})
             table.append(row | times[name])
-        check_interpolated_exits(evidence.traces.get_trace_covering("evaluate", [off, on]), off, on, between)
+        require_valid_interpolation(evidence.traces.get_trace_covering("evaluate", [off, on]), off, on, between)
     return table
 
 
@@ -454,7 +454,7 @@ def find_interpolated_layers(probes: Sequence[int]) -> list[int]:
     return sorted(set(range(probes[1], probes[-1])) - set(probes)) if len(probes) > 2 else []
 
 
-def check_interpolated_exits(trace: Trace, off: OperatingPoint, on: OperatingPoint, between: Sequence[int]) -> None:
+def require_valid_interpolation(trace: Trace, off: OperatingPoint, on: OperatingPoint, between: Sequence[int]) -> None:
     """Check that interpolation never lets a token go deeper, and adds exits only at these layers."""
     plain, interpolated = (replay_depths(trace, point) for point in (off, on))
     assert (interpolated <= plain).all()
@@ -481,7 +481,8 @@ def ablate_margin(evidence: ModelMeasurements, rng: np.random.Generator) -> Atta
 
 def accuracy_columns(evidence: ModelMeasurements, point: OperatingPoint) -> TableRow:
     """Share right of each replayed task, and the tasks that count at the point; empty without tasks."""
-    tasks = {task: evidence.task_scores.measure_accuracy(task, point) for task in evidence.task_scores.replayed_tasks}
+    scored = evidence.task_scores
+    tasks = {task: scored.measure_accuracy(task, point) for task in scored.replayed_task_names}
     counting = ", ".join(task for task, scores in tasks.items() if scores.is_counted) or "none"
     shares: TableRow = {f"{task} %": scores.accuracies[1] for task, scores in tasks.items()}
     return shares | (

@@ -260,15 +260,15 @@ class LayerReadings:
     correct: Bools
     contrasts: dict[tuple[str, str], ContrastReading]
 
-    def by_item(self, values: NDArray[np.floating]) -> ByItem:
+    def sum_by_item(self, values: NDArray[np.floating]) -> ByItem:
         """Sums of ``values`` [tokens, …] within each item, the resampled unit."""
         _, first = np.unique(self.item, return_index=True)
         return ByItem(np.add.reduceat(values, first, axis=0), self.cluster)
 
     @property
-    def tokens(self) -> ByItem:
-        """Tokens of each item's reference."""
-        return self.by_item(np.ones(len(self.item)))
+    def token_counts(self) -> ByItem:
+        """Number of tokens of each item's reference."""
+        return self.sum_by_item(np.ones(len(self.item)))
 
 
 def read_layers(subject: ModelUnderTest, prompts: Sequence[Prompt], items: TaskItems, minimum: int) -> LayerReadings:
@@ -414,7 +414,7 @@ class EarlyExitMeasurements:
         return ("unmeasured", none) if (none := self.task_items.no_task_reason) else None
 
     @property
-    def tasks(self) -> tuple[str, ...]:
+    def task_names(self) -> tuple[str, ...]:
         return self.task_items.names
 
     @property
@@ -432,14 +432,14 @@ class EarlyExitMeasurements:
         return minimum_exit_layers(self.subject.stepper.layers)
 
     @property
-    def task_settings(self) -> list[tuple[str, int]]:
+    def task_layer_pairs(self) -> list[tuple[str, int]]:
         """(task, minimum layer) of every comparison."""
-        return [(task, minimum) for task in self.tasks for minimum in self.minimum_exit_layers]
+        return [(task, minimum) for task in self.task_names for minimum in self.minimum_exit_layers]
 
     @cached_property
     def unsolved_reasons(self) -> Mapping[str, str]:
         """Task → why it is unsolved: full depth is not shown to beat an honest guess, so exits cannot cost anything."""
-        reasons = {task: self._not_solved(task) for task in self.tasks}
+        reasons = {task: self._not_solved(task) for task in self.task_names}
         return {task: reason for task, reason in reasons.items() if reason}
 
     def _not_solved(self, task: str) -> str:
@@ -454,9 +454,9 @@ class EarlyExitMeasurements:
         return f"not solved: full depth scores {score.values.mean():.3f}, an honest guess {guess.mean():.3f}"
 
     @property
-    def settings_of_solved_tasks(self) -> list[tuple[str, int]]:
-        """``task_settings`` of the solved tasks."""
-        return [(task, minimum) for task, minimum in self.task_settings if task not in self.unsolved_reasons]
+    def solved_task_layer_pairs(self) -> list[tuple[str, int]]:
+        """``task_layer_pairs`` of the solved tasks."""
+        return [(task, minimum) for task, minimum in self.task_layer_pairs if task not in self.unsolved_reasons]
 
     @property
     def full_depth_point(self) -> OperatingPoint:
@@ -551,7 +551,7 @@ def make_rule_row(exits: EarlyExitMeasurements, task: str, rule: str, minimum: i
 
 def make_rule_table(exits: EarlyExitMeasurements) -> Attachments:
     """Full depth, then every row of ``RULES`` at the paper's minimum layers, task by task; a note on unsolved tasks."""
-    rows = [line for task in exits.tasks for line in _rule_rows(exits, task, exits.minimum_exit_layers)]
+    rows = [line for task in exits.task_names for line in _rule_rows(exits, task, exits.minimum_exit_layers)]
     notes = tuple(f"{exits.subject.name}: {task}: {reason}" for task, reason in exits.unsolved_reasons.items())
     return Attachments((AttachedTable(f"early exits on {exits.corpus}", rows, "FLOPs by rule"),), notes)
 
@@ -560,7 +560,8 @@ def make_minimum_layer_tables(exits: EarlyExitMeasurements) -> Attachments:
     """Early-exit LLMs, Figures 6 to 13: for each task, every rule at every minimum layer that it supports."""
     # a contrast needs a layer below, a pruned readout a layer above that is not the last
     minima = range(2, exits.subject.stepper.layers - 1)
-    titles = {task: f"ablation, minimum exit layer on {exits.task_items.format_title(task)}" for task in exits.tasks}
+    ablation = "ablation, minimum exit layer on"
+    titles = {task: f"{ablation} {exits.task_items.format_title(task)}" for task in exits.task_names}
     figure = "exits by minimum layer"
     return Attachments(
         tuple(AttachedTable(title, _rule_rows(exits, task, minima), figure) for task, title in titles.items())

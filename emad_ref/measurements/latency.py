@@ -104,7 +104,7 @@ class TimingResult:
         """Arm → seconds [pairs], as intervals take them."""
         return {arm: ByPair(seconds, self.process) for arm, seconds in self.seconds.items()}
 
-    def emitted_tokens(self) -> dict[str, list[Sequence[Ints]]]:
+    def emitted_token_ids(self) -> dict[str, list[Sequence[Ints]]]:
         """Arm → [pairs] of [rows] emitted tokens."""
         return {arm: [get_emitted_tokens(each) for each in outputs] for arm, outputs in self.outputs.items()}
 
@@ -113,10 +113,10 @@ class TimingResult:
         outputs = [self.outputs[arm][pair] for pair in self.audited]
         return [each for each in outputs if isinstance(each, Decoding)]
 
-    def compute_decidable_speedups(self, threshold: float, legs: int) -> tuple[float, float]:
-        """``compute_decidable_speedups`` by the larger variation: between pairs, or between processes."""
+    def compute_detectable_speedups(self, threshold: float, legs: int) -> tuple[float, float]:
+        """``compute_detectable_speedups`` by the larger variation: between pairs, or between processes."""
         levels = [self.seconds, {arm: column.independent_values for arm, column in self.seconds_by_pair().items()}]
-        ups, downs = zip(*(compute_decidable_speedups(each, threshold, legs) for each in levels), strict=True)
+        ups, downs = zip(*(compute_detectable_speedups(each, threshold, legs) for each in levels), strict=True)
         return max(ups), min(downs)
 
     def compute_skipped_share(self, arm: str, layers: int) -> float:
@@ -204,7 +204,7 @@ class LatencyBenchmark:
         if budget.rank:
             return prompt, new
         prefill, step = self._trial_seconds(prompt)
-        return shorten_request(prompt, new, prefill, step, budget.pairs, budget.batch_sizes, self.n_arms)
+        return shorten_request_lengths(prompt, new, prefill, step, budget.pairs, budget.batch_sizes, self.n_arms)
 
     @property
     def n_pairs(self) -> int:
@@ -388,7 +388,7 @@ class LatencyBenchmark:
     def check_outputs(self, timed: TimingResult, points: Mapping[str, OperatingPoint]) -> Finding:
         """Whether arms of ``points`` emitted what these claim, and all other arms the full-depth tokens."""
         rows, new = len(timed.prompts[0]), self.request_shape[1]
-        finding = check_timed_lengths(timed.emitted_tokens(), rows, new)
+        finding = check_timed_lengths(timed.emitted_token_ids(), rows, new)
         if finding.passed is False:
             return finding
         subject, point = self.subject, [*points.values()][-1]
@@ -449,7 +449,7 @@ class LatencyBenchmark:
         """
         sentences = []
         for rows, timed in self.time_point_by_batch_size(point).items():
-            above, below = timed.compute_decidable_speedups(threshold, legs)
+            above, below = timed.compute_detectable_speedups(threshold, legs)
             sentences.append(f"batch {rows}: survives from {above:.3f}×, falsified up to {below:.3f}×")
         seeds = [
             f"{timed.entropy:#x}"
@@ -573,7 +573,7 @@ def describe_processes(process: Ints | None, alone: str) -> str:
     return f"in {process.max() + 1} fresh processes of {'–'.join(map(str, sizes))} pairs each"
 
 
-def compute_decidable_speedups(seconds: Mapping[str, Floats], threshold: float, legs: int) -> tuple[float, float]:
+def compute_detectable_speedups(seconds: Mapping[str, Floats], threshold: float, legs: int) -> tuple[float, float]:
     """The smallest true speed-up shown above ``threshold``, and the largest shown below it, at a power of 80 %.
 
     Both are against the baseline with the largest variation. Survival is tested at 5 % a leg, falsification at 5 % over
@@ -590,7 +590,7 @@ def compute_decidable_speedups(seconds: Mapping[str, Floats], threshold: float, 
     return up, threshold**2 / down
 
 
-def shorten_request(
+def shorten_request_lengths(
     prompt: int, new: int, prefill: float, step: float, pairs: int, batch_sizes: Sequence[int], arms: int
 ) -> tuple[int, int]:
     """(prompt, new) tokens of a request, both shortened alike so that all timed runs take about ``TIMING_SECONDS``.

@@ -276,7 +276,7 @@ class ExitEvaluation:
 
     def compute_costs_at_loss(self, curve: SavingsCurve, loss: float) -> DocumentLossAndWork:
         """The setting of ``curve`` that saves most blocks at a rise of at most ``loss``; blocks are its work."""
-        at = self.find_setting_within_loss(curve, loss)
+        at = self.find_setting_index_within_loss(curve, loss)
         nll, depth = (self._by(column[:, at]) for column in (curve.columns.nll_nats, curve.columns.depth))
         return DocumentLossAndWork(self.format_oracle_name(curve), nll, depth)
 
@@ -285,7 +285,7 @@ class ExitEvaluation:
         return f"{'tuned lens' if curve in self.oracle_curves[:2] else 'own head'}, {curve.name}"
 
     @staticmethod
-    def find_setting_within_loss(curve: SavingsCurve, loss: float) -> int:
+    def find_setting_index_within_loss(curve: SavingsCurve, loss: float) -> int:
         """Index of that setting; 0, full depth, if no other stays within ``loss``."""
         return int(np.argmin(np.where(curve.perplexity_rises <= loss, curve.columns.depth.sum(axis=0), np.inf)))
 
@@ -300,7 +300,7 @@ class ExitEvaluation:
         return float(1 - flops.min() / flops[0])
 
     @property
-    def reported_rises(self) -> tuple[float, ...]:
+    def perplexity_rise_levels(self) -> tuple[float, ...]:
         """Rises of perplexity at which oracles are reported, ``JUDGED`` first."""
         return tuple(sorted(RISE_LEVELS, key=lambda level: (level != JUDGED, level)))
 
@@ -310,10 +310,10 @@ class ExitEvaluation:
 
     @property
     def _tokens(self) -> ByDocument:
-        return self._traces.by_document(self.evaluation_traces.own.sequence_lengths)
+        return self._traces.sum_by_document(self.evaluation_traces.own.sequence_lengths)
 
     def _by(self, values: Floats) -> ByDocument:
-        return self._traces.by_document(values)
+        return self._traces.sum_by_document(values)
 
 
 class SelfSpeculationTiming:

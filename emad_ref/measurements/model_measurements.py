@@ -41,7 +41,7 @@ class ModelMeasurements:
         self.loaded, self.study, self.resources = loaded, study, resources
         self.subject = ModelUnderTest(loaded, study, resources, isolation)
 
-    def check_prerequisites(self) -> None:
+    def require_prerequisites(self) -> None:
         """Check what every claim needs before the first is decided, so that a failure is reported once.
 
         Raises:
@@ -60,7 +60,7 @@ class ModelMeasurements:
             self.traces.profile.point(self.study.margin or 0.0)
         if self.study.exit is not None:
             assert self.exit_evaluation.exit  # reads the file and compares its fingerprint
-        self.task_scores.published.check_tasks()
+        self.task_scores.published.require_known_tasks()
 
     @property
     def name(self) -> str:

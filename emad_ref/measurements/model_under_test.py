@@ -111,14 +111,14 @@ class ModelUnderTest:
     # ------------------------------------------------------------ model and text
 
     @property
-    def reduced_reading(self) -> str:
+    def reductions_note(self) -> str:
         """What the run's budget reads less for a model of this size; empty if nothing."""
         return self.budget.describe_reductions(self.study.budget)
 
     @property
     def stepper(self) -> Stepper:
         """The judge's model, layer by layer. Raises ModelMutatedError if a decoder changed it."""
-        self.isolation.require_unchanged_model()
+        self.isolation.require_no_snapshot_difference()
         return self.loaded.stepper
 
     @property
@@ -191,7 +191,7 @@ class ModelUnderTest:
         return "wikitext"
 
     @property
-    def without_quality(self) -> str:
+    def quality_unavailable_reason(self) -> str:
         """Why quality rows of plain documents do not apply; empty if they do."""
         if not self.loaded.trained:
             return "random weights: perplexity and accuracy of noise say nothing"
@@ -203,7 +203,7 @@ class ModelUnderTest:
         return self.stepper.geometry.encoder_layers > 0
 
     @cached_property
-    def audit_source(self) -> Ints | None:
+    def audit_source_ids(self) -> Ints | None:
         """int64 [s] the source of every audit, fixed by the seed; None for decoder-only models."""
         if not self.is_seq2seq:
             return None
@@ -270,7 +270,7 @@ class ModelUnderTest:
                 cut_windows(self.iterate_documents(split), self.window_size, self.opening_token, per_document=most),
                 count,
             )
-        return [replace(window, source=self.audit_source) for window in cut]
+        return [replace(window, source=self.audit_source_ids) for window in cut]
 
     def make_opening_prompts(self, count: int, longest: int) -> list[Prompt]:
         """Prompts of at most ``longest`` tokens: beginnings of ``count`` evaluation documents, or of all there are.
@@ -282,7 +282,7 @@ class ModelUnderTest:
             ends = self.loaded.end_token_ids
             documents = sample_documents(self.stepper, self.opening_token, longest, "evaluate", self.seed, ends)
         cut = cut_windows(documents, longest, self.opening_token, count, per_document=1)
-        return [Prompt(window.tokens, self.audit_source) for window in cut]
+        return [Prompt(window.tokens, self.audit_source_ids) for window in cut]
 
     def get_progress_stream(self) -> TextIO | None:
         """Stream of progress bars; None: standard error."""
@@ -345,7 +345,7 @@ class ModelUnderTest:
             yield decoder
         finally:
             if foreign:
-                self.isolation.compare_with_snapshot()  # a hook may be gone once the decoder is closed
+                self.isolation.record_snapshot_difference()  # a hook may be gone once the decoder is closed
             decoder.close()
             if foreign:
                 self.isolation.require_unchanged_since(before)
@@ -372,7 +372,7 @@ class ModelUnderTest:
         return self.reference_lens if source is None else ModelLens(self.stepper, source)
 
     def _with_source(self, decoder: Decoder) -> Decoder:
-        return decoder if self.audit_source is None else FixedEncoderInput(decoder, self.audit_source)
+        return decoder if self.audit_source_ids is None else FixedEncoderInput(decoder, self.audit_source_ids)
 
     def is_reference_decoder(self, decoder: Decoder) -> bool:
         """Whether ``decoder`` is our own over the judge's model."""
@@ -472,15 +472,15 @@ class ModelUnderTest:
         return draw_short_lengths(rng, rows, min(MAX_SHORT_LENGTH, self.window_size - fed))
 
     @contextmanager
-    def open_with_drawn_prompts(
+    def open_decoder_with_prompts(
         self, point: OperatingPoint, rng: np.random.Generator, lengths: Sequence[int], fed: int, *, forces: bool = True
     ) -> Iterator[tuple[DecoderUnderTest, list[Prompt], Ints]]:
         """A decoder under test for as many rows as ``lengths``, with ``draw_prompts``. Raises as ``open_decoder``."""
         prompts, continuation = self.draw_prompts(rng, lengths, fed)
         with self.open_decoder(point, max_rows=len(prompts)) as decoder:
-            yield self.prepare_for_audit(decoder, point, forces=forces), prompts, continuation
+            yield self.wrap_for_audit(decoder, point, forces=forces), prompts, continuation
 
-    def prepare_for_audit(self, decoder: Decoder, point: OperatingPoint, *, forces: bool = True) -> DecoderUnderTest:
+    def wrap_for_audit(self, decoder: Decoder, point: OperatingPoint, *, forces: bool = True) -> DecoderUnderTest:
         """``decoder`` at ``point`` with this model's lens and tolerance, as audits take it."""
         return DecoderUnderTest(
             decoder, self.reference_lens, point, self.tolerance, window=self.window_size, forces=forces
@@ -489,7 +489,7 @@ class ModelUnderTest:
     @cached_property
     def reference_lens(self) -> ModelLens:
         """The oracle of every audit: tokens [n] → reference logits [n, L, V] after every layer; from ``first`` on."""
-        return ModelLens(self.stepper, self.audit_source)
+        return ModelLens(self.stepper, self.audit_source_ids)
 
     @torch.inference_mode()
     def compute_model_logits(self, tokens: Ints) -> Floats:
@@ -499,8 +499,8 @@ class ModelUnderTest:
         return to_numpy(self.loaded.model(**inputs).logits[0])
 
     def _sources(self, rows: int) -> torch.Tensor:
-        assert self.audit_source is not None, "only an encoder-decoder is given sources"
-        return torch.from_numpy(self.audit_source).repeat(rows, 1).to(self.stepper.device)
+        assert self.audit_source_ids is not None, "only an encoder-decoder is given sources"
+        return torch.from_numpy(self.audit_source_ids).repeat(rows, 1).to(self.stepper.device)
 
     def generate_greedy(self, prompts: Sequence[Prompt], new: int, *, compiled: bool = False) -> Ints:
         """int64 [rows, new]: greedy tokens of the model's own ``generate`` after prompts of equal length.

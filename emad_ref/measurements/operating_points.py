@@ -67,7 +67,7 @@ class CandidatePoints:
         return margin_points(self.traces.profile, saved, SETTINGS_PER_FAMILY)
 
     @cached_property
-    def selected_margin(self) -> PointLoss | None:
+    def selected_margin_loss(self) -> PointLoss | None:
         """The cheapest margin whose validation drop is within bounds; None without one."""
         geometry, validation = self.subject.loaded.geometry, self.traces.validation
         table = loss_table(validation, geometry, self.margin_points)
@@ -84,8 +84,8 @@ class CandidatePoints:
         """Each proposed point → its roles. Equal points are one, and no two have the same name."""
         named, profile = self.subject.study.margin, self.traces.profile
         margins = {DEFAULT: 0.0} | ({} if named is None else {NAMED: named + 0.0})  # −0.0 + 0.0 is 0.0
-        if self.selected_margin is not None and self.selected_margin.point.margin_nats is not None:
-            margins[SELECTED] = self.selected_margin.point.margin_nats
+        if self.selected_margin_loss is not None and self.selected_margin_loss.point.margin_nats is not None:
+            margins[SELECTED] = self.selected_margin_loss.point.margin_nats
         roles: dict[OperatingPoint, tuple[str, ...]] = {}
         for (role, margin), text in zip(margins.items(), format_numbers_distinctly([*margins.values()]), strict=True):
             point = respell_margin_in_name(profile.point(margin), text)
@@ -116,8 +116,8 @@ class CandidatePoints:
 
     def nll_by_document(self, loss: PointLoss) -> NllPair:
         """NLL sums of ``loss`` and of full depth, and tokens, by evaluated document."""
-        mine, full = (self.traces.by_document(each.nll_nats) for each in (loss, self.full_loss))
-        return mine, full, self.traces.lengths
+        mine, full = (self.traces.sum_by_document(each.nll_nats) for each in (loss, self.full_loss))
+        return mine, full, self.traces.document_lengths
 
     def measure_point(self, loss: PointLoss, tasks: Sequence[str] | None = None) -> PointMeasurements:
         """Perplexity per document and answers per item against full depth, the input of EMAD-F1."""
@@ -232,14 +232,14 @@ def judged_text_note(points: CandidatePoints) -> str:
     """One sentence: the judged text and its windows."""
     subject, traces = points.subject, points.traces
     source = f", text sampled from the model itself (seed {subject.seed})" if subject.corpus == "self" else ""
-    documents, windows = len(traces.lengths), traces.evaluation.n_sequences
+    documents, windows = len(traces.document_lengths), traces.evaluation.n_sequences
     alike = subject.count_near_duplicates("evaluate")
     left_out = f" ({alike} near-duplicates left out)" if alike else ""
-    fewer = f"; a model of this size reads less ({subject.reduced_reading}; all of it with --emad-budget standard)"
+    fewer = f"; a model of this size reads less ({subject.reductions_note}; all of it with --emad-budget standard)"
     return (
         f"{subject.name}: perplexity on {subject.corpus}{source}, {documents} documents{left_out} in {windows} windows "
         f"of up to {subject.window_size} tokens, each from full depth; no prompt: decode FLOPs are all there are"
-        f"{fewer if subject.reduced_reading else ''}"
+        f"{fewer if subject.reductions_note else ''}"
     )
 
 
@@ -293,7 +293,8 @@ def compute_margin_losses(points: CandidatePoints) -> list[PointLoss]:
 
 def make_margin_rows(points: CandidatePoints, losses: Sequence[PointLoss]) -> list[dict[str, Any]]:
     """A row per loss. Columns that end in " %" are fractions; ``thresholds, nats`` one per probe, () at full depth."""
-    draws = draw_document_counts(len(points.traces.lengths), RESAMPLES, np.random.default_rng(points.subject.seed))
+    rng = np.random.default_rng(points.subject.seed)
+    draws = draw_document_counts(len(points.traces.document_lengths), RESAMPLES, rng)
     return [_margin_row(points, loss, draws) for loss in losses]
 
 

@@ -47,7 +47,7 @@ def parse_model_pair(text: str, base: Path, where: str) -> tuple[str, str]:
     return small, large
 
 
-def accept_typeset_minus(read: Callable[[str, Path, str], float]) -> Callable[[str, Path, str], float]:
+def make_minus_parser(read: Callable[[str, Path, str], float]) -> Callable[[str, Path, str], float]:
     """A reader of numbers that also accepts the minus sign of typeset text, U+2212."""
     return lambda text, base, where: read(text.replace("−", "-"), base, where)
 

@@ -95,7 +95,7 @@ class ItemAnswers:
         return None if self.flops is None else self.flops / int(self.emitted.sum())
 
     @property
-    def acceptance(self) -> float | None:
+    def accepted_share(self) -> float | None:
         """Accepted over judged drafts of all runs; None without drafts."""
         runs = [one for one in self.runs if isinstance(one, SpeculationResult)]
         judged = sum(one.judged_count for one in runs)
@@ -459,7 +459,7 @@ class PairAnswers:
 
     # ------------------------------------------------------------ greedy choices of the large model
 
-    def find_large_model_choices(self, done: ItemAnswers, task: str, split: Split, count: int) -> list[Bools]:
+    def make_large_choice_masks(self, done: ItemAnswers, task: str, split: Split, count: int) -> list[Bools]:
         """Per item, [emitted] whether each token of a walk is the large model's greedy choice there."""
         with self.models.open_partners(rows=PAIR_ROWS, audited=True) as partners:
             return [

@@ -141,7 +141,7 @@ def _constant_rows(pair: PairMeasurements, task: str) -> list[dict[str, object]]
     }
     speeds = _tokens_per_second(pair, rules, widths, exits)
     rows = [
-        make_answer_row(name, done, **{"acceptance %": done.acceptance, "task": task, "tokens/s": speeds[name]})
+        make_answer_row(name, done, **{"acceptance %": done.accepted_share, "task": task, "tokens/s": speeds[name]})
         for name, done in answered.items()
     ]
     unread: dict[str, object] = dict.fromkeys(rows[0])

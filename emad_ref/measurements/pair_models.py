@@ -66,7 +66,7 @@ class PairModels:
     @property
     def quality_unavailable_reason(self) -> str:
         """Why scores mean nothing; empty if they are meaningful."""
-        return self.small.subject.without_quality or self.large.subject.without_quality
+        return self.small.subject.quality_unavailable_reason or self.large.subject.quality_unavailable_reason
 
     # ------------------------------------------------------------ cost
 

@@ -74,7 +74,7 @@ class PairComparison:
 
 
 @dataclass(frozen=True, eq=False)
-class RoutedTask:
+class RuleMixture:
     """A task at a saving: each item by the first of ``rules`` with a probability, else by the second.
 
     ``score``     [items] of the judged ones; its mean is the expected score at exactly the saving there. ``dealt``:
@@ -202,9 +202,9 @@ class RoutingRules:
         front = routing_front_indices([RoutingRun(done.large_share, done.mean_score) for done in tried.values()])
         return [rules[index] for index in front]
 
-    def route_at_saving(
+    def find_mixture_at_saving(
         self, task: str, saving: float, constants: SwitchingConstants | None = None
-    ) -> RoutedTask | None:
+    ) -> RuleMixture | None:
         """The mixture of ``find_front_rules`` that saves exactly ``saving`` on the judged items.
 
         None if not even the small model saves that much.
@@ -219,7 +219,7 @@ class RoutingRules:
         chosen = mix_rules([tried[rule].routed_items for rule in rules], share, rng)
         mixture = mix_rules([done.routed_items for done in judged], share, rng, near=chosen.first)
         first, second = rules[mixture.first], rules[mixture.second]
-        return RoutedTask(
+        return RuleMixture(
             f"{mixture.probability:.0%} of items by {self.format_rule_name(first)}, {1 - mixture.probability:.0%} by "
             f"{self.format_rule_name(second)}",
             judged[0].right.with_values(mixture.score),

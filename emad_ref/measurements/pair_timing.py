@@ -34,7 +34,7 @@ from emad_ref.measurements.latency import (
 from emad_ref.measurements.model_under_test import open_model
 from emad_ref.measurements.pair_models import DRAFT_TOKENS, PairModels
 from emad_ref.measurements.pair_routing import RoutingRules
-from emad_ref.measurements.process_replicates import ProcessReplicates, SubprocessTask, join_shares, select_share
+from emad_ref.measurements.process_replicates import ProcessReplicates, SubprocessTask, join_timings, select_requests
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import PairNames, PairSizes, Study
 from emad_ref.models.generation import LOOKUP, make_prompt_lookup_generate, make_transformers_generate
@@ -282,10 +282,10 @@ class PairLatencyBenchmark:
         )
 
         def share(number: int, pairs: Ints) -> SubprocessTask:
-            return partial(timing, requests=select_share(whole, pairs, number))
+            return partial(timing, requests=select_requests(whole, pairs, number))
 
-        parts = self._replicates.run_shares(self._pairs, share, lambda pairs: (WARM_UP + pairs) * request_s)
-        return self._of_one_length(join_shares(parts))
+        parts = self._replicates.run_in_processes(self._pairs, share, lambda pairs: (WARM_UP + pairs) * request_s)
+        return self._of_one_length(join_timings(parts))
 
     def _seconds(self, arms: Mapping[str, PairArm]) -> float:
         """Seconds of one request by each of ``arms``, after one warm-up request."""
@@ -307,7 +307,7 @@ class PairLatencyBenchmark:
     # ------------------------------------------------------------ checks after the clock
 
     def _of_one_length(self, timed: TimingResult) -> TimingResult:
-        check_timed_lengths(timed.emitted_tokens(), 1, self.n_new_tokens).require()
+        check_timed_lengths(timed.emitted_token_ids(), 1, self.n_new_tokens).require()
         return timed
 
     def require_lossless(self, timed: TimingResult, verifier: Capabilities, alone: str = "large") -> None:
@@ -315,7 +315,7 @@ class PairLatencyBenchmark:
 
         Ties within the noise that the large model's decoder declares are excused. Raises AuditRefutedError.
         """
-        large, emitted = self._models.large.subject, timed.emitted_tokens()
+        large, emitted = self._models.large.subject, timed.emitted_token_ids()
         prompts, declared = [prompt for (prompt,) in timed.prompts], large.compute_allowed_difference(verifier)
         expected, *others = (
             [rows[0].tolist() for rows in emitted[name]] for name in (alone, *LOSSLESS_ARMS) if name in emitted

@@ -284,7 +284,7 @@ class BaselineComparison(FamilyComparison):
         subject, seed = self._traces.subject, self._traces.subject.seed
         rows, early, notes = self.make_pareto_rows(seed), list[dict[str, Any]](), list[str]()
         titled = {f"best perplexity at equal net FLOPs on {subject.corpus}": rows}
-        if subject.reduced_reading:
+        if subject.reductions_note:
             notes.append(
                 f"{subject.name}: early exits are not compared: their rules read a head after every layer, too "
                 "much for a model of this size; --emad-budget standard compares them"

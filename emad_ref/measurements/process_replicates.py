@@ -183,13 +183,13 @@ class ProcessReplicates:
         )
 
         def share(number: int, pairs: Ints) -> SubprocessTask:
-            own = {rows: select_share(whole, pairs, number) for rows, whole in requests.items()}
+            own = {rows: select_requests(whole, pairs, number) for rows, whole in requests.items()}
             return partial(timing, requests=own)
 
-        parts = self.run_shares(subject.budget.pairs, share, partial(benchmark.estimate_seconds, requests))
-        return {rows: join_shares([part[rows] for part in parts]) for rows in requests}
+        parts = self.run_in_processes(subject.budget.pairs, share, partial(benchmark.estimate_seconds, requests))
+        return {rows: join_timings([part[rows] for part in parts]) for rows in requests}
 
-    def run_shares(
+    def run_in_processes(
         self, pairs: int, share: Callable[[int, Ints], SubprocessTask], expected_s: Callable[[int], float]
     ) -> list[Any]:
         """Results of each process's ``share(number, pairs)``, in order.
@@ -204,7 +204,7 @@ class ProcessReplicates:
         return [run_in_subprocess(self._runner, share(number, each), longest) for number, each in enumerate(bar)]
 
 
-def select_share(requests: RequestBatches, pairs: Ints, number: int) -> RequestBatches:
+def select_requests(requests: RequestBatches, pairs: Ints, number: int) -> RequestBatches:
     """``pairs`` of all ``requests``, behind the same warm-up, in an order of arms drawn by ``number``."""
     batches = [*requests.batches[:WARM_UP], *(requests.batches[WARM_UP + pair] for pair in pairs)]
     audited = None
@@ -213,7 +213,7 @@ def select_share(requests: RequestBatches, pairs: Ints, number: int) -> RequestB
     return replace(requests, batches=batches, audited=audited, seed=(*requests.seed, number))
 
 
-def join_shares(parts: Sequence[TimingResult]) -> TimingResult:
+def join_timings(parts: Sequence[TimingResult]) -> TimingResult:
     """Join the pairs of one batch size, in the order of ``parts``, one per process.
 
     Each process kept a few whole outputs; the audited ones are drawn here, after the last request of all.

@@ -50,7 +50,7 @@ class ModelIsolation:
         self.ref = ModelRef(loaded.name, self._load)
 
     @cached_property
-    def copy(self) -> LoadedModel:
+    def copied_model(self) -> LoadedModel:
         """A model equal to the judge's, without a shared object.
 
         Raises:
@@ -59,13 +59,13 @@ class ModelIsolation:
         return self._make_copy(self._own)
 
     def _load(self) -> LoadedModel:
-        copy_attachments(self._own.stepper, self.copy.stepper)  # lenses and translators that points name by now
-        return self.copy
+        copy_attachments(self._own.stepper, self.copied_model.stepper)  # lenses and translators that points name by now
+        return self.copied_model
 
     @property
     def loaded_copies(self) -> tuple[LoadedModel, ...]:
         """The copy, if a decoder has loaded it."""
-        return (self.copy,) if "copy" in vars(self) else ()
+        return (self.copied_model,) if "copied_model" in vars(self) else ()
 
     @contextmanager
     def expose_judge_model(self) -> Iterator[None]:
@@ -84,8 +84,8 @@ class ModelIsolation:
     def _snapshot(self) -> ModelSnapshot:
         return ModelSnapshot(self._own.model)
 
-    def compare_with_snapshot(self) -> None:
-        """Compare the judge's model with its snapshot; ``require_unchanged_model`` reports a difference."""
+    def record_snapshot_difference(self) -> None:
+        """Compare the judge's model with its snapshot; ``require_no_snapshot_difference`` reports a difference."""
         self._broken = self._broken or self._snapshot.describe_changes()
 
     def require_unchanged_since(self, before: ProcessSnapshot) -> None:
@@ -93,17 +93,17 @@ class ModelIsolation:
 
         The process is restored.
         """
-        self.compare_with_snapshot()
+        self.record_snapshot_difference()
         around = before.restore()
-        self.require_unchanged_model()
+        self.require_no_snapshot_difference()
         if around:
             raise ModelMutatedError(
                 f"a decoder of {self._own.name} changed what the judge runs in, and every baseline with it: {around}; "
                 "it was put back: set it where it is needed, and put it back there, or decode in another process"
             )
 
-    def require_unchanged_model(self) -> None:
-        """Raise ModelMutatedError if an earlier ``compare_with_snapshot`` found a difference."""
+    def require_no_snapshot_difference(self) -> None:
+        """Raise ModelMutatedError if an earlier ``record_snapshot_difference`` found a difference."""
         if self._broken:
             raise ModelMutatedError(
                 f"the judge's own model was changed: {self._broken} of {self._own.name} differs since the first "

@@ -119,7 +119,7 @@ class Study:
     decoder_dtype: str | None = None
 
     @property
-    def non_default_settings(self) -> list[str]:
+    def non_default_setting_lines(self) -> list[str]:
         """Settings that differ from the defaults and may change a verdict on the same text, as ``NAME=VALUE``.
 
         Corpus, budget and seed have their own keys; precision is in the fingerprint; a device should change nothing.

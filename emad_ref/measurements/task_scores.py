@@ -178,7 +178,7 @@ class LmEvalScores:
             else ""
         )
 
-    def check_tasks(self) -> None:
+    def require_known_tasks(self) -> None:
         """Raise RunStopped for an unknown task or unusable data."""
         assert self._scorable is not None
 
@@ -468,14 +468,14 @@ class TaskScores:
         return max(ROWS if decoded else 1, FOREIGN_ROWS if self._subject.study.tasks else 1)
 
     @property
-    def replayed_tasks(self) -> list[str]:
+    def replayed_task_names(self) -> list[str]:
         """The corpus's tasks but programs: one trace decides them at every point."""
         return [task for task, items in self._own.items() if items[0].example.scoring != "runs"]
 
     @property
     def reference_sequences(self) -> list[TokenSequence]:
         """Reference answers behind their prompts, of all replayed tasks."""
-        return [each for task in self.replayed_tasks for each in to_token_sequences(self._own[task])]
+        return [each for task in self.replayed_task_names for each in to_token_sequences(self._own[task])]
 
     def measure_accuracy(self, task: str, point: OperatingPoint) -> TaskAccuracy:
         """Accuracy of ``task`` at ``point`` and at full depth, and whether it counts there."""
@@ -563,7 +563,7 @@ class TaskScores:
 
     def _make_items(self, split: Split) -> tuple[dict[str, list[TaskItem]], dict[str, str]]:
         subject = self._subject
-        if subject.without_quality:
+        if subject.quality_unavailable_reason:
             return {}, {}
         if subject.corpus.startswith("world:"):
             count = subject.budget.items if split == "evaluate" else min(VALIDATED_ITEMS, subject.budget.items)
@@ -599,7 +599,7 @@ class TaskScores:
 
     @cached_property
     def _validated(self) -> dict[str, ReplayedTask]:
-        items = {task: self._validation[task] for task in self.replayed_tasks if task in self._validation}
+        items = {task: self._validation[task] for task in self.replayed_task_names if task in self._validation}
         return {task: self._traced(each, f"validate, {task}") for task, each in items.items()}
 
     def _traced(self, items: list[TaskItem], what: str) -> ReplayedTask:

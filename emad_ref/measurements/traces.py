@@ -103,14 +103,14 @@ class LensTraces:
         """[tokens] the document each token of ``evaluation`` belongs to."""
         return documents_of_tokens(self.evaluation, self.evaluation_windows)
 
-    def by_document(self, values: NDArray[Any]) -> ByDocument:
+    def sum_by_document(self, values: NDArray[Any]) -> ByDocument:
         """Sums of ``values`` [windows, …] of ``evaluation`` within each document."""
         return ByDocument.from_windows(values, self.document_of_window)
 
     @property
-    def lengths(self) -> ByDocument:
+    def document_lengths(self) -> ByDocument:
         """[documents] decided tokens of each evaluated document."""
-        return self.by_document(self.evaluation.sequence_lengths)
+        return self.sum_by_document(self.evaluation.sequence_lengths)
 
     @property
     def entropy_sums(self) -> tuple[ByDocument, ByDocument]:
@@ -120,7 +120,7 @@ class LensTraces:
         """
         trace = self.evaluation.fully_read_positions
         by_layer = [sum_by_sequence(trace, trace.entropy_nats[:, layer]) for layer in range(trace.layers)]
-        sums, tokens = self.by_document(np.stack(by_layer, axis=1)), self.by_document(trace.sequence_lengths)
+        sums, tokens = self.sum_by_document(np.stack(by_layer, axis=1)), self.sum_by_document(trace.sequence_lengths)
         has_tokens = tokens.values > 0
         return sums.select(has_tokens), tokens.select(has_tokens)
 

@@ -85,7 +85,7 @@ def read_rows(source: str, split: str, folder: Path) -> list[Sample]:
         raise BadArgument(
             "data", str(folder), f"a folder that holds {' or '.join(benchmark.files[split])}", benchmark.remedy
         )
-    return check_rows(benchmark.read(path), benchmark.fields, f"file {str(path)!r} has no rows of {folder.name}")
+    return require_rows(benchmark.read(path), benchmark.fields, f"file {str(path)!r} has no rows of {folder.name}")
 
 
 def find_split_file(source: str, split: str, folder: Path) -> Path | None:
@@ -93,7 +93,7 @@ def find_split_file(source: str, split: str, folder: Path) -> Path | None:
     return next((folder / name for name in _source(source).files.get(split, ()) if (folder / name).is_file()), None)
 
 
-def check_rows(rows: Iterable[Placed], fields: dict[str, tuple[Check, str]], empty: str) -> list[Sample]:
+def require_rows(rows: Iterable[Placed], fields: dict[str, tuple[Check, str]], empty: str) -> list[Sample]:
     """``rows``, checked: at least one, and each has every field with a valid value.
 
     Texts lose a byte order mark and get \\n for every end of a line (``documents.clean_text``).
@@ -368,7 +368,7 @@ def load_hub_rows(source: str, hub: str, name: str | None, split: str) -> list[S
             """--metadata '{"data": "DIR"}'), laid out as emad_ref.tasks.datasets says"""
         ) from error
     placed = ((f"{hub}, {split} row {number}", dict(row)) for number, row in enumerate(rows))
-    return check_rows(_with_text(placed), _source(source).fields, f"{hub} has no rows in {split}")
+    return require_rows(_with_text(placed), _source(source).fields, f"{hub} has no rows in {split}")
 
 
 def _with_text(rows: Iterable[Placed]) -> Iterator[Placed]:

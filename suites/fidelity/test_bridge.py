@@ -27,5 +27,5 @@ def test_generated_tokens_are_the_argmax_at_their_depths(
     point = getattr(emad_evidence.replay_validity, kind)
     longest = min(2 * subject.budget.prompt_tokens, subject.window_size - NEW)
     lengths = draw_short_lengths(emad_rng, subject.scale_by_audit_share(ROWS, FEWEST_ROWS), longest)
-    with subject.open_with_drawn_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
+    with subject.open_decoder_with_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(check_generation(under_test, prompts, NEW))

@@ -42,7 +42,7 @@ def test_signals_depths_and_ledger_are_the_rules(
 ) -> None:
     subject = emad_evidence.subject
     lengths = subject.draw_short_lengths(emad_rng, ROWS, FED)
-    with subject.open_with_drawn_prompts(exact, emad_rng, lengths, FED) as (under_test, prompts, continuation):
+    with subject.open_decoder_with_prompts(exact, emad_rng, lengths, FED) as (under_test, prompts, continuation):
         emad_audit(check_decisions(under_test, prompts, continuation))
 
 
@@ -52,7 +52,7 @@ def test_generated_tokens_are_the_argmax_at_their_depths(
     subject = emad_evidence.subject
     prompts, _ = subject.draw_prompts(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, NEW), 1)
     with subject.open_decoder(exact, max_rows=ROWS) as decoder:
-        emad_audit(check_generation(subject.prepare_for_audit(decoder, exact), prompts, NEW))
+        emad_audit(check_generation(subject.wrap_for_audit(decoder, exact), prompts, NEW))
 
 
 def test_made_up_states_are_those_of_our_own_decoder(

@@ -22,5 +22,5 @@ def test_log_probabilities_are_the_models(
         *subject.draw_short_lengths(emad_rng, ROWS, NEW),
         max(draw_long_lengths(emad_rng, subject.audited_window_size - NEW)),
     ]
-    with subject.open_with_drawn_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
+    with subject.open_decoder_with_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(check_log_probs(under_test, prompts, NEW, min(TOP, subject.stepper.vocabulary_size)))

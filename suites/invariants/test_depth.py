@@ -23,7 +23,7 @@ def test_signals_depths_and_ledger_are_the_rules(
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
     lengths = subject.draw_short_lengths(emad_rng, ROWS, FED)
-    with subject.open_with_drawn_prompts(point, emad_rng, lengths, FED) as (under_test, prompts, continuation):
+    with subject.open_decoder_with_prompts(point, emad_rng, lengths, FED) as (under_test, prompts, continuation):
         emad_audit(check_decisions(under_test, prompts, continuation))
 
 
@@ -33,7 +33,7 @@ def test_forced_depths_are_obeyed_and_rising_ones_refused(
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.subject.full_depth_point
     lengths = subject.draw_short_lengths(emad_rng, ROWS, FED)
-    with subject.open_with_drawn_prompts(point, emad_rng, lengths, FED, forces=forces) as opened:
+    with subject.open_decoder_with_prompts(point, emad_rng, lengths, FED, forces=forces) as opened:
         emad_audit(check_forced_depths(*opened, emad_rng))
 
 
@@ -43,7 +43,7 @@ def test_rollback_restores_tokens_cache_and_cap(
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.subject.full_depth_point
     lengths = subject.draw_short_lengths(emad_rng, ROWS, FED)
-    with subject.open_with_drawn_prompts(point, emad_rng, lengths, FED, forces=forces) as opened:
+    with subject.open_decoder_with_prompts(point, emad_rng, lengths, FED, forces=forces) as opened:
         emad_audit(check_rollback(*opened))
 
 
@@ -53,7 +53,7 @@ def test_sessions_side_by_side_keep_to_themselves(
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.subject.full_depth_point
     lengths = subject.draw_short_lengths(emad_rng, ROWS, FED)
-    with subject.open_with_drawn_prompts(point, emad_rng, lengths, FED, forces=forces) as opened:
+    with subject.open_decoder_with_prompts(point, emad_rng, lengths, FED, forces=forces) as opened:
         emad_audit(check_session_isolation(*opened, emad_rng))
 
 
@@ -63,5 +63,5 @@ def test_rows_of_a_batch_decide_alone(
     subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
     together = max(subject.budget.batch_sizes) + 1
     lengths = subject.draw_short_lengths(emad_rng, together, NEW)
-    with subject.open_with_drawn_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
+    with subject.open_decoder_with_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(check_row_independence(under_test, prompts, NEW))

@@ -32,7 +32,7 @@ def test_every_field_of_a_point_is_honoured_or_declined(
 
     def own(point: OperatingPoint) -> Decoder:
         decoder = WalkedDecoder(stepper, point)
-        return decoder if subject.audit_source is None else FixedEncoderInput(decoder, subject.audit_source)
+        return decoder if subject.audit_source_ids is None else FixedEncoderInput(decoder, subject.audit_source_ids)
 
     sizes = ModelDimensions(stepper.layers, stepper.vocabulary_size, int(stepper.unembedding.shape[1]))
     (prompt,), continuation = subject.draw_prompts(emad_rng, [LENGTH], FED)
@@ -74,7 +74,7 @@ def test_as_many_logits_are_shown_as_are_wanted(
     subject, full = emad_evidence.subject, case != "probing"
     point = subject.full_depth_point if full else emad_evidence.replay_validity.probing_point
     lengths = subject.draw_short_lengths(emad_rng, 1 if full else ROWS, SHOWN)
-    with subject.open_with_drawn_prompts(point, emad_rng, lengths, SHOWN, forces=case != "full") as opened:
+    with subject.open_decoder_with_prompts(point, emad_rng, lengths, SHOWN, forces=case != "full") as opened:
         emad_audit(check_last_logits(*opened, emad_rng))
 
 
@@ -83,7 +83,7 @@ def test_the_same_tokens_cost_the_same_at_every_point(
 ) -> None:
     subject = emad_evidence.subject
     point = emad_evidence.replay_validity.probing_point
-    source = 0 if subject.audit_source is None else len(subject.audit_source)
+    source = 0 if subject.audit_source_ids is None else len(subject.audit_source_ids)
     fed = min(COUNTED, subject.audited_window_size // 2)
     room = subject.audited_window_size - fed
     (prompt,), (continuation,) = subject.draw_prompts(emad_rng, [int(emad_rng.integers(room // 2, room))], fed)

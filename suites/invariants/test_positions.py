@@ -46,7 +46,7 @@ def test_forced_depths_are_obeyed_far_into_the_window(
 ) -> None:
     subject = emad_evidence.subject
     point, drawn = subject.full_depth_point, LENGTHS[lengths](emad_rng, subject.audited_window_size - FED)
-    with subject.open_with_drawn_prompts(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
+    with subject.open_decoder_with_prompts(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
         emad_audit(check_forced_depths(under_test, prompts, continuation, emad_rng))
 
 
@@ -70,7 +70,7 @@ def test_every_position_is_written_and_read(
     prompts, _ = subject.draw_prompts(emad_rng, [window] * rows, 0)
     texts = np.stack([prompt.tokens for prompt in prompts])
     with subject.open_decoder(subject.full_depth_point, max_rows=rows) as decoder:
-        under_test = subject.prepare_for_audit(decoder, subject.full_depth_point)
+        under_test = subject.wrap_for_audit(decoder, subject.full_depth_point)
         edges = draw_buffer_edge_lengths if ours else draw_block_end_lengths
         emad_audit(check_positions(under_test, subject.compute_model_logits, texts, emad_rng, edges))
 
@@ -96,7 +96,7 @@ def check_generation_to_window_end(
     """
     new = min(new, subject.audited_window_size - 1, MOST // (subject.stepper.vocabulary_size * subject.stepper.layers))
     lengths = rng.permutation(np.linspace(1, subject.audited_window_size - new, rows).astype(int)).tolist()
-    with subject.open_with_drawn_prompts(point, rng, lengths, 1) as (under_test, prompts, _):
+    with subject.open_decoder_with_prompts(point, rng, lengths, 1) as (under_test, prompts, _):
         judge = Judge.for_check("generation", under_test, needed=0)
         with judge.tally:
             judge_record(judge, under_test.decoder.generate(prompts, new, frozenset()), prompts, new)
@@ -110,7 +110,7 @@ def test_forced_depths_are_obeyed_late_in_a_session(
     point = subject.full_depth_point
     fed = min(subject.scale_by_audit_share(LONG, LONG_AT_LEAST), subject.audited_window_size // 2)
     drawn = draw_short_lengths(emad_rng, 3, subject.audited_window_size - fed)
-    with subject.open_with_drawn_prompts(point, emad_rng, drawn, fed) as (under_test, prompts, continuation):
+    with subject.open_decoder_with_prompts(point, emad_rng, drawn, fed) as (under_test, prompts, continuation):
         emad_audit(check_forced_depths(under_test, prompts, continuation, emad_rng))
 
 
@@ -119,7 +119,7 @@ def test_decisions_are_the_rules_far_into_the_window(
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
     drawn = draw_long_lengths(emad_rng, subject.audited_window_size - FED)[:2]
-    with subject.open_with_drawn_prompts(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
+    with subject.open_decoder_with_prompts(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
         emad_audit(check_decisions(under_test, prompts, continuation))
 
 
@@ -145,7 +145,7 @@ def test_generation_holds_far_into_the_window(
         ends = draw_block_end_lengths(emad_rng, subject.audited_window_size - AFTER_BLOCKS)
         requests += [(ends[first : first + ROWS], AFTER_BLOCKS) for first in range(0, len(ends), ROWS)]
     for lengths, new in requests:
-        with subject.open_with_drawn_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
+        with subject.open_decoder_with_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
             emad_audit(check_generation(under_test, prompts, new, needed=0))
     if others:
         emad_audit(

@@ -70,7 +70,7 @@ def test_batches_as_large_as_verdicts_read_decide_row_by_row(
         together = TOGETHER[: subject.scale_by_audit_share(len(TOGETHER), 2)]
         counts, most = [*counts, *together], max(most, *together)
     lengths = subject.draw_short_lengths(emad_rng, most, BATCHED)
-    with subject.open_with_drawn_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
+    with subject.open_decoder_with_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(check_batches(under_test, prompts, counts, BATCHED, sessions=case != "full"))
 
 
@@ -80,7 +80,7 @@ def test_rows_end_at_any_stop_token_and_at_no_other(
 ) -> None:
     subject, point = emad_evidence.subject, full_or_probing_point(emad_evidence, full)
     lengths = subject.draw_short_lengths(emad_rng, subject.scale_by_audit_share(ENDING, FEWEST_ENDING), NEW)
-    with subject.open_with_drawn_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
+    with subject.open_decoder_with_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(check_row_endings(under_test, prompts, NEW, emad_rng))
 
 
@@ -102,7 +102,7 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
         (text, other), _ = subject.draw_prompts(emad_rng, [length] * 2, 1)
         variations = subject.scale_by_audit_share(VARIATIONS, FEWEST_VARIATIONS)
         with subject.open_decoder(point, max_rows=variations) as decoder:
-            texts = subject.prepare_for_audit(decoder, point), text.tokens, other.tokens
+            texts = subject.wrap_for_audit(decoder, point), text.tokens, other.tokens
             if not full:
                 emad_audit(check_shared_prefixes(*texts, BETWEEN, emad_rng, variations=variations))
                 continue
@@ -121,7 +121,7 @@ def test_repeated_and_reordered_requests_get_the_same_answers(
     subject = emad_evidence.subject
     new = subject.scale_by_audit_share(NEW, FEWEST_NEW)
     lengths = subject.draw_short_lengths(emad_rng, subject.scale_by_audit_share(REPEATED, FEWEST_REPEATED), new)
-    with subject.open_with_drawn_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
+    with subject.open_decoder_with_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(check_repeated_requests(under_test, prompts, new, emad_rng))
 
 
@@ -133,7 +133,7 @@ def test_requests_at_once_get_the_answers_that_each_gets_alone(
     if subject.has_reference_decoder:
         pytest.skip("the reference decoder takes one request at a time")
     lengths = subject.draw_short_lengths(emad_rng, SIMULTANEOUS, NEW)
-    with subject.open_with_drawn_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
+    with subject.open_decoder_with_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(check_simultaneous_requests(under_test, prompts, NEW, emad_rng))
     temperature = float(emad_rng.uniform(*HOT))
     seeds = emad_rng.choice(2**16, SEEDS, replace=False).tolist()
@@ -142,7 +142,7 @@ def test_requests_at_once_get_the_answers_that_each_gets_alone(
         return subject.open_decoder(subject.full_depth_point, max_rows=SAMPLED, temperature=asked, seed=seed)
 
     lengths = subject.draw_short_lengths(emad_rng, SAMPLED, SAMPLED_NEW)
-    with subject.open_with_drawn_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (greedy, prompts, _):
+    with subject.open_decoder_with_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (greedy, prompts, _):
         try:
             finding = check_simultaneous_samples(
                 open_sampled, seeds, greedy, prompts, SAMPLED_NEW, temperature, emad_rng
@@ -166,7 +166,7 @@ def test_streamed_tokens_are_those_of_whole_answers(
         return subject.open_decoder(subject.full_depth_point, temperature=temperature, seed=seed)
 
     lengths = subject.draw_short_lengths(emad_rng, STREAMED, STREAMED_NEW)
-    with subject.open_with_drawn_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
+    with subject.open_decoder_with_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
         finding, arrivals = check_streams(under_test, prompts, STREAMED_NEW)
         emad_audit(finding)
         seeds = emad_rng.choice(2**16, 2, replace=False).tolist()
@@ -193,5 +193,5 @@ def test_requests_between_the_steps_of_sessions_change_nothing(
     prompts, continuation = subject.draw_prompts(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, FED), FED)
     with ExitStack() as stack:
         opened = [stack.enter_context(subject.open_decoder(point, max_rows=ROWS)) for point in points]
-        decoders = [subject.prepare_for_audit(decoder, point) for decoder, point in zip(opened, points, strict=True)]
+        decoders = [subject.wrap_for_audit(decoder, point) for decoder, point in zip(opened, points, strict=True)]
         emad_audit(check_interleaved_requests(decoders, prompts, continuation, between))

@@ -76,6 +76,6 @@ def require_same_emissions(
         audit.require_same_tokens(prompts, theirs, mine, point, declared=verifier.decoder.capabilities.logit_noise)
         audit(
             check_generation(
-                replace(large.prepare_for_audit(decoder, point), exact_context=True), prompts, NEW, needed=needed
+                replace(large.wrap_for_audit(decoder, point), exact_context=True), prompts, NEW, needed=needed
             )
         )

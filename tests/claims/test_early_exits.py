@@ -14,7 +14,7 @@ import pytest
 
 from emad_ref.claims import early_exit_answers, early_exit_flops
 from emad_ref.claims.base import Answer, find_question
-from emad_ref.claims.early_exit_answers import answer_on_items, find_unmet_early_exit_premise
+from emad_ref.claims.early_exit_answers import make_early_exit_answer, make_unmet_early_exit_verdict
 from emad_ref.errors import RunStopped
 from emad_ref.measurements.attachments import AttachedTable
 from emad_ref.measurements.early_exits import EarlyExitMeasurements
@@ -64,7 +64,7 @@ def answered(run: ModelMeasurements) -> Answer:
     def verdict() -> Verdict:
         return verdict_from_legs(ee("EE-3").claim, run.name, [build_count_leg("one", 1.0, 1, "blocks")])
 
-    return answer_on_items(run, ee("EE-3"), verdict, lambda: (ROWS,))
+    return make_early_exit_answer(run, ee("EE-3"), verdict, lambda: (ROWS,))
 
 
 def test_a_verdict_is_kept_under_the_corpus_that_it_was_decided_on(made, data: Path) -> None:
@@ -84,7 +84,7 @@ def test_what_was_not_asked_never_stands_for_a_verdict_on_files(made, data: Path
         (made(data, tokenizer=None), "unmeasured"),
     ):
         answer = answered(run)
-        assert answer.verdict == find_unmet_early_exit_premise(run, ee("EE-3"))
+        assert answer.verdict == make_unmet_early_exit_verdict(run, ee("EE-3"))
         assert (answer.verdict.verdict, answer.corpus) == (outcome, "random tokens")
         assert (answer.exhibits.notes, answer.exhibits.tables) == ((), ())
         assert answer.fingerprint == run.fingerprint
@@ -94,7 +94,7 @@ def test_a_decoder_that_declines_leaves_what_is_known_of_the_items(made, data: P
     def declined() -> Verdict:
         raise Unsupported("no such rule here")
 
-    answer = answer_on_items(made(data), ee("EE-3"), declined)
+    answer = make_early_exit_answer(made(data), ee("EE-3"), declined)
     assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "no such rule here")
     assert len(answer.exhibits.notes) == 2
 
@@ -102,7 +102,7 @@ def test_a_decoder_that_declines_leaves_what_is_known_of_the_items(made, data: P
 def test_a_file_that_does_not_fit_ends_the_run_before_anything_is_decoded(made, data: Path) -> None:
     write(data / "samsum/val.json", [{"id": "1", "dialogue": " ", "summary": "Nothing."}])
     with pytest.raises(RunStopped, match=r"val\.json, \[0\]: dialogue"):
-        answer_on_items(made(data), ee("EE-3"), lambda: pytest.fail("decoded"))
+        make_early_exit_answer(made(data), ee("EE-3"), lambda: pytest.fail("decoded"))
 
 
 @pytest.mark.parametrize(("claim", "outcome"), [("EE-1", "falsified"), ("EE-4", "measured")])
@@ -148,7 +148,7 @@ def test_jsd_meets_softmax_response_from_the_layer_on_at_which_it_decides_itself
 
     exits = SimpleNamespace(
         subject=SimpleNamespace(stepper=SimpleNamespace(layers=24, vocabulary_size=32_128)),
-        settings_of_solved_tasks=[("qa", 7), ("qa", 19)],
+        solved_task_layer_pairs=[("qa", 7), ("qa", 19)],
         answer_by_rule=answered,
     )
     contests = list(early_exit_answers.iterate_jsd_comparisons(exits))  # type: ignore[arg-type]

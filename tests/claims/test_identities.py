@@ -16,7 +16,7 @@ from emad_ref.claims.identities import (
     INT8_FED,
     QuantisationEvidence,
     decide_quantisation,
-    measure_copy_differences,
+    measure_int8_depth_differences,
     sum_nll_by_document,
 )
 from emad_ref.decoding.reference import WalkedDecoder
@@ -185,17 +185,17 @@ def test_losses_of_windows_are_summed_within_the_documents_they_were_cut_from(na
 
 def test_forced_depths_are_held_against_the_copys_own_readouts(nano: LoadedModel):
     evidence = ModelMeasurements(nano, Study(corpus="self"), RunResources())
-    differences, allowed = measure_copy_differences(evidence, int8_copy(nano))
+    differences, allowed = measure_int8_depth_differences(evidence, int8_copy(nano))
     assert differences.shape == (INT8_FED,)
     assert 0 <= differences.max() <= allowed == evidence.subject.tolerance
-    against_the_original, _ = measure_copy_differences(evidence, nano)
+    against_the_original, _ = measure_int8_depth_differences(evidence, nano)
     assert against_the_original.max() <= evidence.subject.tolerance
 
 
 def test_declared_noise_is_allowed_for(nano: LoadedModel):
     noisy = CATALOGUE["honest-noise"].make
     evidence = ModelMeasurements(nano, Study(corpus="self"), RunResources(make_decoder=noisy))
-    differences, allowed = measure_copy_differences(evidence, nano)
+    differences, allowed = measure_int8_depth_differences(evidence, nano)
     assert evidence.subject.tolerance < differences.max() <= allowed == DECLARED_NOISE
 
 
@@ -205,7 +205,7 @@ def test_a_decoder_that_declines_is_heard(nano: LoadedModel):
 
     evidence = ModelMeasurements(nano, Study(corpus="self"), RunResources(make_decoder=declines))
     with pytest.raises(Unsupported, match="no depth from outside"):
-        measure_copy_differences(evidence, int8_copy(nano))
+        measure_int8_depth_differences(evidence, int8_copy(nano))
 
 
 def test_random_weights_have_no_quality_to_keep():

@@ -14,7 +14,7 @@ from emad_ref.claims.base import RunPlan, answer_question, find_question
 from emad_ref.decoding.switching import SwitchingRule
 from emad_ref.measurements.pair_answers import TEXTS
 from emad_ref.measurements.pair_measurements import PairMeasurements
-from emad_ref.measurements.pair_routing import PAPER, RoutedTask, SwitchingConstants
+from emad_ref.measurements.pair_routing import PAPER, RuleMixture, SwitchingConstants
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import PairNames, PairSizes, Study
 from emad_ref.models.loading import load
@@ -157,7 +157,7 @@ def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
 
 def test_one_result_without_a_rule_keeps_the_other_from_surviving() -> None:
     alone, switched = right(rng(), 300, 0.8, 0.0, 0.3)
-    kept = RoutedTask("rules", switched, switched, 0.41, (0.4, 0.5)), alone
+    kept = RuleMixture("rules", switched, switched, 0.41, (0.4, 0.5)), alone
     found = switching.SwitchingScoreEvidence({("task", "llama"): kept, ("task", "qwen"): None})
     verdict = switching.decide_switching_score(found, asked("EAD-F1", rng()))
     assert [leg.outcome for leg in verdict.legs] == ["survived", "measured", "unmeasured"]
@@ -183,7 +183,7 @@ def test_no_value_is_compared_with_itself_and_all_at_one_saving(claim, constants
     rules = SimpleNamespace(
         routing_unavailable_reason=lambda: "", tasks_worth_routing=["task"],
         scale_paper_constants=lambda task: constants,
-        route_at_saving=routed,
+        find_mixture_at_saving=routed,
         propose_rule=lambda task: SwitchingRule(0.3, constants.window, constants.least_run),
         answer_judged_items=lambda rule, task: SimpleNamespace(large_share=0.5),
     )  # fmt: skip

@@ -15,8 +15,8 @@ from emad_ref.claims.base import ClaimContext, is_usable
 from emad_ref.claims.speedup import (
     SpeedupEvidence,
     TimedBatch,
-    choose_and_time_point,
     choose_point_to_time,
+    choose_timed_point,
     decide_speedup,
     make_timed_batch,
 )
@@ -180,7 +180,7 @@ def test_a_sweep_changes_no_leg_that_decides_and_names_where_the_gain_ends():
 def test_holm_s_family_does_not_grow_with_the_sweep():
     crowd = {"other_legs": 60}
     assert judged({1: timed(1.088)}, swept=sweep(), **crowd).legs[0] == judged({1: timed(1.088)}, **crowd).legs[0]
-    assert speedup.count_legs(Study(budget=BUDGETS["standard"])) == 3 * 2 + 1, "prompt lookup serves one row"
+    assert speedup.count_speedup_legs(Study(budget=BUDGETS["standard"])) == 3 * 2 + 1, "prompt lookup serves one row"
 
 
 def test_a_gain_that_does_not_end_has_no_number():
@@ -267,7 +267,7 @@ def evidence(trained: bool = True):
               for name, saved in (("deep", 0.2), ("middle", 0.3), ("shallow", 0.5))]  # fmt: skip
     return SimpleNamespace(
         loaded=SimpleNamespace(trained=trained),
-        subject=SimpleNamespace(without_quality="random weights: noise"),
+        subject=SimpleNamespace(quality_unavailable_reason="random weights: noise"),
         points=SimpleNamespace(proposed_losses=points),
         latency=SimpleNamespace(most_saving_point=points[2].point),
     )
@@ -301,7 +301,7 @@ def test_a_point_whose_speed_up_does_not_count_is_timed_with_fewer_pairs(outcome
     found.latency.time_point_by_batch_size = lambda point, pairs: timed.append((point.name, pairs))
     found.latency.n_indicative_pairs = 10
     said = f1(*(leg(f"{name}: perplexity", outcome) for name in ("deep", "middle", "shallow")))
-    point, _ = choose_and_time_point(found, heard(said))
+    point, _ = choose_timed_point(found, heard(said))
     assert timed == [(point.name, pairs)] == [("shallow", pairs)]
 
 
@@ -337,7 +337,7 @@ def test_a_race_decides_only_where_its_point_is_usable(unusable, outcome):
 
 
 def test_an_encoder_decoder_is_not_timed():
-    reads = SimpleNamespace(is_seq2seq=True, without_quality="reads a source")
+    reads = SimpleNamespace(is_seq2seq=True, quality_unavailable_reason="reads a source")
     answer = speedup.answer_speedup(
         SimpleNamespace(subject=reads, corpus="c", fingerprint="f"), asked("EMAD-F2", np.random.default_rng(0))
     )

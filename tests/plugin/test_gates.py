@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from emad_ref.claims.base import find_questions
+from emad_ref.claims.base import find_questions_by_claim
 from emad_ref.statistics.goldens import MACHINE_BOUND, SCHEMA, VERDICTS, summarise_seed_outcomes
 from emad_ref.statistics.verdicts import load_register
 from tests.plugin.conftest import Run, report_of, unwrapped
@@ -241,7 +241,7 @@ def test_a_verdict_on_time_is_not_compared_and_that_is_said(project: pytest.Pyte
 def test_rows_bound_to_the_machine_are_those_that_measure(machine_bound: str) -> None:
     register = load_register()
     bound = {name for name, row in register.items() if row.requires == machine_bound}
-    measuring = {name for name, question in find_questions(register).items() if question.measures}
+    measuring = {name for name, question in find_questions_by_claim(register).items() if question.measures}
     assert bound
     assert bound <= measuring
     assert {register[name].requires for name in measuring} <= set(MACHINE_BOUND)

@@ -680,7 +680,7 @@ def test_sweep_reads_as_many_windows_as_the_budget_or_the_user_says(small, monke
     monkeypatch.setattr(
         screening, "build_sweep_result", lambda evidence: asked.append(evidence.subject.budget) or SWEPT
     )
-    monkeypatch.setattr(ModelMeasurements, "check_prerequisites", lambda self: None)
+    monkeypatch.setattr(ModelMeasurements, "require_prerequisites", lambda self: None)
     for options in ([], ["--budget", "full"], ["--budget", "standard", "--documents", "7"]):
         assert cli.main(["sweep", "small", *options]) == 0
     assert asked[:2] == [BUDGETS["smoke"], BUDGETS["full"]]

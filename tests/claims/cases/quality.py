@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.claims.quality import MarginEvidence, QualityEvidence
+from emad_ref.claims.quality import QualityEvidence, SelectedMarginEvidence
 from emad_ref.measurements.operating_points import NllPair, PointMeasurements
 from emad_ref.statistics.accuracy import TaskAccuracy
 from emad_ref.statistics.units import ByDocument, ByItem
@@ -313,7 +313,7 @@ def lost(
     ``idle``: tasks on which the rule does not act; ``options`` of ``points.items``.
     """
 
-    def found(rng: np.random.Generator) -> MarginEvidence:
+    def found(rng: np.random.Generator) -> SelectedMarginEvidence:
         tokens = rng.integers(100, 300, count)
         full = np.log(perplexity) + 0.2 * rng.standard_normal(count)
         nats = full + np.log1p(rise) + spread * rng.standard_normal(count)
@@ -323,13 +323,13 @@ def lost(
         tasks = {task: items(rng, drop, answered, 0.8, **options) for task, drop in drops.items()}
         tasks |= {task: items(rng, drop, answered, 0.8, saving=0.004) for task, drop in (idle or {}).items()}
         measured = float(np.exp((full * tokens).sum() / tokens.sum()))
-        return MarginEvidence(*MARGIN, (nll, reference, read), measured, tasks)
+        return SelectedMarginEvidence(*MARGIN, (nll, reference, read), measured, tasks)
 
     return found
 
 
 def selected(*margin: Any):
-    return lambda rng: MarginEvidence(*margin)
+    return lambda rng: SelectedMarginEvidence(*margin)
 
 
 def by_points(verdict: Verdict) -> None:
@@ -361,8 +361,8 @@ def margin_shaped(rises: str):
     """Documents whose rises have this shape, a per cent in all; no tasks."""
 
     def made(n: int, icc: float):
-        def found(rng: np.random.Generator) -> MarginEvidence:
-            return MarginEvidence(*MARGIN, shapes.documents(rng, 0.01, n, rises, "one window"), 5.0)
+        def found(rng: np.random.Generator) -> SelectedMarginEvidence:
+            return SelectedMarginEvidence(*MARGIN, shapes.documents(rng, 0.01, n, rises, "one window"), 5.0)
 
         return found
 

@@ -15,7 +15,7 @@ from emad_ref.claims.switching import (
     GatedSpeculationEvidence,
     SwitchingScoreEvidence,
 )
-from emad_ref.measurements.pair_routing import RoutedTask
+from emad_ref.measurements.pair_routing import RuleMixture
 from emad_ref.statistics.accuracy import estimate_accuracy_drop
 from emad_ref.statistics.units import ByItem
 from emad_ref.sweep.front import RoutedTaskItems, mix_rules
@@ -42,7 +42,7 @@ def kept(shares: dict[str, float], items: int = 300, lost: float = 0.02):
         for result, share in shares.items():
             gained = max(0.0, share - 1 + lost) * ACCURACY / (1 - ACCURACY)
             alone, switched = right(rng, items, ACCURACY, max(lost, 1 - share), gained)
-            routed["task", result] = RoutedTask("rules", switched, switched, 0.41, SAVED), alone
+            routed["task", result] = RuleMixture("rules", switched, switched, 0.41, SAVED), alone
         return SwitchingScoreEvidence(routed)
 
     return found
@@ -71,7 +71,7 @@ def mixture(share: float, gained: float = GAINED):
                 runs.append(RoutedTaskItems((rng.random(len(hard)) < chance).astype(float), emitted, by_large))
             found = mix_rules(runs, SHARE, rng)
             score, dealt = ByItem(found.score, cluster), ByItem(found.dealt == 1, cluster)
-            judged = RoutedTask("rules", score, dealt, 0.41, SAVED), ByItem(alone, cluster)
+            judged = RuleMixture("rules", score, dealt, 0.41, SAVED), ByItem(alone, cluster)
             return SwitchingScoreEvidence({("task", "llama"): judged})
 
         return found
@@ -86,7 +86,7 @@ def always_large(items: int, icc: float):
         hard, cluster = clustered(rng, items, 3 if icc else 1, icc)
         alone = ByItem(norm.cdf(hard) < ACCURACY, cluster)
         own = alone.with_values(alone.values.astype(float))
-        judged = RoutedTask("rules", own, alone, 0.0, (0.0, 0.0)), alone
+        judged = RuleMixture("rules", own, alone, 0.0, (0.0, 0.0)), alone
         return SwitchingScoreEvidence({("task", result): judged for result in KEPT})
 
     return found
@@ -107,7 +107,7 @@ def one_task_is_alike(rng: np.random.Generator) -> SwitchingScoreEvidence:
 
 def nobody_is_right(rng: np.random.Generator) -> SwitchingScoreEvidence:
     none = ByItem.from_independent_items(np.zeros(120, dtype=bool))
-    return SwitchingScoreEvidence({("task", "llama"): (RoutedTask("rules", none, none, 0.41, SAVED), none)})
+    return SwitchingScoreEvidence({("task", "llama"): (RuleMixture("rules", none, none, 0.41, SAVED), none)})
 
 
 def says_what_is_saved(verdict) -> None:

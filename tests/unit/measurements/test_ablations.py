@@ -30,13 +30,13 @@ from emad_ref.measurements.ablations import (
     FittedEstimators,
     RecallCounter,
     WorstEstimatorAgreement,
-    check_entropy_bounds,
     fallback_note,
     make_margin_grid,
     make_shared_margin_grid,
     measure_speed_columns,
     points_at_margins,
     probes_at_stride,
+    require_entropy_bounds,
     require_judgeable_quality,
     usable_estimators,
 )
@@ -86,7 +86,8 @@ ABLATIONS: list[Ablation] = [
 
 def test_a_table_about_quality_needs_quality_and_a_replay_that_speaks_for_the_decoder() -> None:
     def made(without: str, refusal: str) -> Any:
-        subject, validity = SimpleNamespace(without_quality=without), SimpleNamespace(replay_invalid_reason=refusal)
+        subject = SimpleNamespace(quality_unavailable_reason=without)
+        validity = SimpleNamespace(replay_invalid_reason=refusal)
         return SimpleNamespace(subject=subject, replay_validity=validity)
 
     require_judgeable_quality(made("", ""))
@@ -495,14 +496,14 @@ def fitted(*bias_nats: float, recall: float = 1.0) -> WorstEstimatorAgreement:
 
 def test_estimators_that_break_their_own_laws_are_no_row() -> None:
     near, far = fitted(0.1, 0.2), fitted(0.4, 0.5)
-    check_entropy_bounds({"topk-32": far, "topk-64": near, "linear": fitted(-3.0, recall=0.0)})
+    require_entropy_bounds({"topk-32": far, "topk-64": near, "linear": fitted(-3.0, recall=0.0)})
     for fits, said in (
         ({"topk-32": near, "topk-64": far}, "rises with K"),
         ({"topk-32": fitted(-0.1, 0.2)}, "no upper bound"),
         ({"topk-32": fitted(0.1, 0.2, recall=0.9)}, "missed a row"),
     ):
         with pytest.raises(AssertionError, match=said):
-            check_entropy_bounds(fits)
+            require_entropy_bounds(fits)
 
 
 # ---------------------------------------------------------------- tables
@@ -581,7 +582,7 @@ def test_the_curve_of_margins_names_the_tasks_that_count(run: ModelMeasurements)
         )
 
     evidence = SimpleNamespace(
-        subject=run.subject, task_scores=SimpleNamespace(replayed_tasks=list(held), measure_accuracy=at)
+        subject=run.subject, task_scores=SimpleNamespace(replayed_task_names=list(held), measure_accuracy=at)
     )
     shares = {"solved %": 0.9, "idle %": 0.8}
     assert ablations.accuracy_columns(evidence, NEVER) == shares | {"tasks that count": "solved"}
@@ -605,10 +606,10 @@ def test_exits_to_layers_made_up_and_exits_that_go_deeper_are_refused(run: Model
         run.traces.evaluation,
         *(run.traces.calibrate_profile(probes).point(0.0) for probes in ((4,), (2, 4))),
     )
-    ablations.check_interpolated_exits(trace, fewer, more, [2])
+    ablations.require_valid_interpolation(trace, fewer, more, [2])
     for off, on in ((fewer, more), (more, fewer)):
         with pytest.raises(AssertionError):
-            ablations.check_interpolated_exits(trace, off, on, [])
+            ablations.require_valid_interpolation(trace, off, on, [])
 
 
 @pytest.mark.usefixtures("untimed")

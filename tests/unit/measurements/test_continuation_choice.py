@@ -128,7 +128,7 @@ def test_items_are_of_evaluated_documents_alone_and_a_margin_is_chosen_on_others
 
 
 def test_it_counts_like_every_task(run: ModelMeasurements) -> None:
-    assert run.task_scores.accuracy_tasks == run.task_scores.replayed_tasks == [CONTINUATION_CHOICE]
+    assert run.task_scores.accuracy_tasks == run.task_scores.replayed_task_names == [CONTINUATION_CHOICE]
     assert run.task_scores.compute_guess_accuracy(CONTINUATION_CHOICE) == 0.25
     at = run.task_scores.measure_accuracy(CONTINUATION_CHOICE, FIRST)
     assert at.full.has_only_independent_items, "the unit is the document"

@@ -95,7 +95,7 @@ def test_teacher_forcing_reads_every_token_of_every_answer(evidence: ModelMeasur
         len(evidence.subject.tokenizer.encode(item.target))
         for item in evidence.early_exits.task_items.load_items("qa").pairs
     ]
-    assert np.bincount(read.item).tolist() == read.tokens.values.tolist() == targets
+    assert np.bincount(read.item).tolist() == read.token_counts.values.tolist() == targets
     assert (read.ranks[:, -1] == 1).all()
     for (signal, _), (confidence, correct) in read.contrasts.items():
         assert confidence.shape == correct.shape == (sum(targets), LAYERS - MINIMA[0] - (signal == "jsd_contrast"))
@@ -165,10 +165,10 @@ def test_jsd_as_coded_contrasts_with_layers_from_the_second_on_or_with_the_one_b
 def test_a_model_that_solves_nothing_has_no_task_that_counts(evidence: ModelMeasurements) -> None:
     """The pre-trained T5 fills gaps; it was never shown a task."""
     exits = evidence.early_exits
-    assert set(exits.unsolved_reasons) == set(exits.tasks)
+    assert set(exits.unsolved_reasons) == set(exits.task_names)
     assert all("not solved: full depth scores" in reason for reason in exits.unsolved_reasons.values())
-    assert exits.settings_of_solved_tasks == []
-    assert len(exits.task_settings) == len(exits.tasks) * len(MINIMA)
+    assert exits.solved_task_layer_pairs == []
+    assert len(exits.task_layer_pairs) == len(exits.task_names) * len(MINIMA)
 
 
 def test_calibration_sets_share_no_item_and_stray_nowhere_under_a_threshold_that_never_fires(
@@ -203,7 +203,7 @@ def test_the_least_vocabulary_is_the_least_that_can_be_pruned() -> None:
 
 
 def test_rows_about_plain_documents_are_refused_with_a_reason(evidence: ModelMeasurements) -> None:
-    assert evidence.subject.without_quality == ENCODER_DECODER_REFUSAL
+    assert evidence.subject.quality_unavailable_reason == ENCODER_DECODER_REFUSAL
     with pytest.raises(Unsupported, match="an encoder-decoder model"):
         evidence.traces.profile.point(0.0)
 
@@ -216,7 +216,7 @@ def test_audits_read_one_fixed_source_and_tasks_their_own(evidence: ModelMeasure
     with subject.open_decoder(subject.full_depth_point) as decoder:
         assert isinstance(decoder, FixedEncoderInput)
         _, fixed = decoder.start([Prompt(tokens)])
-        _, other = decoder.start([Prompt(tokens, subject.audit_source[::-1].copy())])
+        _, other = decoder.start([Prompt(tokens, subject.audit_source_ids[::-1].copy())])
     assert np.abs(fixed.logits[0, 0] - own[-1]).max() <= subject.tolerance
     assert np.abs(other.logits - fixed.logits).max() > 0.01
 
@@ -257,7 +257,7 @@ def test_flops_that_were_not_counted_are_none_and_unsolved_tasks_are_noted(tuned
     """A decoder that does not count, and answers nothing right on one of three tasks."""
     exits = ModelMeasurements(tuned.loaded, tuned.study, RunResources()).early_exits
     exits.task_items._items.update(tuned.early_exits.task_items._items)
-    for task in exits.tasks:
+    for task in exits.task_names:
         for point in [
             exits.full_depth_point,
             *(exits.make_point(rule, minimum) for minimum in exits.minimum_exit_layers for rule in RULES),

@@ -22,9 +22,9 @@ from emad_ref.measurements.latency import (
     TIMING_SECONDS,
     LatencyBenchmark,
     TimingResult,
-    compute_decidable_speedups,
+    compute_detectable_speedups,
     has_compiled_baseline,
-    shorten_request,
+    shorten_request_lengths,
     split_latency,
 )
 from emad_ref.measurements.model_measurements import ModelMeasurements
@@ -50,7 +50,7 @@ def seconds(prompt: int, new: int, prefill_per_token: float, step: float) -> flo
 
 
 def shortened(prompt: int, new: int, prefill: float, step: float, arms: int = ARMS) -> tuple[int, int]:
-    return shorten_request(prompt, new, prefill=prefill, step=step, pairs=PAIRS, batch_sizes=BATCHES, arms=arms)
+    return shorten_request_lengths(prompt, new, prefill=prefill, step=step, pairs=PAIRS, batch_sizes=BATCHES, arms=arms)
 
 
 def test_a_fast_model_keeps_the_budgets_request():
@@ -107,7 +107,7 @@ def drawn(speedup: float, rng: np.random.Generator, spread: float = 0.05) -> dic
 def test_speedups_that_the_preflight_names_are_decided_about_as_often_as_it_promises():
     """400 simulated runs on either side, 4 standard errors of a share of 80 %: 8 points."""
     rng, legs = np.random.default_rng(0), 8
-    above, below = np.mean([compute_decidable_speedups(drawn(1.1, rng), 1.1, legs) for _ in range(50)], axis=0)
+    above, below = np.mean([compute_detectable_speedups(drawn(1.1, rng), 1.1, legs) for _ in range(50)], axis=0)
     assert below < 1.1 < above
     shown = {"above": 0, "below": 0}
     for _ in range(400):
@@ -120,7 +120,7 @@ def test_speedups_that_the_preflight_names_are_decided_about_as_often_as_it_prom
 
 def test_correction_costs_power_where_it_falsifies_and_none_where_it_survives():
     made = drawn(1.1, np.random.default_rng(1))
-    (up, alone), (still_up, crowded) = (compute_decidable_speedups(made, 1.1, legs) for legs in (1, 60))
+    (up, alone), (still_up, crowded) = (compute_detectable_speedups(made, 1.1, legs) for legs in (1, 60))
     assert up == still_up
     assert crowded < alone < 1.1
     assert alone == pytest.approx(1.1**2 / up), "one leg: the same on either side"
@@ -129,7 +129,7 @@ def test_correction_costs_power_where_it_falsifies_and_none_where_it_survives():
 def test_the_noisiest_baseline_sets_what_is_decided():
     quiet = drawn(1.1, np.random.default_rng(1))
     noisy = quiet | {"generate": np.exp(0.5 * np.random.default_rng(2).standard_normal(PAIRS))}
-    assert compute_decidable_speedups(noisy, 1.1, 4)[0] > compute_decidable_speedups(quiet, 1.1, 4)[0]
+    assert compute_detectable_speedups(noisy, 1.1, 4)[0] > compute_detectable_speedups(quiet, 1.1, 4)[0]
 
 
 # ------------------------------------------------------------ arms and what is kept of them

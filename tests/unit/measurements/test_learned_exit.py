@@ -80,7 +80,7 @@ def test_the_exit_of_another_model_is_refused_by_the_option_that_brought_it(tmp_
     with pytest.raises(
         BadArgument, match=r"--emad-exit=.*some\.exit.*an exit of small.*of a model another.*emad screen"
     ):
-        evidence.check_prerequisites()
+        evidence.require_prerequisites()
 
 
 def test_where_none_is_brought_one_is_found_on_the_runs_own_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,8 +172,9 @@ def test_full_depth_is_what_is_held_against(tmp_path: Path) -> None:
     """The same documents, tokens and FLOPs as the operating-point table has."""
     evidence = evidence_with(tmp_path, found_exit())
     full, table = evidence.exit_evaluation.full_depth_in_flops, evidence.points.full_loss
-    np.testing.assert_allclose(full.full.nll_nats.values, evidence.traces.by_document(table.nll_nats).values, rtol=1e-6)
-    np.testing.assert_array_equal(full.tokens.values, evidence.traces.lengths.values)
+    expected = evidence.traces.sum_by_document(table.nll_nats).values
+    np.testing.assert_allclose(full.full.nll_nats.values, expected, rtol=1e-6)
+    np.testing.assert_array_equal(full.tokens.values, evidence.traces.document_lengths.values)
     np.testing.assert_array_equal(
         evidence.exit_evaluation.full_depth_in_blocks.full.work.values, LAYERS * full.tokens.values
     )
@@ -182,10 +183,10 @@ def test_full_depth_is_what_is_held_against(tmp_path: Path) -> None:
 def test_an_oracle_stays_within_its_loss_and_more_of_it_saves_more(tmp_path: Path) -> None:
     held = evidence_with(tmp_path, found_exit()).exit_evaluation
     tokens, full = held.full_depth_in_blocks.tokens.values.sum(), held.full_depth_in_blocks.full
-    assert held.reported_rises[0] == 0.01
+    assert held.perplexity_rise_levels[0] == 0.01
     for curve in held.oracle_curves:
         blocks = []
-        for loss in sorted(held.reported_rises):
+        for loss in sorted(held.perplexity_rise_levels):
             spent = held.compute_costs_at_loss(curve, loss)
             rise = np.expm1((spent.nll_nats.values - full.nll_nats.values).sum() / tokens)
             assert rise <= loss
@@ -206,7 +207,8 @@ def test_every_row_but_time_is_answered(tmp_path: Path) -> None:
     assert x1.verdict in ("inconclusive", "falsified", "not applicable")
     assert (x2.verdict, x2.reason) == ("unmeasured", "the exit carries no guarantee")
     assert x5.verdict == x6.verdict == "measured"
-    assert len(x5.legs) == len(evidence.exit_evaluation.reported_rises) * len(evidence.exit_evaluation.oracle_curves)
+    evaluation = evidence.exit_evaluation
+    assert len(x5.legs) == len(evaluation.perplexity_rise_levels) * len(evaluation.oracle_curves)
     parts = {leg.name.partition(":")[0] for leg in x6.legs}
     assert {"readout alone", "criterion, by an oracle alone", "monotone rule alone", "K/V"} <= parts
     assert {f"{part}, all others exchanged" for part in ("readout", "criterion", "monotone rule")} <= parts

@@ -88,7 +88,9 @@ DEFAULT, NAMED, SELECTED = "calibrated default", "named by the user", "chosen on
 def test_every_point_put_forward_has_its_own_identity(stepper, named, chosen, names) -> None:
     """A margin that the user names is judged whatever it prints like; only equal points are one."""
     run = evidence(stepper, named)
-    run.points.selected_margin = None if chosen is None else SimpleNamespace(point=run.traces.profile.point(chosen))
+    run.points.selected_margin_loss = (
+        None if chosen is None else SimpleNamespace(point=run.traces.profile.point(chosen))
+    )
     assert {point.name: roles for point, roles in run.points.roles_by_point.items()} == names
     assert [point.name for point in run.points.proposed_points] == list(names)
     wanted = {0.0, *(margin for margin in (named, chosen) if margin is not None)}
@@ -103,7 +105,7 @@ def test_a_margin_is_chosen_with_validation_accuracy_in_mind(stepper, monkeypatc
     monkeypatch.setattr(
         task_scores.TaskScores, "compute_validation_drops", lambda self, p: drops.setdefault(p.name, {"recall": 0.02})
     )
-    assert run.points.selected_margin is None
+    assert run.points.selected_margin_loss is None
     assert set(drops) == {point.name for point in run.points.margin_points}
 
 
@@ -168,8 +170,8 @@ def test_repeats_of_a_world_item_share_a_cluster(stepper, monkeypatch) -> None:
 def test_windows_of_one_document_are_summed_before_anything_is_resampled(stepper) -> None:
     run = evidence(stepper)
     run.traces.evaluation_windows = [TokenSequence(np.arange(3), document=number) for number in (0, 0, 2, 5, 5, 5)]
-    assert run.traces.by_document(np.array([1, 2, 4, 8, 16, 32])).values.tolist() == [3, 4, 56]
-    assert run.traces.by_document(np.ones((6, 2))).values.tolist() == [[2.0, 2.0], [1.0, 1.0], [3.0, 3.0]]
+    assert run.traces.sum_by_document(np.array([1, 2, 4, 8, 16, 32])).values.tolist() == [3, 4, 56]
+    assert run.traces.sum_by_document(np.ones((6, 2))).values.tolist() == [[2.0, 2.0], [1.0, 1.0], [3.0, 3.0]]
 
 
 def documents_of(monkeypatch, count: int, tokens: int = 5000) -> None:

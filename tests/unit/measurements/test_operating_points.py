@@ -129,7 +129,7 @@ def test_the_question_shows_the_table_with_the_intervals_it_decided_by(evidence:
 def explored():
     evidence = small_evidence()
     evidence.task_scores.compute_validation_drops = lambda point: {}
-    evidence.points.selected_margin = None
+    evidence.points.selected_margin_loss = None
     return evidence.points
 
 

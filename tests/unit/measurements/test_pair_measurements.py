@@ -265,7 +265,7 @@ def test_neighbours_on_the_front_take_turns_so_that_the_saving_is_met_exactly(ta
         small,
     ], "the third is no corner"
     share = pair.models.large_share_at_saving(0.415)
-    found = pair.routing_rules.route_at_saving(TASK, 0.415)
+    found = pair.routing_rules.find_mixture_at_saving(TASK, 0.415)
     assert found.rules == (rules[0], rules[1])
     probability = (share - 0.43) / 0.4  # from the judged items' tokens
     assert found.score.values.mean() == pytest.approx(probability * 0.9 + (1 - probability) * 0.8)
@@ -279,8 +279,8 @@ def test_neighbours_on_the_front_take_turns_so_that_the_saving_is_met_exactly(ta
 
 def test_beyond_the_small_model_alone_nothing_saves(tabled) -> None:
     pair, _, _ = tabled
-    assert pair.routing_rules.route_at_saving(TASK, pair.models.compute_paper_saving(0.0) + 0.01) is None
-    assert pair.routing_rules.route_at_saving(TASK, pair.models.compute_paper_saving(0.0) - 0.01).rules[
+    assert pair.routing_rules.find_mixture_at_saving(TASK, pair.models.compute_paper_saving(0.0) + 0.01) is None
+    assert pair.routing_rules.find_mixture_at_saving(TASK, pair.models.compute_paper_saving(0.0) - 0.01).rules[
         1
     ] == pair.answers.make_single_model_rule(SMALL)
 
@@ -348,7 +348,7 @@ def test_switching_that_never_switches_answers_and_costs_as_the_large_model(bund
     records, emitted = decoded_alone(bundled)
     assert never.large_share == 1.0
     assert [walk.tokens.tolist() for walk in never.walks] == emitted
-    assert all(np.concatenate(bundled.answers.find_large_model_choices(never, *ITEMS))), "greedy choices are its own"
+    assert all(np.concatenate(bundled.answers.make_large_choice_masks(never, *ITEMS))), "greedy choices are its own"
     # the timed path reads a prompt whole, masked keys included, a session its last position apart: p² or p² − p + 1
     assert never.flops == pytest.approx(bundled.models.compute_flops_per_decoding(records).sum(), rel=0.002)
 
@@ -374,7 +374,7 @@ def test_another_models_token_is_no_agreement(bundled) -> None:
         tokens[2] = (tokens[2] + 1) % 500
         wrong.append(replace(walk, tokens=tokens))
     honest, forged = (
-        bundled.answers.find_large_model_choices(replace(written, walks=tuple(walks)), *ITEMS)
+        bundled.answers.make_large_choice_masks(replace(written, walks=tuple(walks)), *ITEMS)
         for walks in (written.walks, wrong)
     )
     assert [agrees[2] for agrees in forged] == [False] * FEW.judged
@@ -401,9 +401,9 @@ def test_the_large_model_drafts_for_itself_at_its_probes_and_answers_as_it_would
         assert found.right.values.tolist() == alone.right.values.tolist()
         assert found.emitted.tolist() == alone.emitted.tolist()
         assert found.large_share == 1.0
-        assert 0.5 < found.acceptance <= 1.0
-    assert shallow.acceptance <= deep.acceptance
-    assert alone.acceptance is None
+        assert 0.5 < found.accepted_share <= 1.0
+    assert shallow.accepted_share <= deep.accepted_share
+    assert alone.accepted_share is None
     assert bundled.answers.answer_by_self_speculation(4, *ITEMS) is shallow
     (geometry,) = {bundled.large.loaded.geometry}
     spent = sum(flops(run.record.work[0], geometry).total for run in shallow.runs)
@@ -416,7 +416,7 @@ def test_acceptance_is_of_all_runs_together(bundled) -> None:
     found = bundled.answers.answer_by_speculation(*ITEMS)
     verdicts = np.concatenate([run.drafts.verdict for run in found.runs])
     judged = verdicts[verdicts != UNREACHED]
-    assert found.acceptance == (judged == ACCEPTED).mean()
+    assert found.accepted_share == (judged == ACCEPTED).mean()
 
 
 def refusing(request):

@@ -81,7 +81,7 @@ def traces(profile: Profile, stepper: Stepper) -> SimpleNamespace:
         loaded=SimpleNamespace(geometry=geometry_of(small_config("gpt_neox"))),
         corpus="random",
         seed=0,
-        reduced_reading="",
+        reductions_note="",
         budget=SimpleNamespace(name="smoke", validate=SEQUENCES, evaluate=SEQUENCES),
         cut_windows=text,
         take_lens_trace=lambda sequences, what, rules: take_trace(stepper, sequences, rules=rules),

@@ -30,7 +30,7 @@ from emad_ref.measurements.pair_timing import (
 from emad_ref.measurements.process_replicates import (
     ProcessReplicates,
     SubprocessFailed,
-    join_shares,
+    join_timings,
     run_in_subprocess,
     run_task_file,
     time_in_subprocess,
@@ -179,7 +179,7 @@ def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monk
         "emad_ref.measurements.process_replicates.run_in_subprocess",
         lambda afresh, share, expected_s: shares.append(share) or {},
     )
-    monkeypatch.setattr("emad_ref.measurements.process_replicates.join_shares", lambda parts: None)
+    monkeypatch.setattr("emad_ref.measurements.process_replicates.join_timings", lambda parts: None)
     with pytest.raises(KeyError):
         ProcessReplicates(SubprocessRunner(Here()), made.subject).time_over_processes(
             made.latency,
@@ -258,7 +258,7 @@ def test_shares_that_timed_other_arms_are_not_put_together(divided):
     with pytest.raises(
         SubprocessFailed, match="one process timed full, adaptive, generate, prompt lookup, another full"
     ):
-        join_shares([timed[1], replace(timed[1], timings=fewer)])
+        join_timings([timed[1], replace(timed[1], timings=fewer)])
 
 
 # ------------------------------------------------------------ processes that fail
@@ -385,8 +385,8 @@ def test_together_the_shares_of_a_pair_are_the_requests_of_one_process(divided_p
     prompts = [prompt.tokens.tolist() for prompt in alone.latency.make_prompts(PAIR_REQUESTS + WARM_UP)[WARM_UP:]]
     for found in (timed, whole):
         assert [prompt.tokens.tolist() for (prompt,) in found.prompts] == prompts
-    for arm, each in timed.emitted_tokens().items():
-        assert [rows[0].tolist() for rows in each] == [rows[0].tolist() for rows in whole.emitted_tokens()[arm]]
+    for arm, each in timed.emitted_token_ids().items():
+        assert [rows[0].tolist() for rows in each] == [rows[0].tolist() for rows in whole.emitted_token_ids()[arm]]
     spent = [
         made.models.compute_flops_per_decoding(found.audited_decodings("EAD")).tolist()
         for made, found in ((alone, timed), (alone, whole))

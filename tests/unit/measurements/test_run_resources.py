@@ -88,7 +88,7 @@ def test_the_copy_is_loaded_when_asked_for_and_once(nano):
 
 def test_the_copy_of_random_weights_is_drawn_from_the_same_seed():
     loaded = load("random:emad-nano", seed=7, dtype=torch.float64)
-    copy = ModelIsolation(loaded).copy
+    copy = ModelIsolation(loaded).copied_model
     assert copy.fingerprint == loaded.fingerprint
     assert copy.facts == loaded.facts
 
@@ -157,7 +157,7 @@ def test_our_own_decoder_walks_the_judges_model_and_asks_for_no_copy(nano):
 def test_ours_in_somebody_elses_hands_walks_a_copy_and_counts_as_theirs(nano):
     subject = ModelUnderTest(nano, STUDY, RunResources(make_reference_decoder))
     with subject.open_decoder(subject.full_depth_point) as decoder:
-        assert decoder.stepper.model is subject.isolation.copy.model is not nano.model
+        assert decoder.stepper.model is subject.isolation.copied_model.model is not nano.model
         assert not subject.is_reference_decoder(decoder)
     assert not subject.has_reference_decoder
 

@@ -285,11 +285,11 @@ def test_data_out_of_reach_leaves_a_reason_that_names_the_folder_option(
 )
 def test_a_task_that_is_not_there_ends_the_run(made: Make, tmp_path: Path, task: str, said: str) -> None:
     with pytest.raises(RunStopped, match=said):
-        made(task, data=tmp_path).task_scores.published.check_tasks()
+        made(task, data=tmp_path).task_scores.published.require_known_tasks()
 
 
 def test_without_lm_eval_the_extra_is_named(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_scores, "find_spec", lambda name: None)
     with pytest.raises(RunStopped, match=r"--emad-tasks='arc_easy', but expected the extra .*pytest-emad\[tasks\]"):
-        made("arc_easy").task_scores.published.check_tasks()
+        made("arc_easy").task_scores.published.require_known_tasks()
     assert made().task_scores.accuracy_tasks == [CONTINUATION_CHOICE]

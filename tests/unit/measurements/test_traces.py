@@ -126,11 +126,11 @@ def test_a_document_between_two_positions_where_every_layer_is_read_counts_in_no
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, _ = fresh_evidence(monkeypatch, costly=True)
-    longest = int(made.traces.lengths.values.max())
+    longest = int(made.traces.document_lengths.values.max())
     monkeypatch.setattr(traces, "SAMPLE_EVERY", 2 * longest)
     made.traces = LensTraces(made.subject)
     sums, tokens = made.traces.entropy_sums
     assert tokens.values.min() >= 1
-    assert 0 < len(tokens.values) < len(made.traces.lengths.values), "some documents have no such position"
+    assert 0 < len(tokens.values) < len(made.traces.document_lengths.values), "some documents have no such position"
     assert sums.number.tolist() == tokens.number.tolist()
     assert tokens.values.sum() == len(made.traces.evaluation.fully_read_positions)

@@ -67,19 +67,19 @@ def test_a_message_says_which_seed_gave_what() -> None:
 
 def test_departures_are_what_may_change_a_verdict(tmp_path: Path) -> None:
     assert (
-        Study().non_default_settings
-        == Study(seed=3, corpus="wikitext", device="cuda", journal=tmp_path).non_default_settings
+        Study().non_default_setting_lines
+        == Study(seed=3, corpus="wikitext", device="cuda", journal=tmp_path).non_default_setting_lines
         == []
     )
     profile = tmp_path / "profile.json"
     texts = []
     for content in ("{}", "{ }"):
         profile.write_text(content)
-        texts.append(Study(profile=profile, margin=0.0, tasks=frozenset({"b", "a"}), limit=3).non_default_settings)
+        texts.append(Study(profile=profile, margin=0.0, tasks=frozenset({"b", "a"}), limit=3).non_default_setting_lines)
     assert texts[0][:2] == ["limit=3", "margin=0.0"]
     assert texts[0][-1] == "tasks=a+b"
     assert texts[0] != texts[1], "two profiles of one name"
-    assert Study(exit=profile).non_default_settings == [f"exit={sha256(profile.read_bytes()).hexdigest()[:16]}"]
+    assert Study(exit=profile).non_default_setting_lines == [f"exit={sha256(profile.read_bytes()).hexdigest()[:16]}"]
 
 
 def test_rows_in_force_that_are_not_the_shipped_ones_are_departures() -> None:
