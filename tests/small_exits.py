@@ -25,7 +25,7 @@ def few_items(name: str, items: int) -> ModelMeasurements:
     made = ModelMeasurements(load(name), Study(), RunResources())
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(early_exit_tasks.ITEMS, "smoke", items)
-        for task in made.early_exits.tasks:
+        for task in made.early_exits.task_names:
             made.early_exits.task_items.load_items(task)
     return made
 

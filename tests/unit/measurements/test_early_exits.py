@@ -350,7 +350,7 @@ def test_one_published_task_is_asked_and_the_other_is_missing_with_what_it_lacks
 
 def test_without_files_nothing_is_asked_and_that_is_said(made, tmp_path: Path) -> None:
     bare, empty = made(), made(tmp_path)
-    assert bare.early_exits.tasks == empty.early_exits.tasks == ()
+    assert bare.early_exits.task_names == empty.early_exits.task_names == ()
     outcome, reason = bare.early_exits.absent_premise
     assert outcome == "unmeasured"
     assert reason.startswith("no SQuAD/SamSum files; --emad-data DIR holds squad/dev-v1.1.json, samsum/val.json")
@@ -433,7 +433,7 @@ def test_limits_of_new_tokens_are_those_of_the_task(made, data: Path, monkeypatc
     monkeypatch.setitem(exit_tasks.ITEMS, "smoke", 1)
     run, asked = made(data), []
     monkeypatch.setattr(ModelUnderTest, "stop_tokens", frozenset())
-    for task in run.early_exits.tasks:
+    for task in run.early_exits.task_names:
         asked.append(
             int(run.early_exits.answer_at_point(task, run.early_exits.full_depth_point).exited.tokens.values[0])
         )

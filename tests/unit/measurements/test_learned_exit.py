@@ -116,7 +116,7 @@ def test_columns_of_the_point_are_replays_where_replay_is_exact(tmp_path: Path) 
     replayed = point_columns(trace, evidence.loaded.geometry, [evidence.exit_evaluation.exit.point])
     chosen = evidence.exit_evaluation.recommended_point_costs
     assert chosen is not None
-    by_document = evidence.traces.by_document
+    by_document = evidence.traces.sum_by_document
     np.testing.assert_allclose(chosen.nll_nats.values, by_document(replayed.nll_nats[:, 0]).values, rtol=1e-5)
     np.testing.assert_array_equal(chosen.work.values, by_document(replayed.flops[:, 0]).values)
     assert 1 - replayed.depth.sum() / (LAYERS * len(trace)) > 0.05, "some tokens leave early"
@@ -131,7 +131,7 @@ def test_a_guarantee_is_judged_on_as_many_tokens_of_a_window_as_certified_it(tmp
     assert min(len(text.tokens) for text in whole) > 8
     short = [replace(text, tokens=text.tokens[:window]) for text in whole]
     loss = decoded_columns(evidence.subject.stepper, evidence.loaded.geometry, short, [full_depth(LAYERS), point])
-    by, tokens = evidence.traces.by_document, np.array([float(text.n_decided) for text in short])
+    by, tokens = evidence.traces.sum_by_document, np.array([float(text.n_decided) for text in short])
     expected = excess_loss(by(loss.nll_nats[:, [1]]), by(loss.nll_nats[:, 0]), by(tokens))
     found = evidence.exit_evaluation.excess_nll
     assert found.values == pytest.approx(expected.values[:, 0], abs=1e-6)
