@@ -2,7 +2,7 @@
 
 ``set_ascii_fallback`` lets a stream take every character: a code page without ``×`` or ``→`` gets ``x`` or ``->``
 instead of a UnicodeEncodeError. ``EscapingStream`` escapes what would move the cursor, hide or reorder text.
-``run_command`` runs the body of a command and turns its errors, a closed pipe and Ctrl-C into a line and an exit
+``run_cli_command`` runs the body of a command and turns its errors, a closed pipe and Ctrl-C into a line and an exit
 status.
 """
 
@@ -135,7 +135,7 @@ def run_cli_command(body: Callable[[], int | None]) -> int:
 
 
 def _run_printing(body: Callable[[], int | None]) -> int:
-    """``run_command`` on two streams that are open."""
+    """``run_cli_command`` on two streams that are open."""
     for stream in (sys.stdout, sys.stderr):
         set_ascii_fallback(stream)
     before = sys.stdout

@@ -1,6 +1,6 @@
 """Exit rules as operating points: where thresholds come from, and the one comparison of a signal with a threshold.
 
-``entropy_matched_point``  τ_ℓ = isotonic(mean H_ℓ) − m (EMAD, "Calibration details")
+``calibrated_entropy_point``  τ_ℓ = isotonic(mean H_ℓ) − m (EMAD, "Calibration details")
 ``fixed_entropy_point``    τ_ℓ = h₀ at every probe
 confidence rules           exit after the first layer ℓ ≥ j with confidence c_ℓ ≥ λ (CALM; early-exit LLMs)
 
@@ -47,14 +47,14 @@ def default_probes(layers: int) -> tuple[int, ...]:
     return tuple(range(stride, layers, stride))
 
 
-def entropy_matched_point(
+def calibrated_entropy_point(
     layers: int,
     probes: Sequence[int],
     targets_nats: Sequence[float],
     margin_nats: float = 0.0,
     schedule: str = "monotone",
 ) -> OperatingPoint:
-    """EMAD: exit at the first probe ℓ with H_ℓ ≤ targets_nats[ℓ] − margin_nats."""
+    """EMAD's operating point: exit at the first probe ℓ with entropy H_ℓ ≤ targets_nats[ℓ] − margin_nats."""
     return OperatingPoint(
         name=f"emad m={format_number(margin_nats)}" + ("" if schedule == "monotone" else f" {schedule}"),
         family="emad",
@@ -68,7 +68,7 @@ def entropy_matched_point(
 
 
 def format_number(number: float) -> str:
-    """Two decimals where they say it all, else four digits: points of one sweep must not share a name."""
+    """``number`` with two decimals if they are exact, else with four digits: points of a sweep need distinct names."""
     return f"{number:.2f}" if round(number, 2) == number else f"{number:.4g}"
 
 
@@ -213,7 +213,7 @@ ALPHA = 0.1
 
 
 def kept_vocabulary_size(layer: int, layers: int, vocabulary: int) -> int:
-    """k*(``layer``) for a model of ``layers`` layers and ``vocabulary`` tokens.
+    """Tokens that readouts after ``layer`` keep, k*, for a model of ``layers`` layers and ``vocabulary`` tokens.
 
     >>> [kept_vocabulary_size(layer, 24, 32_128) for layer in (2, 7, 19)]
     [2781, 842, 315]
@@ -270,7 +270,7 @@ def early_exit_point(
     rescale: bool = False,
     amateurs_from: int | None = None,
 ) -> OperatingPoint:
-    """The point of one rule.
+    """The operating point of one early-exit rule.
 
     ``signal``: of ``CONFIDENCES``. ``layers``, ``vocabulary``: L and |V| of the model. ``minimum``: j.
     ``threshold``: λ; above 1 nothing leaves. ``pruning``: of ``PRUNINGS``. ``decay``: (rate, N), see

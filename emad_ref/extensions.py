@@ -81,7 +81,7 @@ def load_extensions() -> dict[str, Extension]:
 
 
 def added_part_locations(part: str) -> dict[str, str]:
-    """What all extensions add of one of ``PARTS``: name → where it is."""
+    """Name → module, or ``module:attribute``, of each ``part`` (one of ``PARTS``) that an extension adds."""
     return {name: place for extension in load_extensions().values() for name, place in getattr(extension, part).items()}
 
 
@@ -100,12 +100,12 @@ def import_from_path(place: str, where: str) -> Any:
 
 
 def list_register_files() -> list[Path]:
-    """The TOML files of all extensions."""
+    """Paths of the claim registers (TOML) of all extensions."""
     return [extension.register for extension in load_extensions().values() if extension.register is not None]
 
 
 def collect_extension_provenance() -> dict[str, Any]:
-    """What each extension says of where results come from, by its name."""
+    """Provenance that each extension reports, by the extension's name."""
     facts: dict[str, Any] = {}
     for name, extension in load_extensions().items():
         if extension.provenance is not None:

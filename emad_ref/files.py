@@ -197,7 +197,7 @@ def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_toml(path: Path | str, argument: str, remedy: str = "mend the file") -> dict[str, Any]:
-    """What a TOML file holds.
+    """The content of a TOML file.
 
     Raises:
         BadFile: as ``read_text``; no TOML, nested too deep, or a whole number beyond 64 bits.
@@ -377,7 +377,7 @@ def remove_file(path: Path, argument: str) -> None:
 
 
 def require_writable(path: Path, argument: str) -> None:
-    """Refuse now what ``open_for_atomic_write`` would refuse after a long pass; makes the folder where it is missing.
+    """Refuse a ``path`` that ``open_for_atomic_write`` would refuse, before a long pass; makes its folder.
 
     Raises:
         BadFile: as ``open_for_atomic_write``; a name that is empty or too long.

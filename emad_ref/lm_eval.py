@@ -83,7 +83,7 @@ def _raised_by_lm_eval(error: BaseException) -> bool:
 
 
 def add_default_options(argv: Sequence[str]) -> list[str]:
-    """``argv`` with what it does not say.
+    """``argv`` with the default of each option that it omits.
 
     >>> add_default_options(["--tasks", "world_recall", "--device=cuda"])[:3]
     ['--tasks', 'world_recall', '--device=cuda']

@@ -47,7 +47,7 @@ class ReplayResult:
         return float(self.nll_nats.mean())
 
     def is_top1_correct(self, trace: Trace) -> Bools:
-        """bool [tokens] whether the next token of ``trace`` is told right."""
+        """bool [tokens] whether the top-1 token is the next token of ``trace``."""
         right: Bools = self.top1 == trace.target_int32
         return right
 
@@ -153,7 +153,7 @@ def replay_depths(trace: Trace, point: OperatingPoint) -> Ints:
 
 
 def replay(trace: Trace, point: OperatingPoint) -> ReplayResult:
-    """Depths, and what is emitted at those depths."""
+    """Exit depth of each token, and its loss at that depth."""
     return TraceReplayer(trace).replay(point)
 
 
@@ -190,7 +190,7 @@ def decode_and_prompt_work(
 
 
 def count_tokens_by_depth(depth: Ints, point: OperatingPoint) -> Ints:
-    """int64 [L + 1] how many of ``depth`` [tokens] are each."""
+    """int64 [L + 1] number of tokens at each depth, for ``depth`` [tokens]."""
     return np.bincount(depth, minlength=point.layers + 1)
 
 

@@ -173,7 +173,7 @@ class Signal:
 
     @property
     def is_single_layer(self) -> bool:
-        """Whether one layer's readout decides it: every trace has it as a column."""
+        """Whether it is computed from one layer's readout; every trace holds such a signal as a column."""
         return self.from_logits is not None
 
     @property
@@ -202,12 +202,12 @@ class Signal:
         return -math.inf if self.sense == "falls" else math.inf
 
     def compute(self, readout: LogitsReadout) -> Tensor:
-        """Its value [...] for one layer's readout [..., V], where that is all it needs."""
+        """Value [...] of a single-layer signal, from the readout [..., V] of that layer."""
         assert self.from_logits is not None, f"{self.name} needs {self.needs.name}"
         return self.from_logits(readout)
 
     def compute_from_logits(self, logits: Tensor) -> Tensor:
-        """``compute`` for logits [..., V] of which nothing else is asked."""
+        """``compute`` from logits [..., V], for callers that need no other signal of them."""
         return self.compute(LogitsReadout(logits))
 
 

@@ -172,7 +172,7 @@ def run_concurrently(calls: Sequence[Callable[[], Result]], at_once: int) -> lis
 
 
 def full_depth_record(prompts: Sequence[Ints], completions: Sequence[Completion], layers: int) -> Record:
-    """What a decoder that runs all ``layers`` for each token puts on record. A prompt's last position is a step."""
+    """Record of a decoder that runs all ``layers`` for each token. A prompt's last position is a step."""
     columns: list[tuple[Ints, Ints, Ints, Ints]] = []  # sequence, position, token, phase
     for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         fed = np.concatenate([prompt, completion.tokens[:-1]]).astype(np.int64)

@@ -178,7 +178,7 @@ def _pair_names(chosen: RunSettings) -> tuple[str, str]:
 
 @pytest.fixture(scope="session")
 def emad_docket(emad_settings: RunSettings, emad_register: dict[str, Claim]) -> RunPlan:
-    """What this run was asked: the rows in force, which of them gate, on how many models."""
+    """The plan of this run: the claims in force, which of them gate, and the number of models."""
     from emad_ref.claims.base import RunPlan
 
     return RunPlan(emad_register, emad_settings.study, emad_settings.gate_claims, len(emad_settings.models))

@@ -50,7 +50,7 @@ class ModuleDefinitions:
 
 
 def find_replaced_code(item: pytest.Function) -> list[dict[str, str]]:
-    """What ``item``, a shipped test whose body has just run, met in the place of ours: ``what``, and ``by`` what."""
+    """Code of ours that was replaced while ``item``, a shipped test, ran: ``what``, and ``by`` what."""
     found = [*_replaced_fixtures(item), *_replaced_test_body(item), *_replaced_in_modules()]
     return [{"what": what, "by": by} for what, by in dict(found).items()]
 

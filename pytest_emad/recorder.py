@@ -227,7 +227,7 @@ def decide_and_record_claim(
     claim: str,
     question: Question[Any] | None = None,
 ) -> None:
-    """Ask ``claim`` of ``evidence``; put what stands beside the verdict on record, then the verdict, which may fail.
+    """Decide ``claim`` from ``evidence``; record its attachments, then its verdict, which may fail the test.
 
     ``question``: in place of the registered one, for a suite that draws its evidence in a way of its own.
 

@@ -49,7 +49,7 @@ class RejudgeRun:
 
     @property
     def name(self) -> str:
-        """Of its files."""
+        """Name of the run's files."""
         return "-".join(part.replace(":", "-") for part in (self.model, self.corpus, f"seed-{self.seed}") if part)
 
 
@@ -67,7 +67,7 @@ def build_argument_parser() -> argparse.ArgumentParser:
 
 
 def plan_runs(models: Sequence[str], seeds: Sequence[int]) -> Iterator[RejudgeRun]:
-    """Every run, seed by seed: what stops early has whole seeds behind it."""
+    """All runs, ordered by seed: a series that stops early has completed whole seeds."""
     for seed in seeds:
         for model in models:
             yield from (RejudgeRun(model, corpus, seed) for corpus in _corpora_of(model))

@@ -84,7 +84,7 @@ def _package_or_path(text: str) -> str:
     return str(_absolute(text)) if Path(text).exists() else text
 
 
-def suite_run_options(model: str, chosen: argparse.Namespace) -> dict[str, object]:
+def suite_options_by_name(model: str, chosen: argparse.Namespace) -> dict[str, object]:
     data = {"data": chosen.data} if chosen.data else {}
     return {"model": model, "budget": chosen.budget, "device": chosen.device} | data
 
@@ -96,17 +96,17 @@ def suite_part_reuse_key(model: str, part: str, chosen: argparse.Namespace) -> d
 
 
 def write_part_plan(model: str, folder: Path, chosen: argparse.Namespace) -> int:
-    """Have pytest say which parts the suites come in for ``model``; its exit status."""
+    """Run a pytest that writes the parts of the suites for ``model`` into ``folder``; returns its exit status."""
     words = [*PARTITION_PLUGIN, "--collect-only", "-q", *subprocesses.build_suite_arguments(chosen.suites)]
     status = subprocesses.run_pytest(
-        subprocesses.build_pytest_arguments(words, suite_run_options(model, chosen) | {"cut": folder / PARTS_FILE}),
+        subprocesses.build_pytest_arguments(words, suite_options_by_name(model, chosen) | {"cut": folder / PARTS_FILE}),
         folder / LOG_FILE,
     )
     return COULD_NOT_RUN if status == 1 else status  # a collection has no verdicts
 
 
 def plan_suite_parts(model: str, folder: Path, chosen: argparse.Namespace) -> list[SuitePart]:
-    """What was cut for ``model``, in the order in which one run of all would ask it."""
+    """Parts of the suites for ``model``, in the order of a single run of all."""
     return [_work_unit(model, part, folder, chosen) for part in read_part_plan(folder)["parts"]]
 
 
@@ -117,7 +117,7 @@ def _work_unit(model: str, part: Mapping[str, Any], folder: Path, chosen: argpar
     only = [*PARTITION_PLUGIN, f"--emad-part={part['only']}"] if part["only"] else []
     where = subprocesses.build_suite_arguments(chosen.suites, [part["folder"]] if part["folder"] else [])
     words = subprocesses.build_pytest_arguments(
-        [*only, *where], suite_run_options(model, chosen) | {"report": folder / name}
+        [*only, *where], suite_options_by_name(model, chosen) | {"report": folder / name}
     )
     known = suite_part_reuse_key(model, name, chosen)
     return SuitePart(model, name, part["measures"], tuple(words), folder / name, Path.cwd(), known)

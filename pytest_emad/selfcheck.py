@@ -44,7 +44,7 @@ LIMIT_S = 1800.0  # of one planted decoder: one that hangs is not caught by anyb
 
 
 def run_pytest_within_limit(arguments: list[str], log: Path) -> bool:
-    """A pytest of these ``arguments``, all of whose words go to ``log``; whether it ended within ``LIMIT_S``."""
+    """Run pytest with ``arguments``, its output in ``log``; returns whether it ended within ``LIMIT_S``."""
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context: Any = multiprocessing.get_context(method)  # of either kind; typeshed's base class has no Process
     if method == "forkserver":

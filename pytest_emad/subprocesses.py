@@ -47,7 +47,7 @@ def is_replicate_process(config: pytest.Config) -> bool:
 
 
 def record_provider_names(config: pytest.Config) -> None:
-    """Note the providers that exist before collection: a process with the same command line has them, too."""
+    """Record the providers that exist before collection; a process with the same command line has them, too."""
     config.stash[_INITIAL_PROVIDERS] = _provider_names(config)
 
 
@@ -55,7 +55,7 @@ def record_provider_names(config: pytest.Config) -> None:
 
 
 def make_subprocess_runner(config: pytest.Config) -> SubprocessRunner:
-    """The starter of replicates of this run, or the reason why it can start none."""
+    """The runner that starts replicates of this run in fresh processes, or the reason why it can start none."""
     from emad_ref.measurements.run_resources import SubprocessRunner
 
     if without := _obstacle(config):
@@ -79,7 +79,7 @@ def _obstacle(config: pytest.Config) -> str:
 
 def _start_replicate(config: pytest.Config, task: Path, output: Path, seconds: float) -> int:
     """Run ``task`` in a new process with this run's command line and import path; its exit status."""
-    from emad_ref.workers.child_process import run_command  # imported by timing runs only
+    from emad_ref.workers.child_process import run_command_for_status  # imported by timing runs only
 
     task.with_name(PROVIDERS_FILE).write_text(json.dumps(_provider_names(config)), encoding="utf-8")
     given = config.invocation_params
@@ -95,7 +95,7 @@ def _start_replicate(config: pytest.Config, task: Path, output: Path, seconds: f
         *map(os.fspath, given.args),
     ]
     environment = {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
-    return run_command(command, output, seconds, folder=given.dir, environment=environment)
+    return run_command_for_status(command, output, seconds, folder=given.dir, environment=environment)
 
 
 def _provider_names(config: pytest.Config) -> list[str]:
@@ -154,4 +154,4 @@ def run_pytest(words: Sequence[str], log: Path, seconds: float | None = None) ->
     Raises:
         subprocess.TimeoutExpired: it took longer than ``seconds`` and was stopped.
     """
-    return child_process.run_module("pytest", words, log, seconds)
+    return child_process.run_module_for_status("pytest", words, log, seconds)

@@ -81,7 +81,7 @@ class Auditor:
         point: OperatingPoint | None = None,
         drawn: bool = False,
     ) -> bool:
-        """Hold what ``take`` gives of ``prompts`` against the golden on record; False, and a note, where there is none.
+        """Compare the tokens that ``take`` returns for ``prompts`` with the golden; False and a note without one.
 
         Args:
             about: fingerprint, dtype, corpus, seed and kind, by which it is on record.

@@ -109,7 +109,7 @@ def uncaptured_stderr() -> TextIO | None:
 
 
 def progress_stream() -> TextIO | None:
-    """Where bars go, at the start of a line; None: wherever standard error leads."""
+    """Stream for progress bars, at the start of a line; None: standard error as it is."""
     stream, visible = _streams[-1] if _streams else (None, False)
     return cast(TextIO, _NewLineStream(stream)) if stream is not None and visible else None
 

@@ -31,7 +31,7 @@ from emad_ref.calibration.regression import isotonic_targets
 from emad_ref.calibration.trace import Trace
 from emad_ref.console import format_facts_html
 from emad_ref.errors import BadArgument, EmadError, is_number, is_whole, require_instance
-from emad_ref.exit_rules import dropped_feature_count_by_bin, entropy_matched_point, merged_bin_indices
+from emad_ref.exit_rules import calibrated_entropy_point, dropped_feature_count_by_bin, merged_bin_indices
 from emad_ref.files import BadFile, read_json, require_writable, write_atomically
 from emad_ref.point import BinSpec, OperatingPoint
 from emad_ref.record import Floats, Ints
@@ -364,7 +364,7 @@ class Profile:
                 f"at most {highest:.4f}, the highest target of this profile",
                 "a larger margin makes every threshold negative, and entropy never is: nothing would exit",
             )
-        point = entropy_matched_point(self.layers, self.probes, self.targets_nats, margin_nats, schedule)
+        point = calibrated_entropy_point(self.layers, self.probes, self.targets_nats, margin_nats, schedule)
         return self._conditioned(point, tuple(tuple(target - margin_nats for target in row) for row in rows))
 
     def _quantile_point(self, quantile: float, margin_nats: float, schedule: str) -> OperatingPoint:
@@ -374,7 +374,7 @@ class Profile:
             )
         levels = self._from_ancestors(lambda statistics: statistics.quantile_nats(quantile)[:, self._columns])
         rows = tuple(tuple(float(level) for level in row) for row in levels)
-        point = entropy_matched_point(self.layers, self.probes, rows[0], 0.0, schedule)
+        point = calibrated_entropy_point(self.layers, self.probes, rows[0], 0.0, schedule)
         suffix = point.name.removeprefix("emad m=0.00")  # the schedule, if it is not the usual one
         named = replace(point, name=f"quantile q={quantile:g}{suffix}", family="quantile", margin_nats=None)
         return self._conditioned(named, rows)

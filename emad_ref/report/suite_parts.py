@@ -248,7 +248,7 @@ class SuitePart:
         if (self.folder / DONE_FILE).exists():  # pytest would refuse to replace a report that was damaged since
             remove_file(self.folder / REPORT_FILE, REPORT_FILE)
         remove_file(self.folder / DONE_FILE, DONE_FILE)  # what starts again is not done, and may be killed half way
-        status = child_process.run_module("pytest", self.words, self.folder / LOG_FILE, folder=self.start)
+        status = child_process.run_module_for_status("pytest", self.words, self.folder / LOG_FILE, folder=self.start)
         if status in DECIDED_STATUSES:
             mark = {"identity": self.identity, "status": status}
             write_atomically(self.folder / DONE_FILE, json.dumps(mark) + "\n")

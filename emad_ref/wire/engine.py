@@ -96,7 +96,7 @@ class CompletionInterface(Protocol):
         """The JSON body of one request."""
 
     def parse_completion(self, reply: Mapping[str, Any], stop: frozenset[int]) -> Completion:
-        """What a reply holds. Raises Unsupported, KeyError, TypeError, ValueError, IndexError."""
+        """The completion in a reply. Raises Unsupported, KeyError, TypeError, ValueError, IndexError."""
 
     def parse_text(self, reply: Mapping[str, Any]) -> str | None:
         """The text of a reply; None: it has none."""
@@ -111,13 +111,13 @@ class CompletionInterface(Protocol):
         """Whether an end of text that the model knows, and the request does not, ended the reply."""
 
     def parse_usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What a reply counts, if anything: ``prompt_tokens``, ``completion_tokens``, ``total_tokens``."""
+        """Token counts of a reply, if it has any: ``prompt_tokens``, ``completion_tokens``, ``total_tokens``."""
 
     def log_probs_request_fields(self, top: int) -> list[dict[str, Any]]:
-        """What a body has besides, so that a reply holds the ``top`` likeliest tokens; the last asks for the least."""
+        """Request fields for the ``top`` likeliest tokens, in variants to try in turn; the last asks for the least."""
 
     def parse_log_probs(self, reply: Mapping[str, Any], prompt: Ints, tokens: Ints, top: int) -> TokenLogProbs:
-        """What a reply holds about the ``tokens`` after ``prompt``. Raises as ``parse_completion``."""
+        """Log-probabilities of the ``tokens`` after ``prompt`` in a reply. Raises as ``parse_completion``."""
 
 
 def _sorted_log_probs(

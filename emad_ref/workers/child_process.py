@@ -25,10 +25,10 @@ threading.Thread(target=lambda: (os.read(end, 1), os._exit(1)), daemon=True).sta
 runpy.run_module(module, run_name="__main__", alter_sys=True)"""
 
 
-def run_module(
+def run_module_for_status(
     module: str, words: Sequence[str], log: Path, seconds: float | None = None, folder: Path | None = None
 ) -> int:
-    """Exit status of ``python -m module words…``, run in ``folder``; its output goes to ``log``.
+    """Run ``python -m module words…`` in ``folder``, its output in ``log``, and return the exit status.
 
     Raises:
         subprocess.TimeoutExpired: it took longer than ``seconds``, and was killed.
@@ -36,13 +36,13 @@ def run_module(
     end, held = os.pipe()
     try:
         line = [sys.executable, "-c", CHILD_CODE, str(end), module, *words]
-        return run_command(line, log, seconds, folder=folder, descriptors=[end])
+        return run_command_for_status(line, log, seconds, folder=folder, descriptors=[end])
     finally:
         os.close(end)
         os.close(held)
 
 
-def run_command(
+def run_command_for_status(
     command: Sequence[str],
     output: Path,
     seconds: float | None,
@@ -51,7 +51,7 @@ def run_command(
     environment: Mapping[str, str] | None = None,
     descriptors: Sequence[int] = (),
 ) -> int:
-    """Exit status of ``command``, −n for signal n; its output goes to ``output``, its input is empty.
+    """Run ``command`` and return its exit status, −n for signal n; its output goes to ``output``, its input is empty.
 
     ``seconds`` None: no time limit. ``descriptors``: further open files that it inherits.
 

@@ -24,7 +24,7 @@ FED, NEW, ROWS = 12, 24, 5
 
 
 @pytest.fixture
-def exact(emad_exit: ExitEvaluation) -> OperatingPoint:
+def exact_kv_point(emad_exit: ExitEvaluation) -> OperatingPoint:
     point = emad_exit.exact_kv_point
     if point is None:
         pytest.skip(f"the exit has no lossy point: {emad_exit.exit.why_none}")
@@ -32,27 +32,31 @@ def exact(emad_exit: ExitEvaluation) -> OperatingPoint:
 
 
 def test_teacher_forced_depths_and_losses_are_replays(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, exact: OperatingPoint
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, exact_kv_point: OperatingPoint
 ) -> None:
-    emad_audit(emad_evidence.replay_validity.check_bridge(exact))
+    emad_audit(emad_evidence.replay_validity.check_bridge(exact_kv_point))
 
 
 def test_signals_depths_and_ledger_are_the_rules(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, exact: OperatingPoint
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, exact_kv_point: OperatingPoint
 ) -> None:
     subject = emad_evidence.subject
     lengths = subject.draw_short_lengths(emad_rng, ROWS, FED)
-    with subject.open_decoder_with_prompts(exact, emad_rng, lengths, FED) as (under_test, prompts, continuation):
+    with subject.open_decoder_with_prompts(exact_kv_point, emad_rng, lengths, FED) as (
+        under_test,
+        prompts,
+        continuation,
+    ):
         emad_audit(check_decisions(under_test, prompts, continuation))
 
 
 def test_generated_tokens_are_the_argmax_at_their_depths(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, exact: OperatingPoint
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, exact_kv_point: OperatingPoint
 ) -> None:
     subject = emad_evidence.subject
     prompts, _ = subject.draw_prompts(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, NEW), 1)
-    with subject.open_decoder(exact, max_rows=ROWS) as decoder:
-        emad_audit(check_generation(subject.wrap_for_audit(decoder, exact), prompts, NEW))
+    with subject.open_decoder(exact_kv_point, max_rows=ROWS) as decoder:
+        emad_audit(check_generation(subject.wrap_for_audit(decoder, exact_kv_point), prompts, NEW))
 
 
 def test_made_up_states_are_those_of_our_own_decoder(

@@ -32,7 +32,7 @@ class GoldenKind:
 
 
 def make_probing_point_getter(**changed: Any) -> Callable[[ReplayValidity], OperatingPoint]:
-    """The probing point under another schedule."""
+    """A function that returns the probing point with the fields ``changed`` replaced."""
     return lambda bridging: replace(bridging.probing_point, **changed)
 
 

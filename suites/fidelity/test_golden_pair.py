@@ -70,13 +70,13 @@ PAIRED: dict[str, Taking] = {
 
 
 @pytest.fixture
-def audit(emad_pair: PairMeasurements, emad_settings: RunSettings, emad_record: Recorder) -> Auditor:
+def pair_auditor(emad_pair: PairMeasurements, emad_settings: RunSettings, emad_record: Recorder) -> Auditor:
     large = emad_pair.large.subject
     return Auditor(large.reference_lens, large.tolerance, emad_settings, emad_record)
 
 
 @pytest.mark.parametrize("kind", PAIRED)
-def test_a_pair_emits_its_golden_tokens(emad_pair: PairMeasurements, audit: Auditor, kind: str) -> None:
+def test_a_pair_emits_its_golden_tokens(emad_pair: PairMeasurements, pair_auditor: Auditor, kind: str) -> None:
     subjects = small, large = [evidence.subject for evidence in emad_pair.models.both]
     if large.seed:
         pytest.skip("not applicable (pairs are on record for seed 0 alone)")
@@ -89,5 +89,5 @@ def test_a_pair_emits_its_golden_tokens(emad_pair: PairMeasurements, audit: Audi
     def take() -> GoldenTokens:
         return PAIRED[kind](emad_pair, prompts)
 
-    if not audit.compare_with_golden(about, take, prompts, NOISE, declared=declared, drawn=kind == DRAWN):
+    if not pair_auditor.compare_with_golden(about, take, prompts, NOISE, declared=declared, drawn=kind == DRAWN):
         pytest.skip("not applicable (no golden recorded)")

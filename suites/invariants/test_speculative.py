@@ -39,7 +39,7 @@ def first_layer_exit_point(large: ModelMeasurements) -> OperatingPoint:
 
 
 @pytest.fixture
-def audit(emad_pair: PairMeasurements, emad_settings: RunSettings, emad_record: Recorder) -> Auditor:
+def pair_auditor(emad_pair: PairMeasurements, emad_settings: RunSettings, emad_record: Recorder) -> Auditor:
     """Compare with the large model, up to ties of its logits."""
     large = emad_pair.large.subject
     return Auditor(large.reference_lens, large.tolerance, emad_settings, emad_record)
@@ -48,23 +48,25 @@ def audit(emad_pair: PairMeasurements, emad_settings: RunSettings, emad_record: 
 @pytest.mark.parametrize("rows", [1, BESIDE])
 @pytest.mark.parametrize("depth", POINTS)
 def test_speculation_emits_what_its_verifier_would(
-    emad_pair: PairMeasurements, audit: Auditor, rows: int, depth: str
+    emad_pair: PairMeasurements, pair_auditor: Auditor, rows: int, depth: str
 ) -> None:
     with emad_pair.models.open_partners(*POINTS[depth](*emad_pair.models.both), rows=rows) as (draft, verifier):
         needed = MIN_DISCRIMINATING if depth == DISCRIMINATING else 0
-        require_same_emissions(emad_pair, audit, rows, verifier, [make_speculative_decoder(draft, verifier)], needed)
+        require_same_emissions(
+            emad_pair, pair_auditor, rows, verifier, [make_speculative_decoder(draft, verifier)], needed
+        )
 
 
-def test_a_model_that_drafts_for_itself_emits_what_it_would(emad_pair: PairMeasurements, audit: Auditor) -> None:
+def test_a_model_that_drafts_for_itself_emits_what_it_would(emad_pair: PairMeasurements, pair_auditor: Auditor) -> None:
     if reason := emad_pair.models.drafting_unavailable_reason:
         pytest.skip(f"not applicable ({reason})")
     with emad_pair.models.open_self_drafter(BESIDE) as model:
         decoders = [make_self_speculative_decoder(model, layer) for layer in emad_pair.models.drafting_exit_layers]
-        require_same_emissions(emad_pair, audit, BESIDE, model, decoders)
+        require_same_emissions(emad_pair, pair_auditor, BESIDE, model, decoders)
 
 
 def require_same_emissions(
-    pair: PairMeasurements, audit: Auditor, rows: int, verifier: Partner, decoders: Sequence[Decoder], needed: int = 0
+    pair: PairMeasurements, auditor: Auditor, rows: int, verifier: Partner, decoders: Sequence[Decoder], needed: int = 0
 ) -> None:
     """Compare token by token up to ties, and depths with replay of the emitted tokens; ``needed``: as of the audit."""
     large, point = pair.large.subject, verifier.point
@@ -73,8 +75,8 @@ def require_same_emissions(
     for decoder in decoders:
         found = decoder.generate(prompts, NEW, frozenset())
         theirs, mine = ([tokens.tolist() for tokens in one.emitted] for one in (found, own))
-        audit.require_same_tokens(prompts, theirs, mine, point, declared=verifier.decoder.capabilities.logit_noise)
-        audit(
+        auditor.require_same_tokens(prompts, theirs, mine, point, declared=verifier.decoder.capabilities.logit_noise)
+        auditor(
             check_generation(
                 replace(large.wrap_for_audit(decoder, point), exact_context=True), prompts, NEW, needed=needed
             )

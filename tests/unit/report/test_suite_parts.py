@@ -35,7 +35,7 @@ def unit(folder: Path, budget: str = "smoke") -> SuitePart:
 def test_what_reached_its_verdicts_is_not_run_again(
     status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_process, "run_module", runs := Runs(status))
+    monkeypatch.setattr(child_process, "run_module_for_status", runs := Runs(status))
     assert unit(tmp_path).earlier_exit_status() is None
     assert [unit(tmp_path).run_or_reuse(), unit(tmp_path).run_or_reuse(), unit(tmp_path).earlier_exit_status()] == [
         status
@@ -44,14 +44,14 @@ def test_what_reached_its_verdicts_is_not_run_again(
 
 
 def test_what_did_not_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_process, "run_module", Runs(4, 0))
+    monkeypatch.setattr(child_process, "run_module_for_status", Runs(4, 0))
     assert [unit(tmp_path).run_or_reuse(), unit(tmp_path).run_or_reuse()] == [4, 0]
 
 
 def test_what_was_asked_otherwise_or_lost_its_report_is_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_process, "run_module", runs := Runs(0, 1, 0))
+    monkeypatch.setattr(child_process, "run_module_for_status", runs := Runs(0, 1, 0))
     assert unit(tmp_path).run_or_reuse() == 0
     assert unit(tmp_path, "full").earlier_exit_status() is None
     assert unit(tmp_path, "full").run_or_reuse() == 1
@@ -64,7 +64,7 @@ def test_what_was_done_and_is_killed_when_it_is_run_again_is_not_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has a report again, of a run that never ended."""
-    monkeypatch.setattr(child_process, "run_module", Runs(0, None))
+    monkeypatch.setattr(child_process, "run_module_for_status", Runs(0, None))
     unit(tmp_path).run_or_reuse()
     (tmp_path / "m" / "claims" / "report.json").write_text("{")
     with pytest.raises(KeyboardInterrupt):

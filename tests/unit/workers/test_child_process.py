@@ -28,7 +28,7 @@ finally:
 
 
 def status(program: str, output: Path, seconds: float) -> int:
-    return child_process.run_command(
+    return child_process.run_command_for_status(
         [sys.executable, "-c", program], output, seconds, folder=output.parent, environment=os.environ
     )
 
@@ -98,8 +98,8 @@ def test_descendants_are_children_and_theirs() -> None:
 
 WAITS = """
 from pathlib import Path
-from emad_ref.workers.child_process import run_module
-run_module('mine', [], Path('log'))
+from emad_ref.workers.child_process import run_module_for_status
+run_module_for_status('mine', [], Path('log'))
 """
 
 
@@ -111,7 +111,7 @@ def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("on_path")
 def test_a_module_runs_in_a_folder_and_returns_its_status(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import os, sys; print(os.getcwd(), *sys.argv[1:]); sys.exit(7)")
-    assert child_process.run_module("mine", ["a", "b"], tmp_path / "log", folder=tmp_path) == 7
+    assert child_process.run_module_for_status("mine", ["a", "b"], tmp_path / "log", folder=tmp_path) == 7
     assert (tmp_path / "log").read_text() == f"{tmp_path} a b\n"
 
 
@@ -122,7 +122,7 @@ def test_a_module_runs_in_a_folder_and_returns_its_status(tmp_path: Path) -> Non
 def test_a_module_out_of_time_ends_with_all_that_it_started(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(STARTS.format(HEARS))
     with pytest.raises(subprocess.TimeoutExpired):
-        child_process.run_module("mine", [], tmp_path / "log", 3.0)
+        child_process.run_module_for_status("mine", [], tmp_path / "log", 3.0)
     first, *rest = (tmp_path / "log").read_text().splitlines()
     assert "closed" in rest
     assert all(gone(each) for each in map(int, first.split()))
