@@ -35,4 +35,4 @@ decode_and_prompt_work  # the derivation that laws hold counted work against
 features_of_record  # for records of a user's own decoder: docs/guarantee.md
 catch_up_tokens, count_catch_up_tokens  # of one switched text: laws hold many texts at once against it
 undecided, feed_depth, gated, opened, begin, kept_of, Tokens  # names of earlier versions, for code of others
-record_features, read_features, judge_side  # earlier names, too
+record_features, read_features, judge_side, without_quality, by_document  # earlier names, too

@@ -92,12 +92,14 @@ class ClaimContext:
         """The verdict of ``tests`` under Holm's correction, and of legs ``beside``."""
         return self.combine_legs([*decide_legs(tests, self.other_legs), *beside])
 
-    def judge_side(
+    def judge_against_threshold(
         self, legs: Mapping[str, Estimate], bad: Side, threshold: float, beside: Sequence[Leg] = ()
     ) -> Verdict:
-        """``decide_tests`` where all ``legs`` fail on one side of one threshold."""
+        """The verdict of ``legs``, each tested against ``threshold``: a value on its ``bad`` side fails."""
         others = self.other_legs
         return judge_against_threshold(self.claim, self.model, legs, bad, threshold, other_legs=others, beside=beside)
+
+    judge_side = judge_against_threshold  # its earlier name, for code of others
 
     def not_applicable(self, reason: str) -> Verdict:
         """A premise of the claim is absent."""

@@ -257,7 +257,7 @@ def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict
             continue
         blocks[f"{each.where}: exit"] = each.estimate_blocks_earlier(found.layers, least, asked.rng)
         beside.append(build_report_leg(f"{each.where}: score", each.estimate_score_gain(0.0, asked.rng)))
-    return asked.judge_side(blocks, "below", least, beside)
+    return asked.judge_against_threshold(blocks, "below", least, beside)
 
 
 def iterate_pruning_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
@@ -365,7 +365,7 @@ def decide_tuning(found: RuleComparisons, asked: ClaimContext) -> Verdict:
             where = f"{each.where}, {name}"
             beside.append(build_count_leg(f"{where}: mean exit", side.mean_exit_block, len(side), "blocks"))
             beside.append(build_count_leg(f"{where}: score", side.score.values.mean(), len(side), "score"))
-    return asked.judge_side(blocks, "below", least, beside)
+    return asked.judge_against_threshold(blocks, "below", least, beside)
 
 
 def answer_tuning(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -399,7 +399,7 @@ def decide_contrastive_score(found: RuleComparisons, asked: ClaimContext) -> Ver
             beside.append(make_undecided_leg(each.where, SAME_SCORES, len(full)))
         else:
             gains[each.where] = each.estimate_score_gain(least, asked.rng, asked.claim.unit)
-    return asked.judge_side(gains, "below", least, beside)
+    return asked.judge_against_threshold(gains, "below", least, beside)
 
 
 QUESTIONS = (

@@ -68,7 +68,7 @@ def decide_energy(found: EnergyEvidence, asked: ClaimContext) -> Verdict:
         )
         for rows, joules in found.items()
     }
-    return asked.judge_side(legs, "above", most)
+    return asked.judge_against_threshold(legs, "above", most)
 
 
 def answer_energy(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:

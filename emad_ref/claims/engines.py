@@ -86,7 +86,7 @@ def decide_precision(found: DistributionEvidence, asked: ClaimContext) -> Verdic
     estimate = mean_rate(found.error, found.positions, threshold=middle, rng=asked.rng, unit="nats", worst=0.0)
     legs = {f"{found.dtype}, not {coarser[0]}": estimate}
     beside = [build_count_leg(f"error of {coarser[0]}", error, len(found.error), "nats")]
-    return asked.judge_side(legs, "above", middle, beside)
+    return asked.judge_against_threshold(legs, "above", middle, beside)
 
 
 def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict:

@@ -250,7 +250,7 @@ def decide_estimator_ranking(found: EstimatorRankingEvidence, asked: ClaimContex
                 beside.append(build_report_leg(name, rho, "ours, not the paper's"))
             else:
                 legs[name] = rho
-    return asked.judge_side(legs, "below", threshold, beside)
+    return asked.judge_against_threshold(legs, "below", threshold, beside)
 
 
 def answer_estimator_ranking(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:

@@ -431,7 +431,7 @@ def decide_backfill(found: BackfillEvidence, asked: ClaimContext) -> Verdict:
         reason = f"the rule leaves out {100 * found.skipped:.1f} % of blocks: there is next to nothing to repair"
         numbers = [build_report_leg(name, ratio) for name, ratio in ratios.items()]
         return replace(asked.not_applicable(reason), legs=(*numbers, *beside))
-    return asked.judge_side(ratios, "above", threshold, beside)
+    return asked.judge_against_threshold(ratios, "above", threshold, beside)
 
 
 def answer_backfill(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:

@@ -197,6 +197,8 @@ class ModelUnderTest:
             return "random weights: perplexity and accuracy of noise say nothing"
         return ENCODER_DECODER_REFUSAL if self.is_seq2seq else ""
 
+    without_quality = quality_unavailable_reason  # its earlier name, for code of others
+
     @property
     def is_seq2seq(self) -> bool:
         """Whether the model is an encoder-decoder."""

@@ -112,6 +112,8 @@ class LensTraces:
         """[documents] decided tokens of each evaluated document."""
         return self.sum_by_document(self.evaluation.sequence_lengths)
 
+    by_document, lengths = sum_by_document, document_lengths  # their earlier names, for code of others
+
     @property
     def entropy_sums(self) -> tuple[ByDocument, ByDocument]:
         """(Σ H_ℓ in nats [documents, L], tokens [documents]) over the positions at which every layer was read.

@@ -13,6 +13,9 @@ import pytest
 
 import emad_ref
 from emad_ref import record
+from emad_ref.claims.base import ClaimContext
+from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.measurements.traces import LensTraces
 from emad_ref.models.stepper import EARLIER_NAMES
 from emad_ref.point import full_depth
 from emad_ref.screening import drift
@@ -90,6 +93,9 @@ def test_members_of_what_is_on_offer_keep_their_earlier_names() -> None:
         _ = stepper.teleport
     assert (drift.read_features, drift.record_features) == (drift.features_of_windows, drift.features_of_record)
     assert legs.judge_side is legs.judge_against_threshold
+    assert ClaimContext.judge_side is ClaimContext.judge_against_threshold
+    assert ModelUnderTest.without_quality is ModelUnderTest.quality_unavailable_reason
+    assert (LensTraces.by_document, LensTraces.lengths) == (LensTraces.sum_by_document, LensTraces.document_lengths)
     drafting = emad_ref.Drafting(2, 3)
     assert (drafting.gated, drafting.opened) == (drafting.uses_gate, drafting.active_gate) == (False, None)
     drafting.require(4)
