@@ -63,7 +63,7 @@ def _outside_a_run(claim: str, evidence: NamedMeasurements | None = None) -> Any
 
 @dataclass(frozen=True)
 class ClaimContext:
-    """What a claim is decided with beside its measurements.
+    """Everything but measurements that decides a claim: its row, random generator, and other claims of the run.
 
     ``model``       the name that the verdict carries.
     ``rng``         source of resamples, fresh for every claim.
@@ -102,17 +102,17 @@ class ClaimContext:
     judge_side = judge_against_threshold  # its earlier name, for code of others
 
     def not_applicable(self, reason: str) -> Verdict:
-        """A premise of the claim is absent."""
+        """The verdict ``not applicable``: a premise of the claim is unmet, for this ``reason``."""
         return not_applicable_verdict(self.claim, self.model, reason)
 
     def unmeasured(self, reason: str) -> Verdict:
-        """An instrument or data is absent."""
+        """The verdict ``unmeasured``: an instrument or data is absent, for this ``reason``."""
         return unmeasured_verdict(self.claim, self.model, reason)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A verdict and what stands beside it.
+    """The verdict on a claim, with its corpus, fingerprint and tables.
 
     ``corpus``       what it was decided on; "" for claims that read no text.
     ``fingerprint``  of the weights, so that known verdicts follow them and not the name; "" for arithmetic.
@@ -215,9 +215,9 @@ def find_questions_by_claim(register: Mapping[str, Claim]) -> dict[str, Question
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What one run was asked: the register in force, which further rows gate, and on how many models.
+    """Plan of one run: the register in force, which further rows gate, and the number of models.
 
-    It keeps every answer as long as the evidence lives, so that a claim is decided once, by whoever asks first.
+    It keeps every answer as long as the evidence lives, so that a claim is decided once.
     """
 
     register: Mapping[str, Claim]
@@ -233,10 +233,9 @@ class RunPlan:
         return self.register[claim].is_gating(self.gate_claims)
 
     def should_ask(self, claim: str, *, pair_named: bool = False) -> bool:
-        """Whether the run asks the row although nobody named it: within its budget, or a gate, at every budget; or,
-        where an exit was brought, about exits.
+        """Whether the run includes the row by default: its budget allows it, it gates, or it is about the user's exit.
 
-        ``pair_named``: by a user, who thereby asks for the rows about it.
+        ``pair_named``: whether a user named a pair, which includes the rows about pairs.
         """
         question = find_question(claim)
         named = pair_named and question.about == "pair"
@@ -244,7 +243,7 @@ class RunPlan:
         return named or brought or self.is_gating(claim) or question.is_within_budget(self.study.budget)
 
     def make_context(self, claim: str, model: str, layers: int) -> ClaimContext:
-        """What ``claim`` is decided with on a model of ``layers`` layers; the generator starts at the seed."""
+        """The context to decide ``claim`` on a model of ``layers`` layers; its generator starts at the seed."""
         rng = np.random.default_rng(self.study.seed)
         needed = partial(self._needed, claim, layers), partial(self._needed_row, claim)
         return ClaimContext(self.register[claim], model, rng, self.count_other_legs(claim, layers), *needed)

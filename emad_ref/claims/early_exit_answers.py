@@ -75,7 +75,7 @@ def make_early_exit_question(
     legs: int = 0,
     measures: bool = False,
 ) -> Question[ModelMeasurements]:
-    """The question of a claim on items: ``decide`` what ``gather`` takes of the early exits, a table beside it."""
+    """The question of a claim on items: ``decide`` judges what ``gather`` returns; ``tables``: shown beside it."""
 
     def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         exits = evidence.early_exits
@@ -89,16 +89,16 @@ def make_early_exit_question(
 
 
 def make_missing_task_legs(missing: Mapping[str, str], unsolved: Mapping[str, str] | None = None) -> list[Leg]:
-    """A leg for each task that could not be asked (task → why): unseen is not survived.
+    """An unmeasured leg for each task that cannot be scored (task → why): the claim cannot survive without it.
 
-    ``unsolved``: tasks that were asked and do not count, as no exit can cost anything on them.
+    ``unsolved``: tasks that the model does not solve (task → why): no exit can cost anything on them.
     """
     idle = [make_undecided_leg(task, reason) for task, reason in (unsolved or {}).items()]
     return [*(unmeasured_leg(task, reason) for task, reason in missing.items()), *idle]
 
 
 def make_undecided_leg(name: str, reason: str, n: int = 0, outcome: Outcome = "not applicable") -> Leg:
-    """A leg that the data at hand could not falsify, whatever the truth: it takes no part.
+    """A leg that these data cannot decide, whatever the truth.
 
     ``outcome``: ``inconclusive`` in a row that must not survive without it.
     """
@@ -275,14 +275,14 @@ def iterate_pruning_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleCo
 
 
 def compute_adaptive_k_range(minimum: int, layers: int, vocabulary: int) -> tuple[int, int]:
-    """k of the adaptive pruning if nothing, and if everything, were sure."""
+    """(k at confidence 0, k at confidence 1) of the adaptive pruning: the largest and the smallest."""
     shrink = PRUNINGS["adaptive"](minimum, layers, vocabulary).shrink
     assert shrink is not None, "the adaptive rule shrinks"
     return adaptive_vocabulary_size(vocabulary, shrink, 0.0), adaptive_vocabulary_size(vocabulary, shrink, 1.0)
 
 
 def make_pruning_size_table(exits: EarlyExitMeasurements) -> AttachedTable:
-    """k of each pruning after every minimum layer; the adaptive one if nothing, or everything, were sure."""
+    """k of each pruning at every minimum layer; of the adaptive one at confidence 0 and at 1."""
     layers, vocabulary = exits.subject.stepper.layers, exits.subject.stepper.vocabulary_size
     rows: list[dict[str, Any]] = []
     for minimum in exits.minimum_exit_layers:

@@ -28,7 +28,7 @@ Readings = Mapping[str, LayerReadings]  # task → what every layer says of the 
 
 
 def gather_layer_readings(exits: EarlyExitMeasurements) -> Readings:
-    """Of every task that could be asked."""
+    """Layer readings of every available task."""
     return {task: exits.read_layers(task) for task in exits.task_names}
 
 

@@ -88,7 +88,7 @@ def answer_energy(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
 
 
 def gather_energy_evidence(energies: Mapping[int, EnergyResult | NoEnergyReason]) -> EnergyEvidence:
-    """What was measured by batch size, as ``decide`` takes it: readings from a device, or replayed ones."""
+    """Evidence for EMAD-N1 from energies by batch size: readings from a device, or replayed ones."""
     found = {}
     for rows, each in energies.items():
         if isinstance(each, NoEnergyReason):

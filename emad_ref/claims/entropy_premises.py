@@ -103,7 +103,7 @@ def answer_entropy_profile(evidence: ModelMeasurements, asked: ClaimContext) -> 
 def make_readout_rows(
     trace: Trace, targets: Mapping[int, float], rises: Mapping[str, float | None]
 ) -> list[dict[str, Any]]:
-    """Why low entropy may mislead: how often a layer echoes its input, and how often it agrees with the last.
+    """A row per layer: mean entropy, how often it echoes its input, and how often it agrees with the last layer.
 
     ``targets``: probe layer → isotonic target of the calibration text, nats. ``rises``: step → its rise, nats, where
     it is shown to be one.
@@ -235,7 +235,7 @@ class EstimatorRankingEvidence:
 def decide_estimator_ranking(found: EstimatorRankingEvidence, asked: ClaimContext) -> Verdict:
     """EMAD-E4: a leg per estimator, size and probe: Spearman's ρ against the threshold, resampled by document.
 
-    At the sizes the paper means (``EntropyEstimates.paper_estimators``), with uncorrected estimates. The
+    At the sizes the paper means (``EntropyEstimators.paper_estimators``), with uncorrected estimates. The
     linear probe, which is ours, is listed beside.
     """
     threshold = asked.claim.thresholds["spearman"]
@@ -257,7 +257,7 @@ def answer_estimator_ranking(evidence: ModelMeasurements, asked: ClaimContext) -
     """Estimators fitted on two splits, read on documents of the third; beside it what they err and change."""
     if absent := make_unmet_quality_verdict(evidence, asked):
         return Answer(absent, evidence.corpus, evidence.fingerprint)
-    estimates = evidence.entropy_estimates
+    estimates = evidence.entropy_estimators
     fitted = estimates.correct_estimators([*estimates.paper_estimators, estimates.linear_estimator])
     trace, document = estimates.take_trace_with_documents("evaluate", READ, fitted)
     full = estimates.select_probe_columns(trace.entropy_nats)
@@ -287,7 +287,7 @@ def make_estimator_rows(
             "decisions changed %": next(iter(row.changed.values())),
             "tokens": row.tokens,
         }
-        for row in compare_estimators(evidence.entropy_estimates.probes, full, read, targets)
+        for row in compare_estimators(evidence.entropy_estimators.probes, full, read, targets)
     ]
 
 

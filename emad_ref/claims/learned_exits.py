@@ -165,7 +165,7 @@ def _task_legs(evidence: ModelMeasurements) -> tuple[Leg, ...]:
 
 
 def gather_criterion_evidence(beyond: ExitEvaluation) -> CriterionEvidence:
-    """What an exit's evidence holds, as ``decide`` takes it."""
+    """Evidence for EMAD-X1 from the evaluation of an exit."""
     return CriterionEvidence(
         beyond.full_depth_in_flops,
         beyond.recommended_point_costs,

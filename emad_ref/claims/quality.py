@@ -302,7 +302,7 @@ def decide_every_point(found: QualityEvidence, asked: ClaimContext) -> Verdict:
 def measure_every_margin(evidence: ModelMeasurements) -> QualityEvidence:
     """EMAD at every margin of the grid, on the evaluation split."""
     points, tasks = evidence.points, evidence.task_scores.replayed_task_names
-    return QualityEvidence([points.measure_point(loss, tasks=tasks) for loss in points.emad_sweep])
+    return QualityEvidence([points.measure_point(loss, tasks=tasks) for loss in points.emad_sweep_losses])
 
 
 # ---------------------------------------------------------------- EMAD-E10: the margin chosen on validation

@@ -189,7 +189,7 @@ def answer_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
 
 
 def measure_speedup(evidence: ModelMeasurements, point: OperatingPoint, unusable: str) -> SpeedupEvidence:
-    """What was timed at ``point``, and looked at afterwards."""
+    """Times at ``point`` by batch size, with the check of the timed outputs."""
     latency = evidence.latency
     return SpeedupEvidence(
         {
@@ -369,7 +369,7 @@ def answer_self_speculation(evidence: ModelMeasurements, asked: ClaimContext) ->
 
 
 def gather_self_speculation(speculation: SelfSpeculationTiming, not_run: Mapping[str, str]) -> SelfSpeculationEvidence:
-    """What was timed, and looked at afterwards, as ``decide`` takes it."""
+    """Evidence for EMAD-X4: times by arm, with the check of the timed outputs."""
     raced = {
         rows: make_timed_batch(timed, speculation.check_outputs(rows))
         for rows, timed in speculation.timings_by_batch_size.items()

@@ -431,7 +431,7 @@ def _gate_name(option: GateOption) -> str:
 
 def find_front_gates(pair: PairMeasurements, task: str) -> list[GateOption]:
     """Widths and gates whose mixtures score best on validation, by falling share; k = 0 drafts nothing."""
-    options: list[GateOption] = [(0, None), *product(WIDTHS, choose_gate_bits(pair, task))]
+    options: list[GateOption] = [(0, None), *product(WIDTHS, choose_entropy_gates(pair, task))]
     tried = [_speculated(pair, task, "validate", option) for option in options]
     return [
         options[at] for at in routing_front_indices([RoutingRun(done.large_share, done.mean_score) for done in tried])
@@ -447,8 +447,8 @@ def _speculated(pair: PairMeasurements, task: str, split: Split, option: GateOpt
     )
 
 
-def choose_gate_bits(pair: PairMeasurements, task: str) -> list[float | None]:
-    """Gates from the entropies of drafts on validation; beyond the largest of all nothing is refused."""
+def choose_entropy_gates(pair: PairMeasurements, task: str) -> list[float | None]:
+    """Entropy gates in bits: None, quantiles of drafts on validation, and one above every entropy."""
     drafts = pair.answers.answer_by_gated_speculation(max(WIDTHS), None, task, "validate", pair.size.tried).entropy_bits
     most = math.nextafter(math.log2(pair.models.vocabulary), math.inf)
     return [

@@ -230,7 +230,7 @@ def ablate_estimator(evidence: ModelMeasurements, rng: np.random.Generator) -> A
         *(EntropyEstimator("lowrank", k=LOW_RANK_K, rank=r) for r in RANKS),
     ]
     estimated = FittedEstimators(
-        evidence, [*usable_estimators(evidence.subject.stepper, paper), evidence.entropy_estimates.linear_estimator]
+        evidence, [*usable_estimators(evidence.subject.stepper, paper), evidence.entropy_estimators.linear_estimator]
     )
     margins = make_shared_margin_grid(evidence)
     fits = {estimator.name: estimated.measure_agreement(estimator, margins) for estimator in estimated.fitted}
@@ -296,7 +296,7 @@ class FittedEstimators:
     """Estimators fitted on calibration and validation text, with a trace of the whole evaluation split by each."""
 
     def __init__(self, evidence: ModelMeasurements, uncorrected: Sequence[EntropyEstimator]):
-        self._estimates, self._profile = evidence.entropy_estimates, evidence.traces.profile
+        self._estimates, self._profile = evidence.entropy_estimators, evidence.traces.profile
         self._subject = evidence.subject
         self.fitted = self._estimates.correct_estimators(uncorrected)
         self.trace = self._estimates.take_estimator_trace("evaluate", evidence.study.budget.evaluate, self.fitted)

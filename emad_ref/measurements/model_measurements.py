@@ -23,7 +23,7 @@ from emad_ref.measurements.run_resources import ModelIsolation, RunResources, Su
 from emad_ref.measurements.stated_rule import OwnRuleEvidence, measure_own_rule
 from emad_ref.measurements.study import FEWEST, Study
 from emad_ref.measurements.task_scores import TaskScores
-from emad_ref.measurements.traces import EntropyEstimates, LensTraces
+from emad_ref.measurements.traces import EntropyEstimators, LensTraces
 from emad_ref.measurements.verification import FlopVerification, ReplayValidity
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.text.documents import Split
@@ -113,8 +113,8 @@ class ModelMeasurements:
         return CandidatePoints(self.traces, self.task_scores, self.flop_verification)
 
     @cached_property
-    def entropy_estimates(self) -> EntropyEstimates:
-        return EntropyEstimates(self.traces)
+    def entropy_estimators(self) -> EntropyEstimators:
+        return EntropyEstimators(self.traces)
 
     @cached_property
     def baseline_comparison(self) -> BaselineComparison:

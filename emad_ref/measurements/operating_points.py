@@ -103,12 +103,12 @@ class CandidatePoints:
         return reference
 
     @cached_property
-    def emad_sweep(self) -> list[PointLoss]:
+    def emad_sweep_losses(self) -> list[PointLoss]:
         """Evaluation losses of EMAD at every margin of the grid."""
         return loss_table(self.traces.evaluation, self.subject.loaded.geometry, self.margin_points)
 
     @cached_property
-    def truncation_sweep(self) -> list[PointLoss]:
+    def truncation_sweep_losses(self) -> list[PointLoss]:
         """Evaluation losses of fixed truncation at every depth whose head was read."""
         evaluation = self.traces.evaluation
         depths = [point for point in truncation_points(self.subject.stepper.layers) if evaluation.has_layers_for(point)]
@@ -187,7 +187,7 @@ def make_point_rows(points: CandidatePoints, intervals: Mapping[str, Interval]) 
 def find_best_truncations(points: CandidatePoints) -> list[PointLoss]:
     """For each proposed point with a saving, the best fixed depth that saves as much; each once."""
     rivals = [
-        best_at_equal_flops(points.truncation_sweep, loss.net_reduction)
+        best_at_equal_flops(points.truncation_sweep_losses, loss.net_reduction)
         for loss in points.proposed_losses
         if loss.net_reduction > 0
     ]
@@ -287,7 +287,7 @@ def make_explorer_tables(points: CandidatePoints) -> Attachments:
 
 def compute_margin_losses(points: CandidatePoints) -> list[PointLoss]:
     """Full depth, then every margin of the sweep and of the proposed points, by rising saving."""
-    at = {loss.point.margin_nats: loss for loss in (*points.emad_sweep, *points.proposed_losses)}
+    at = {loss.point.margin_nats: loss for loss in (*points.emad_sweep_losses, *points.proposed_losses)}
     return [points.full_loss, *sorted(at.values(), key=lambda loss: -(loss.point.margin_nats or 0.0))]
 
 

@@ -24,7 +24,7 @@ from emad_ref.measurements.pair_timing import (
     make_switching_arm,
 )
 from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import PAIR_SIZES, PairNames, PairSizes, Study
+from emad_ref.measurements.study import PAIR_SIZES, ItemCounts, PairNames, Study
 from emad_ref.models.loading import LoadedModel
 from emad_ref.sweep.front import switching_thresholds
 
@@ -50,7 +50,7 @@ class PairMeasurements:
         *,
         names: tuple[str, str],
         savings: tuple[float, ...],
-        size: PairSizes | None = None,
+        size: ItemCounts | None = None,
     ):
         self.names, self.study, self.savings = PairNames(*names), study, savings
         self.size = size or PAIR_SIZES[study.budget.name]

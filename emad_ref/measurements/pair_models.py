@@ -20,7 +20,7 @@ from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.latency import Decoding, get_record
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import PairSizes, Study
+from emad_ref.measurements.study import ItemCounts, Study
 from emad_ref.models.loading import LoadedModel, shared_vocabulary_size
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt, Session, Step, Unsupported
@@ -37,7 +37,7 @@ class PairModels:
         BadArgument: tokenizers that differ or are missing, an encoder-decoder, or a small model that is not smaller.
     """
 
-    def __init__(self, small: LoadedModel, large: LoadedModel, study: Study, resources: RunResources, size: PairSizes):
+    def __init__(self, small: LoadedModel, large: LoadedModel, study: Study, resources: RunResources, size: ItemCounts):
         _require_decoders(small, large)
         self.vocabulary = shared_vocabulary_size(small, large)
         parameters = small.geometry.parameter_count(), large.geometry.parameter_count()
@@ -173,7 +173,7 @@ def _require_decoders(*models: LoadedModel) -> None:
 
 
 @dataclass(frozen=True)
-class VerifierDecoder:
+class SpeculativeDecoder:
     """Speculative decoding as a decoder of its verifier's point, which it claims to equal.
 
     ``decode`` emits; ``promised`` selects the verifier's rows of its record. Drafts cost work that is not the
@@ -206,18 +206,18 @@ class VerifierDecoder:
         """The partners belong to the caller."""
 
 
-def make_speculative_decoder(draft: Partner, verifier: Partner) -> VerifierDecoder:
+def make_speculative_decoder(draft: Partner, verifier: Partner) -> SpeculativeDecoder:
     """One model drafts ``DRAFT_TOKENS``, another verifies."""
-    return VerifierDecoder(
+    return SpeculativeDecoder(
         verifier,
         lambda prompts, new, stop: speculate(draft, verifier, prompts, new, k=DRAFT_TOKENS, stop=stop),
         lambda tokens: tokens.model == VERIFIER,
     )
 
 
-def make_self_speculative_decoder(model: Partner, exit_layer: int) -> VerifierDecoder:
+def make_self_speculative_decoder(model: Partner, exit_layer: int) -> SpeculativeDecoder:
     """One model drafts ``DRAFT_TOKENS`` after ``exit_layer`` and verifies at its ceiling."""
-    return VerifierDecoder(
+    return SpeculativeDecoder(
         model,
         lambda prompts, new, stop: self_speculate(model, exit_layer, prompts, new, k=DRAFT_TOKENS, stop=stop),
         lambda tokens: tokens.phase != DRAFT,

@@ -18,7 +18,7 @@ from emad_ref.decoding.switching import LARGE, MODELS, SMALL, SwitchingRule, rol
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.operating_points import decode_tokens_singly
 from emad_ref.measurements.pair_answers import TEXTS, ItemAnswers, PairAnswers, describe_rule
-from emad_ref.measurements.study import PairSizes
+from emad_ref.measurements.study import ItemCounts
 from emad_ref.record import Floats
 from emad_ref.statistics.accuracy import estimate_accuracy_drop, guessing_pvalue
 from emad_ref.statistics.estimate import Estimate
@@ -96,7 +96,7 @@ class RoutingRules:
     ``savings``: those of the paper's scores, by its own cost; the proposed rule must save the first.
     """
 
-    def __init__(self, answers: PairAnswers, size: PairSizes, name: str, savings: tuple[float, ...]):
+    def __init__(self, answers: PairAnswers, size: ItemCounts, name: str, savings: tuple[float, ...]):
         self.answers, self.size, self.savings, self._name = answers, size, savings, name
         self._families: dict[tuple[str, SwitchingConstants], dict[SwitchingRule, ItemAnswers]] = {}
 

@@ -36,7 +36,7 @@ from emad_ref.measurements.pair_models import DRAFT_TOKENS, PairModels
 from emad_ref.measurements.pair_routing import RoutingRules
 from emad_ref.measurements.process_replicates import ProcessReplicates, SubprocessTask, join_timings, select_requests
 from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import PairNames, PairSizes, Study
+from emad_ref.measurements.study import ItemCounts, PairNames, Study
 from emad_ref.models.generation import LOOKUP, make_prompt_lookup_generate, make_transformers_generate
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.model_spec import FingerprintMismatch
@@ -157,7 +157,7 @@ def time_pair_in_subprocess(
     names: tuple[str, str],
     fingerprint: str,
     study: Study,
-    size: PairSizes,
+    size: ItemCounts,
     factory: ArmFactory,
     attached: Sequence[Mapping[str, Mapping[str, Any]]],
     requests: RequestBatches,

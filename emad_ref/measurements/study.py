@@ -58,7 +58,7 @@ class Budget:
         return replace(self, **{name: min(amount, getattr(self, name)) for name, amount in amounts.items()})
 
     def describe_reductions(self, whole: Budget) -> str:
-        """What this budget reads less than ``whole``; empty if nothing."""
+        """Text: the amounts that this budget reads less of than ``whole``; empty if none."""
         parts = [
             f"{name} {getattr(self, name)} of {getattr(whole, name)}"
             for name in FEWEST
@@ -192,7 +192,7 @@ def select_pair(
 
 
 @dataclass(frozen=True)
-class PairSizes:
+class ItemCounts:
     """Items per task on which models are ``compared``, rules ``tried`` and verdicts ``judged``.
 
     No rule is chosen on fewer than 60; 100 judged items are the fewest that falsify.
@@ -208,8 +208,8 @@ class PairSizes:
     reported: int
 
 
-PAIR_SIZES: dict[str, PairSizes] = {
-    "smoke": PairSizes(60, 60, 7, 120, 30, 8),
-    "standard": PairSizes(200, 120, 15, 300, 100, 30),
-    "full": PairSizes(400, 150, 15, 800, 300, 60),
+PAIR_SIZES: dict[str, ItemCounts] = {
+    "smoke": ItemCounts(60, 60, 7, 120, 30, 8),
+    "standard": ItemCounts(200, 120, 15, 300, 100, 30),
+    "full": ItemCounts(400, 150, 15, 800, 300, 60),
 }

@@ -47,9 +47,9 @@ from emad_ref.tasks.scoring import (
     encode_item,
     majority_accuracy,
     make_continuation_items,
+    mark_correct_items,
+    mark_correct_items_from_trace,
     passes_asserts,
-    score_items,
-    score_items_from_trace,
     to_token_sequences,
 )
 from emad_ref.text import world
@@ -409,7 +409,7 @@ class ReplayedTask:
             replayer = self._reading(point)
             replayed, trace = replayer.replay(point), replayer.trace
             right = (
-                self.cluster_values_by_text(score_items_from_trace(self.items, trace, replayed.depth))
+                self.cluster_values_by_text(mark_correct_items_from_trace(self.items, trace, replayed.depth))
                 if self.replayable
                 else None
             )
@@ -517,7 +517,7 @@ class TaskScores:
         likelihood, greedy = (np.array(column) for column in zip(*answers, strict=True))
         kept = np.arange(len(played.items)) < len(items)
         full = played.correctness_by_item(self._subject.full_depth_point).select(kept)
-        return full, full.with_values(score_items(items, likelihood, greedy))
+        return full, full.with_values(mark_correct_items(items, likelihood, greedy))
 
     def compute_guess_accuracy(self, task: str) -> float:
         """Share right by the better of two guesses: from the input's own symbols, or validation's majority."""

@@ -179,7 +179,7 @@ FITTED, READ = 40, 60  # windows at most: thousands of tokens, one pass over eac
 COSTLY_TOKENS = 64  # decided tokens of a window, where a head costs more than a block: estimators read several
 
 
-class EntropyEstimates:
+class EntropyEstimators:
     """Entropy estimators: weights from calibration, linear map from validation, compared on evaluation."""
 
     def __init__(self, traces: LensTraces):

@@ -261,7 +261,7 @@ def run_in_backend(
     """Run ``source`` in one backend, as ``run_program``."""
     bounds = ResourceLimits(time.monotonic() + seconds, process_limits(seconds, memory_bytes), output_bytes)
     with start_confined(backend, bounds, ["program"], encode_source(source)) as program:
-        code = program.exit_code() if read_until_ended([program], bounds.deadline) else None
+        code = program.exit_code() if wait_until_ended([program], bounds.deadline) else None
     return SandboxResult(
         "ended" if code == 0 else classify_failure(code), program.stdout, program.stderr, code, program.truncated
     )
@@ -282,7 +282,7 @@ def check_in_backend(
         judge = stack.enter_context(start_confined(backend, bounds, words, trusted, others))
         for end_of_pipe in (*channels, *others):
             end_of_pipe.close()  # only the two processes keep them open, so each notices when the other ends
-        in_time = read_until_ended([judged, judge], bounds.deadline)
+        in_time = wait_until_ended([judged, judge], bounds.deadline)
         own = judged.exit_code() if in_time and judged.has_ended else None
         code = judge.exit_code() if in_time else None
     if code == sandbox_protocol.UNFIT:
@@ -446,11 +446,11 @@ def launcher_source() -> str:
     return f"{Path(sandbox_protocol.__file__).read_text(encoding='utf-8')}\nstart_role(*sys.argv[1:])\n"
 
 
-def read_until_ended(running: Sequence[ConfinedProcess], deadline: float) -> bool:
-    """Read every stream to its end; kill all processes at the deadline or when the last of ``running`` has ended.
+def wait_until_ended(running: Sequence[ConfinedProcess], deadline: float) -> bool:
+    """Read every stream to its end, and return whether the last of ``running`` ended before ``deadline``.
 
-    Returns whether the last one ended in time. If it ended because another process did not answer, that process gets
-    ``EXIT_GRACE_S`` to end by itself.
+    All are killed at the deadline or when the last has ended. If it ended because another process did not answer, that
+    process gets ``EXIT_GRACE_S`` to end by itself.
     """
     *others, last = running
     ends, in_time = deadline, False

@@ -245,7 +245,7 @@ def majority_accuracy(examples: Sequence[TaskExample], elsewhere: Sequence[TaskE
     return max(right[answer] for answer, count in counts.items() if count == most) / len(examples)
 
 
-def score_items_from_trace(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools:
+def mark_correct_items_from_trace(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools:
     """Whether each item is right at ``depth`` [tokens], by a ``trace`` of ``to_token_sequences(items)``; bool [items].
 
     Raises:
@@ -261,14 +261,14 @@ def score_items_from_trace(items: Sequence[TaskItem], trace: Trace, depth: Ints)
             "depth", np.shape(depth), f"one depth per traced position, [{len(trace)}]", "replay this trace"
         )
     likelihood = -sum_by_sequence(trace, trace.nll_nats[np.arange(len(trace)), depth - 1])
-    return score_items(
+    return mark_correct_items(
         items,
         likelihood,
         sum_by_sequence(trace, top1_tokens_at_depth(trace, depth) == trace.target) == trace.sequence_lengths,
     )
 
 
-def score_items(items: Sequence[TaskItem], likelihood: Floats, greedy: Bools) -> Bools:
+def mark_correct_items(items: Sequence[TaskItem], likelihood: Floats, greedy: Bools) -> Bools:
     """Whether each item is right; bool [items].
 
     ``likelihood``, ``greedy``: per continuation its log-likelihood in nats, and whether greedy decoding writes it.

@@ -11,7 +11,11 @@ from emad_ref.audit.token_comparison import GoldenTokens, emitted_depths, logit_
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.switching import SwitchingRule, switch
 from emad_ref.measurements.pair_measurements import PairMeasurements
-from emad_ref.measurements.pair_models import VerifierDecoder, make_self_speculative_decoder, make_speculative_decoder
+from emad_ref.measurements.pair_models import (
+    SpeculativeDecoder,
+    make_self_speculative_decoder,
+    make_speculative_decoder,
+)
 from emad_ref.protocol import Prompt
 from pytest_emad.options import RunSettings
 from pytest_emad.recorder import Recorder
@@ -41,7 +45,7 @@ def make_switching_generator(temperature: float) -> Taking:
     return take
 
 
-def verified_golden_tokens(decoder: VerifierDecoder, verifier: Partner, prompts: Sequence[Prompt]) -> GoldenTokens:
+def verified_golden_tokens(decoder: SpeculativeDecoder, verifier: Partner, prompts: Sequence[Prompt]) -> GoldenTokens:
     made = decoder.generate(prompts, NEW, frozenset())
     margin = logit_margins(verifier.decoder, prompts, made.emitted)
     return GoldenTokens(np.stack(made.emitted), emitted_depths(made), margin, threshold_distances(made, verifier.point))

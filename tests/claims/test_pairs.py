@@ -16,7 +16,7 @@ from emad_ref.measurements.pair_answers import TEXTS
 from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.pair_routing import PAPER, RuleMixture, SwitchingConstants
 from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import PairNames, PairSizes, Study
+from emad_ref.measurements.study import ItemCounts, PairNames, Study
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
 from emad_ref.statistics.units import ByItem
@@ -26,7 +26,7 @@ from tests.claims.simulation import asked
 
 ROUTED = ("EAD-F1", "EAD-F2", "EAD-A1", "EAD-A2", "EAD-A3", "EAD-A4")
 SPECULATING = ("EMAD-E8", "EMAD-R5")
-FEW = PairSizes(compared=2, tried=2, thresholds=15, judged=8, calibrate=4, reported=2)
+FEW = ItemCounts(compared=2, tried=2, thresholds=15, judged=8, calibrate=4, reported=2)
 
 
 def rng() -> np.random.Generator:
@@ -220,7 +220,7 @@ def test_gates_whose_mixtures_score_best_are_judged(monkeypatch) -> None:
         return SimpleNamespace(large_share=share, mean_score=score)
 
     alone = SimpleNamespace(large_share=1.0, mean_score=0.8)
-    monkeypatch.setattr(switching, "choose_gate_bits", lambda pair, task: [None, 2.0])
+    monkeypatch.setattr(switching, "choose_entropy_gates", lambda pair, task: [None, 2.0])
     answering = pair(
         answers=SimpleNamespace(answer_by_gated_speculation=gated, answer_by_one_model=lambda *asked: alone), size=FEW
     )
@@ -231,7 +231,7 @@ def test_gates_keep_no_refused_draft_some_or_every_one() -> None:
     drafts = (np.array([0.3, 2.5]), np.array([1.0]))
     answers = SimpleNamespace(answer_by_gated_speculation=lambda *asked: SimpleNamespace(entropy_bits=drafts))
     answering = pair(answers=answers, size=FEW, models=SimpleNamespace(vocabulary=512))
-    none, middle, _, every = switching.choose_gate_bits(answering, "task")
+    none, middle, _, every = switching.choose_entropy_gates(answering, "task")
     assert none is None
     assert middle == 1.0
     assert every > 9.0, "a gate refuses what reaches it, and 9 bits is the most that 512 tokens have"

@@ -13,7 +13,7 @@ from emad_ref.claims import ablations, entropy_premises, speedup
 from emad_ref.claims.base import Answer, RunPlan, answer_question, decoder_unusable_reason, find_question
 from emad_ref.claims.entropy_premises import EstimatorRankingEvidence
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.traces import EntropyEstimates
+from emad_ref.measurements.traces import EntropyEstimators
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.protocol import Unsupported
@@ -85,7 +85,7 @@ def test_estimators_are_resampled_by_document(sound: ModelMeasurements) -> None:
 def test_estimators_have_the_sizes_the_paper_means(vocabulary: int, width: int, names: list[str]) -> None:
     """K of 32 and 128, yet at most V/64 and V/16; ranks d/16 and d/8."""
     subject = SimpleNamespace(stepper=SimpleNamespace(unembedding=np.zeros((vocabulary, width))))
-    paper = EntropyEstimates(SimpleNamespace(subject=subject)).paper_estimators
+    paper = EntropyEstimators(SimpleNamespace(subject=subject)).paper_estimators
     assert [estimator.name for estimator in paper] == names
 
 

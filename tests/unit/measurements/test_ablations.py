@@ -249,7 +249,7 @@ def test_intervals_resample_documents_and_all_rows_on_the_same_draws(
 def test_rows_may_be_read_off_another_trace_of_the_same_windows(run: ModelMeasurements) -> None:
     """An estimator's point needs the trace that holds its estimates."""
     estimator = EntropyEstimator("topk", k=VOCABULARY)
-    trace = run.entropy_estimates.take_estimator_trace("evaluate", run.study.budget.evaluate, [estimator])
+    trace = run.entropy_estimators.take_estimator_trace("evaluate", run.study.budget.evaluate, [estimator])
     point = replace(run.traces.profile.point(0.05), estimator=estimator)
     table = AblationRows(run, np.random.default_rng(0))
     (full,) = table.make_point_rows([run.traces.profile.point(0.05)], {})
@@ -375,7 +375,7 @@ def test_a_point_that_the_decoder_declines_is_not_a_row(run: ModelMeasurements, 
 
 @pytest.fixture(scope="module")
 def estimated(run: ModelMeasurements) -> FittedEstimators:
-    return FittedEstimators(run, [EntropyEstimator("topk", k=4), LOW_RANK, run.entropy_estimates.linear_estimator])
+    return FittedEstimators(run, [EntropyEstimator("topk", k=4), LOW_RANK, run.entropy_estimators.linear_estimator])
 
 
 def named(estimated: FittedEstimators, name: str) -> EntropyEstimator:
@@ -384,10 +384,10 @@ def named(estimated: FittedEstimators, name: str) -> EntropyEstimator:
 
 def raw_columns(run: ModelMeasurements, estimator: EntropyEstimator) -> np.ndarray:
     """[tokens, probes] of an estimator that was never corrected."""
-    trace = run.entropy_estimates.take_estimator_trace(
+    trace = run.entropy_estimators.take_estimator_trace(
         "evaluate", run.study.budget.evaluate, [replace(estimator, correction=())]
     )
-    return run.entropy_estimates.select_probe_columns(trace.estimates[replace(estimator, correction=())])
+    return run.entropy_estimators.select_probe_columns(trace.estimates[replace(estimator, correction=())])
 
 
 @pytest.mark.parametrize("name", ["topk-4", "lowrank-12", "linear"])
@@ -397,7 +397,7 @@ def test_a_fit_is_the_worst_probe_of_an_estimator_before_and_after_its_line(
     estimator, at = named(estimated, name), [0.0, 0.1]
     fit = estimated.measure_agreement(estimator, at)
     raw = raw_columns(run, estimator)
-    full = run.entropy_estimates.select_probe_columns(run.traces.evaluation.entropy_nats)
+    full = run.entropy_estimators.select_probe_columns(run.traces.evaluation.entropy_nats)
     slope, intercept = np.array(estimator.correction).T
     mended = slope * raw + intercept
     targets = np.array(run.traces.profile.targets_nats)
@@ -454,10 +454,10 @@ def test_recall_is_asked_at_probes_only(run: ModelMeasurements) -> None:
 def test_the_line_of_an_estimator_can_be_undone(run: ModelMeasurements, slope: float) -> None:
     """Also one that turns the order round."""
     corrected = replace(EntropyEstimator("topk", k=4), correction=((slope, 0.3), (0.25, -1.0)))
-    trace = run.entropy_estimates.take_estimator_trace("evaluate", 5, [corrected])
-    plain = run.entropy_estimates.take_estimator_trace("evaluate", 5, [EntropyEstimator("topk", k=4)])
-    expected = run.entropy_estimates.select_probe_columns(plain.estimates[EntropyEstimator("topk", k=4)])
-    found = run.entropy_estimates.undo_correction(trace, corrected)
+    trace = run.entropy_estimators.take_estimator_trace("evaluate", 5, [corrected])
+    plain = run.entropy_estimators.take_estimator_trace("evaluate", 5, [EntropyEstimator("topk", k=4)])
+    expected = run.entropy_estimators.select_probe_columns(plain.estimates[EntropyEstimator("topk", k=4)])
+    found = run.entropy_estimators.undo_correction(trace, corrected)
     assert found.shape == (len(trace), len(PROBES))
     np.testing.assert_allclose(found, expected, atol=1e-5)  # float32 columns of a few nats, slopes of a quarter
 

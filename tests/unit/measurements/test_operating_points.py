@@ -194,7 +194,7 @@ def test_the_tables_are_what_the_page_and_the_figures_read(tables):
 def test_thresholds_that_differ_from_token_to_token_have_no_explorer(explored, monkeypatch):
     loss = explored.full_loss
     binned = replace(loss, point=SimpleNamespace(margin_nats=0.1, thresholds=((1.0,), (2.0,)), probes=(2,)))
-    monkeypatch.setattr(explored, "emad_sweep", [binned])
+    monkeypatch.setattr(explored, "emad_sweep_losses", [binned])
     with pytest.raises(Unsupported, match="depend on the token"):
         make_explorer_tables(explored)
 

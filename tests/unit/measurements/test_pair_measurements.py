@@ -39,7 +39,7 @@ from emad_ref.measurements.pair_timing import (
     make_speculative_arm,
 )
 from emad_ref.measurements.run_resources import RunResources, make_judge_decoder
-from emad_ref.measurements.study import BUDGETS, PAIR_SIZES, PairSizes, Study
+from emad_ref.measurements.study import BUDGETS, PAIR_SIZES, ItemCounts, Study
 from emad_ref.measurements.task_scores import GENERATED_LINE
 from emad_ref.models.generation import LOOKUP
 from emad_ref.models.geometry import geometry_of
@@ -54,7 +54,7 @@ from emad_ref.text.documents import TaskExample
 
 NAMES = ("emad-nano", "emad-tiny")
 SAVINGS = (0.415, 0.67)
-FEW = PairSizes(compared=4, tried=2, thresholds=15, judged=4, calibrate=4, reported=2)
+FEW = ItemCounts(compared=4, tried=2, thresholds=15, judged=4, calibrate=4, reported=2)
 TASK = "inventory"
 ITEMS = (TASK, "evaluate", FEW.judged)
 

@@ -23,7 +23,7 @@ from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.replay import replay_depths
-from emad_ref.tasks.scoring import encode_item, score_items_from_trace, to_token_sequences
+from emad_ref.tasks.scoring import encode_item, mark_correct_items_from_trace, to_token_sequences
 from emad_ref.text import world
 from tests.small_models import small_model
 from tests.unit.models.test_special_tokens import BOS, EOS, LLAMA, TURN, UNK, ids, stored, third_token, transformers_own
@@ -589,7 +589,7 @@ def test_the_worlds_tasks_are_scored_as_the_suites_score_them(nano, task):
     trace = take_trace(nano.stepper, to_token_sequences(items))
     assert (
         result.scores.astype(bool).tolist()
-        == score_items_from_trace(items, trace, replay_depths(trace, EARLY)).tolist()
+        == mark_correct_items_from_trace(items, trace, replay_depths(trace, EARLY)).tolist()
     )
 
 

@@ -12,7 +12,7 @@ from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import PairSizes, Study
+from emad_ref.measurements.study import ItemCounts, Study
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
 from emad_ref.tasks.evaluation import evaluate_tasks
@@ -22,7 +22,7 @@ from emad_ref.tasks.scoring import AnswerStrategy
 from tests.unit.tasks.test_datasets import write
 
 NAMES = ("emad-nano", "emad-tiny")
-FEW = PairSizes(compared=6, tried=6, thresholds=15, judged=6, calibrate=4, reported=2)
+FEW = ItemCounts(compared=6, tried=6, thresholds=15, judged=6, calibrate=4, reported=2)
 WORDS = ("tea", "jar", "cup", "box", "bag", "hat", "key", "map", "pen", "pot", "cap", "can")
 
 

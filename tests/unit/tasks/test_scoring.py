@@ -16,9 +16,9 @@ from emad_ref.tasks.scoring import (
     cluster_items,
     encode_item,
     majority_accuracy,
+    mark_correct_items_from_trace,
     passes_asserts,
     program_passes,
-    score_items_from_trace,
     to_token_sequences,
 )
 from emad_ref.text.documents import TaskExample
@@ -129,15 +129,15 @@ def test_an_example_that_cannot_be_scored_is_refused(example, opening, message):
 def test_a_choice_is_right_when_its_option_is_likeliest_at_the_depths_taken(likely, first, second):
     items = [item(CHOICE)]
     trace = trace_of(items, likely)
-    assert score_items_from_trace(items, trace, np.full(len(trace), 1)).tolist() == [first]
-    assert score_items_from_trace(items, trace, np.full(len(trace), 2)).tolist() == [second]
+    assert mark_correct_items_from_trace(items, trace, np.full(len(trace), 1)).tolist() == [first]
+    assert mark_correct_items_from_trace(items, trace, np.full(len(trace), 2)).tolist() == [second]
 
 
 def test_likelihood_is_summed_over_all_tokens_of_an_option():
     """Two tokens of 0.1 nats lose to one of 0.1: no normalisation by length."""
     items = [item(CHOICE)]
     trace = trace_of(items, [[0, 0], [1, 1], [1, 1]])
-    assert score_items_from_trace(items, trace, np.full(len(trace), 1)).tolist() == [True]
+    assert mark_correct_items_from_trace(items, trace, np.full(len(trace), 1)).tolist() == [True]
 
 
 def test_a_mean_choice_is_by_log_likelihood_per_token():
@@ -145,39 +145,39 @@ def test_a_mean_choice_is_by_log_likelihood_per_token():
     items = [item(replace(CHOICE, scoring="mean_choice", answer="eh"))]
     trace = trace_of(items, [[0, 0], [0, 0], [1, 0]])
     trace.nll_nats[:, 0] = [0.25, 0.5, 0.2, 0.2]  # sums 0.25, 0.5, 0.4: by them the first is the likeliest
-    assert score_items_from_trace(items, trace, np.full(len(trace), 1)).tolist() == [True]
-    assert score_items_from_trace([item(CHOICE)], trace, np.full(len(trace), 1)).tolist() == [False]
+    assert mark_correct_items_from_trace(items, trace, np.full(len(trace), 1)).tolist() == [True]
+    assert mark_correct_items_from_trace([item(CHOICE)], trace, np.full(len(trace), 1)).tolist() == [False]
 
 
 def test_an_exact_answer_is_right_when_every_token_is_the_argmax_at_its_own_depth():
     items = [item(EXACT)]
     trace = trace_of(items, [[1, 0]])  # layer 1 is right, layer 2 is not
-    assert score_items_from_trace(items, trace, np.array([1, 1, 1])).tolist() == [True]
+    assert mark_correct_items_from_trace(items, trace, np.array([1, 1, 1])).tolist() == [True]
     for wrong in range(3):
         depth = np.ones(3, dtype=np.int64)
         depth[wrong] = 2
-        assert score_items_from_trace(items, trace, depth).tolist() == [False]
+        assert mark_correct_items_from_trace(items, trace, depth).tolist() == [False]
 
 
 def test_items_of_both_kinds_are_judged_in_their_order():
     items = [item(EXACT), item(CHOICE), item(EXACT)]
     trace = trace_of(items, [[0, 1], [0, 0], [0, 1], [0, 0], [1, 0]])
-    assert score_items_from_trace(items, trace, np.full(len(trace), 2)).tolist() == [True, True, False]
+    assert mark_correct_items_from_trace(items, trace, np.full(len(trace), 2)).tolist() == [True, True, False]
 
 
 def test_a_trace_or_depths_of_something_else_are_refused():
     items = [item(EXACT)]
     trace = trace_of(items, [[1, 1]])
     with pytest.raises(BadArgument, match=r"trace\.sequences=1, but expected 4, one per continuation"):
-        score_items_from_trace([*items, item(CHOICE)], trace, np.full(len(trace), 1))
+        mark_correct_items_from_trace([*items, item(CHOICE)], trace, np.full(len(trace), 1))
     with pytest.raises(BadArgument, match=r"depth=\(2,\), but expected one depth per traced position, \[3\]"):
-        score_items_from_trace(items, trace, np.ones(2, dtype=np.int64))
+        mark_correct_items_from_trace(items, trace, np.ones(2, dtype=np.int64))
 
 
 def test_programs_are_not_decided_from_a_trace():
     items = [item(TaskExample("code", "a", "b", "runs"))]
     with pytest.raises(BadArgument, match="scoring='runs', but expected choice, mean_choice or exact"):
-        score_items_from_trace(items, trace_of(items, [[1, 1]]), np.array([1]))
+        mark_correct_items_from_trace(items, trace_of(items, [[1, 1]]), np.array([1]))
 
 
 @pytest.mark.parametrize(
