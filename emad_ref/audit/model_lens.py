@@ -134,11 +134,11 @@ class ModelLens:
         stepper, copies = self.stepper, 1 + ROUNDING_COPIES
         rng = torch.Generator().manual_seed(crc32(np.asarray(tokens, dtype=np.int64).tobytes()))
         cache = open_cache(stepper, [self.source] * copies, len(tokens))
-        frame = stepper.prepare_forward(np.tile(np.arange(len(tokens)), (copies, 1)), cache)
+        context = stepper.prepare_forward(np.tile(np.arange(len(tokens)), (copies, 1)), cache)
         rows = torch.from_numpy(np.asarray(tokens, dtype=np.int64)).expand(copies, -1)
-        hidden, largest = _round_at_random(stepper.embed(rows.to(stepper.device), frame), rng), 0.0
+        hidden, largest = _round_at_random(stepper.embed(rows.to(stepper.device), context), rng), 0.0
         for layer in range(1, max(layers) + 1):
-            hidden = _round_at_random(stepper.run_layers(hidden, layer - 1, layer, frame, cache), rng)
+            hidden = _round_at_random(stepper.run_layers(hidden, layer - 1, layer, context, cache), rng)
             if layer in layers:
                 plain, *moved = to_numpy(stepper.logits(hidden[:, -1:]))[:, 0]
                 largest = max(largest, float(np.abs(np.stack(moved) - plain).max()))

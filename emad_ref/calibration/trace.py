@@ -459,13 +459,13 @@ def _step_by_step(stepper: Stepper, tokens: Ints, start: int) -> Iterator[Tensor
     cache = stepper.new_cache(1, len(tokens))
     ids = torch.from_numpy(np.asarray(tokens, dtype=np.int64))[None].to(stepper.device)
     if start:
-        frame = stepper.prepare_forward(np.arange(start)[None], cache)
-        stepper.run_layers(stepper.embed(ids[:, :start], frame), 0, stepper.layers, frame, cache)
+        context = stepper.prepare_forward(np.arange(start)[None], cache)
+        stepper.run_layers(stepper.embed(ids[:, :start], context), 0, stepper.layers, context, cache)
     for at in range(start, len(tokens)):
-        frame = stepper.prepare_forward(np.array([[at]]), cache)
-        hidden, states = stepper.embed(ids[:, at : at + 1], frame), []
+        context = stepper.prepare_forward(np.array([[at]]), cache)
+        hidden, states = stepper.embed(ids[:, at : at + 1], context), []
         for layer in range(1, stepper.layers + 1):
-            hidden = stepper.run_layers(hidden, layer - 1, layer, frame, cache)
+            hidden = stepper.run_layers(hidden, layer - 1, layer, context, cache)
             states.append(hidden[0])
         yield stepper.logits(torch.cat(states))
 
@@ -513,13 +513,13 @@ def iterate_states_after(
     run, place = windows.deduplicate_inputs(batch)
     tokens, lengths = windows.pad_right(run)
     cache = open_cache(stepper, [sequence.source for sequence in run], tokens.shape[1])
-    frame = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
-    hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame)
+    context = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
+    hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), context)
     row = np.repeat(place, [sequence.n_decided for sequence in batch])
     chosen = tuple(torch.from_numpy(index).to(stepper.device) for index in (row, windows.decided_positions(batch)))
     below = 0
     for layer in range(1, stepper.layers + 1) if layers is None else layers:
-        hidden, below = stepper.run_layers(hidden, below, layer, frame, cache), layer
+        hidden, below = stepper.run_layers(hidden, below, layer, context, cache), layer
         yield hidden[chosen]
 
 
@@ -830,10 +830,10 @@ def compute_layer_states(stepper: Stepper, sequences: Sequence[Ints], source: In
     tokens = windows.pad_rows(sequences)
     rows, longest = tokens.shape
     cache = open_cache(stepper, [source] * rows, longest)
-    frame = stepper.prepare_forward(np.tile(np.arange(longest), (rows, 1)), cache)
-    hidden, states = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame), []
+    context = stepper.prepare_forward(np.tile(np.arange(longest), (rows, 1)), cache)
+    hidden, states = stepper.embed(torch.from_numpy(tokens).to(stepper.device), context), []
     for layer in range(1, stepper.layers + 1):
-        hidden = stepper.run_layers(hidden, layer - 1, layer, frame, cache)
+        hidden = stepper.run_layers(hidden, layer - 1, layer, context, cache)
         states.append(hidden)
     return states
 

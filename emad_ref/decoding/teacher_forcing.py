@@ -180,8 +180,8 @@ def _force_layerwise(
     require_known_token_ids(np.concatenate([text.tokens for text in batch]), stepper.vocabulary_size)
     require_within_max_positions(tokens.shape[1], stepper)
     cache = open_cache(stepper, [text.source for text in run], tokens.shape[1])
-    frame = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
-    hidden = stepper.embed(index(tokens), frame)
+    context = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
+    hidden = stepper.embed(index(tokens), context)
     counts = np.array([text.n_decided for text in batch])
     row, position = np.repeat(np.arange(len(batch)), counts), decided_positions(batch)
     decided = position - np.array([text.adaptive_from for text in batch])[row]
@@ -191,7 +191,7 @@ def _force_layerwise(
     exits = torch.empty_like(hidden[rows, positions])  # [decided, D] the state that each token stopped with
     probe.begin_step()
     for layer in range(1, point.ceiling + 1):
-        hidden = stepper.run_layers(hidden, layer - 1, layer, frame, cache)
+        hidden = stepper.run_layers(hidden, layer - 1, layer, context, cache)
         states, shown = hidden[rows, positions], None
         stops = np.full(len(running), layer == point.ceiling)
         if layer in point.probes and len(running):

@@ -68,25 +68,25 @@ class ForwardInputs:
     ``cached``: whether the forward has a cache. ``ragged``: whether its rows may be padded, as prompts are.
     """
 
-    def __init__(self, stepper: CausalStepper, cached: bool, ragged: bool, frame: ForwardContext):
-        self._stepper, self._context, self.cached, self.ragged = stepper, ref(frame), cached, ragged
+    def __init__(self, stepper: CausalStepper, cached: bool, ragged: bool, context: ForwardContext):
+        self._stepper, self._context_ref, self.cached, self.ragged = stepper, ref(context), cached, ragged
         self._writer: CacheWriter | None = None
         self._arguments: dict[LayerPlacement, dict[str, Any]] = {}
         self._attention_inputs: dict[LayerPlacement, AttentionInputs] = {}
 
     @property
-    def _frame(self) -> ForwardContext:
+    def _context(self) -> ForwardContext:
         """A weak reference: contexts hold their inputs."""
-        frame = self._context()
-        assert frame is not None, "the caller holds the context that it runs"
-        return frame
+        context = self._context_ref()
+        assert context is not None, "the caller holds the context that it runs"
+        return context
 
     def bind_cache(self, cache: KVCache | None) -> None:
         """Let blocks read and write ``cache``."""
         if (cache is not None) != self.cached:
-            raise BadArgument("cache", cache, "the cache the frame was made for, or None if it was made without one")
+            raise BadArgument("cache", cache, "the cache the context was made for, or None if it was made without one")
         if cache is not None and (self._writer is None or self._writer.cache is not cache):
-            self._writer, self._arguments, self._attention_inputs = CacheWriter(cache, self._frame), {}, {}
+            self._writer, self._arguments, self._attention_inputs = CacheWriter(cache, self._context), {}, {}
 
     def block_kwargs(self, placement: LayerPlacement) -> dict[str, Any]:
         """Keyword arguments of a block's module."""
@@ -94,9 +94,9 @@ class ForwardInputs:
             stepper, anatomy = self._stepper, self._stepper.anatomy
             arguments: dict[str, Any] = {"attention_mask": self._mask(placement), **dict(anatomy.constants)}
             if anatomy.positions_inside:
-                arguments["position_ids"] = self._frame.distinct_positions_on(placement.device)
+                arguments["position_ids"] = self._context.distinct_positions_on(placement.device)
             if stepper.rotary is not None:
-                arguments["position_embeddings"] = self._rotary(stepper.rotary_table(placement, self._frame.keys))
+                arguments["position_embeddings"] = self._rotary(stepper.rotary_table(placement, self._context.keys))
             if self._writer is not None:
                 arguments[anatomy.cache_keyword] = self._writer
             self._arguments[placement] = arguments
@@ -106,17 +106,17 @@ class ForwardInputs:
         """Inputs of a block's fused step."""
         if placement not in self._attention_inputs:
             assert self._writer is not None, "fused steps write to a cache"
-            stepper, frame = self._stepper, self._frame
-            table = None if stepper.rotary is None else stepper.signed_rotary_table(placement, frame.keys)
+            stepper, context = self._stepper, self._context
+            table = None if stepper.rotary is None else stepper.signed_rotary_table(placement, context.keys)
             rotary = None if table is None else self._rotary(table)
-            inputs = AttentionInputs(self._writer, self._mask(placement), rotary, several=frame.queries > 1)
+            inputs = AttentionInputs(self._writer, self._mask(placement), rotary, several=context.queries > 1)
             self._attention_inputs[placement] = inputs
         return self._attention_inputs[placement]
 
     def _mask(self, placement: LayerPlacement) -> Tensor | None:
         stepper = self._stepper
         return attention_mask(
-            self._frame,
+            self._context,
             stepper.window if placement.kind == SLIDING_ATTENTION else None,
             stepper.dtype,
             placement.device,
@@ -126,10 +126,10 @@ class ForwardInputs:
 
     def _rotary(self, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """(cos, sin) at the forward's positions, [1, n, …] if all rows start together, else [rows, n, …]."""
-        frame, (cos, sin) = self._frame, tables
-        if frame.start is not None:
-            return cos.narrow(1, frame.start, frame.queries), sin.narrow(1, frame.start, frame.queries)
-        slots = frame.positions_on(cos.device)
+        context, (cos, sin) = self._context, tables
+        if context.start is not None:
+            return cos.narrow(1, context.start, context.queries), sin.narrow(1, context.start, context.queries)
+        slots = context.positions_on(cos.device)
         return cos[0][slots], sin[0][slots]
 
 
@@ -282,7 +282,7 @@ class CausalStepper(StepperAliases):
         prepare = partial(ForwardInputs, self, cache is not None, lengths is not None)
         return make_forward_context(positions, cache, rows, lengths, self._end, prepare)
 
-    def embed(self, tokens: Tensor, frame: ForwardContext) -> Tensor:
+    def embed(self, tokens: Tensor, context: ForwardContext) -> Tensor:
         """h_0 [rows, n, D] of ``tokens`` int64 [rows, n]: embedding, input projection, learned positions."""
         hidden = self._embedding(tokens)
         if self._embedding_factor is not None:
@@ -291,20 +291,22 @@ class CausalStepper(StepperAliases):
             hidden = self._project_in(hidden)
         if self._positions is not None:
             table, offset = self._positions.weight, self.anatomy.position_offset
-            if frame.start is None:
-                return hidden + to_device(table[frame.positions_on(table.device) + offset], self.device)
-            return hidden + to_device(table.narrow(0, frame.start + offset, frame.queries), self.device)
+            if context.start is None:
+                return hidden + to_device(table[context.positions_on(table.device) + offset], self.device)
+            return hidden + to_device(table.narrow(0, context.start + offset, context.queries), self.device)
         return hidden
 
-    def run_layers(self, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache | None) -> Tensor:
+    def run_layers(
+        self, hidden: Tensor, first: int, last: int, context: ForwardContext, cache: KVCache | None
+    ) -> Tensor:
         """See ``Stepper.run_layers``. Each block writes its K and V through the ``CacheWriter`` among its inputs."""
         require_layer_range(first, last, self.layers)
         if cache is not None:
-            cache.require_earlier_entries(first, last, frame)
-        prepared: ForwardInputs = frame.prepared
+            cache.require_earlier_entries(first, last, context)
+        prepared: ForwardInputs = context.prepared
         prepared.bind_cache(cache)
         if self._graphs is not None and cache is not None:
-            replayed = self._graphs.run_layers(self, hidden, first, last, frame, cache)
+            replayed = self._graphs.run_layers(self, hidden, first, last, context, cache)
             if replayed is not None:
                 return replayed
         here: LayerPlacement | None = None
@@ -319,17 +321,17 @@ class CausalStepper(StepperAliases):
                 hidden = step(squeeze_single_token(hidden), inputs)
         return to_device(hidden.view(shape), self.device)
 
-    def write_kv(self, hidden: Tensor, layer: int, frame: ForwardContext, cache: KVCache) -> None:
+    def write_kv(self, hidden: Tensor, layer: int, context: ForwardContext, cache: KVCache) -> None:
         """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
 
         Executes the block's norm and its query, key and value projections. Raises as ``Stepper.write_kv``.
         """
         require_layer(layer, self.layers)
-        cache.require_earlier_entries(layer - 1, layer, frame)
+        cache.require_earlier_entries(layer - 1, layer, context)
         block, placement = self._blocks[layer - 1]
-        prepared: ForwardInputs = frame.prepared
+        prepared: ForwardInputs = context.prepared
         prepared.bind_cache(cache)
-        arguments = {**prepared.block_kwargs(placement), self.anatomy.cache_keyword: _FillWriter(cache, frame)}
+        arguments = {**prepared.block_kwargs(placement), self.anatomy.cache_keyword: _FillWriter(cache, context)}
         try:
             block(to_device(hidden, placement.device), **arguments)
         except _KVWritten:

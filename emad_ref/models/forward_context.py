@@ -99,7 +99,7 @@ def make_forward_context(
 
 
 def attention_mask(
-    frame: ForwardContext,
+    context: ForwardContext,
     window: int | None,
     dtype: torch.dtype,
     device: torch.device,
@@ -112,17 +112,17 @@ def attention_mask(
     A query at position p sees slots s ≤ p and, in a window of w, s > p − w. ``flagged``: no mask over several queries
     means SDPA's causal flag. ``always``: a mask even if None would be correct.
     """
-    windowed = window is not None and frame.keys > window
+    windowed = window is not None and context.keys > window
     # SDPA's flag aligns query i with key i, so it is only correct without earlier positions
-    unmasked = frame.queries == 1 or (flagged and frame.start == 0)
-    if frame.start is not None and not windowed and unmasked and not always:
+    unmasked = context.queries == 1 or (flagged and context.start == 0)
+    if context.start is not None and not windowed and unmasked and not always:
         return None
     lowest = torch.finfo(dtype).min
-    if frame.start is not None and not windowed:  # mask the slots after each query's own
-        later = torch.full((1, 1, frame.queries, frame.keys), lowest, dtype=dtype, device=device)
-        return later.triu_(frame.start + 1)
-    here = frame.distinct_positions_on(device)
-    there = torch.arange(frame.keys, device=device)
+    if context.start is not None and not windowed:  # mask the slots after each query's own
+        later = torch.full((1, 1, context.queries, context.keys), lowest, dtype=dtype, device=device)
+        return later.triu_(context.start + 1)
+    here = context.distinct_positions_on(device)
+    there = torch.arange(context.keys, device=device)
     visible = there <= here[:, :, None]
     if window is not None and windowed:
         visible &= there > here[:, :, None] - window

@@ -50,9 +50,9 @@ class StepBuffers:
         self._rows = rows
         self._last: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
-    def copy_inputs(self, hidden: Tensor, frame: CacheWrite) -> None:
+    def copy_inputs(self, hidden: Tensor, context: CacheWrite) -> None:
         """Copy states and the first rows of a forward; rows and positions only if they changed."""
-        signature = frame.starts[: self._rows], frame.rows[: self._rows]
+        signature = context.starts[: self._rows], context.rows[: self._rows]
         if self._last != signature:
             self._both.copy_(torch.tensor(signature), non_blocking=True)
             self._last = signature
@@ -192,17 +192,17 @@ class StaticLayerCache(LayerKVCache):
         buffers, layer = self._lease.buffers(length), self._number - 1
         return buffers.keys[layer][row, :, :length], buffers.values[layer][row, :, :length]
 
-    def write(self, keys: Tensor, values: Tensor, frame: CacheWrite) -> tuple[Tensor, Tensor]:
+    def write(self, keys: Tensor, values: Tensor, context: CacheWrite) -> tuple[Tensor, Tensor]:
         """See ``LayerKVCache.write``; for forwards without capture."""
-        buffers, layer = self._lease.buffers(frame.keys), self._number - 1
-        places = None if len(frame.rows) == buffers.rows else torch.tensor(frame.rows, device=keys.device)
-        attended = write_kv_entries(buffers.keys[layer], buffers.values[layer], keys, values, frame, places)
-        self._hold(frame)
+        buffers, layer = self._lease.buffers(context.keys), self._number - 1
+        places = None if len(context.rows) == buffers.rows else torch.tensor(context.rows, device=keys.device)
+        attended = write_kv_entries(buffers.keys[layer], buffers.values[layer], keys, values, context, places)
+        self._hold(context)
         return attended
 
-    def mark_written(self, frame: CacheWrite) -> None:
-        """Record that a graph has written the frame's K and V."""
-        self._hold(frame)
+    def mark_written(self, context: CacheWrite) -> None:
+        """Record that a graph has written the context's K and V."""
+        self._hold(context)
 
     def keep_rows(self, rows: Sequence[int], numbers: dict[int, int]) -> None:
         """See ``LayerKVCache.keep_rows``; the cache handles the buffers."""
@@ -227,10 +227,10 @@ class StaticKVCache(KVCache):
         """Whether layers first+1 … last are still the original ones: decoders may replace them."""
         return self.layers[first:last] == self._static[first:last]
 
-    def mark_written(self, first: int, last: int, frame: CacheWrite) -> None:
+    def mark_written(self, first: int, last: int, context: CacheWrite) -> None:
         """Record that a graph has written K and V of layers first+1 … last."""
         for layer in self._static[first:last]:
-            layer.mark_written(frame)
+            layer.mark_written(context)
 
     def drop_rows(self, rows: Ints) -> None:
         """See ``KVCache.drop_rows``."""

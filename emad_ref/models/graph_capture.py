@@ -297,31 +297,31 @@ class StepGraphs:
         return StaticKVCache(self.pool, stepper.layers, rows, capacity)
 
     def run_layers(
-        self, stepper: CapturableStepper, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache
+        self, stepper: CapturableStepper, hidden: Tensor, first: int, last: int, context: ForwardContext, cache: KVCache
     ) -> Tensor | None:
-        """As ``Stepper.run_layers``, for a checked frame and cache; None if the step must run uncaptured.
+        """As ``Stepper.run_layers``, for a checked context and cache; None if the step must run uncaptured.
 
-        ``frame.executed`` is set to the number of keys per query.
+        ``context.executed`` is set to the number of keys per query.
         """
-        frame.executed = frame.keys
-        if not isinstance(cache, StaticKVCache) or not self._takes(stepper, first, last, frame, cache):
+        context.executed = context.keys
+        if not isinstance(cache, StaticKVCache) or not self._takes(stepper, first, last, context, cache):
             return None
-        keys, buffers, rows = bucket_size(frame.keys), cache.lease.buffers(frame.keys), len(frame.rows)
+        keys, buffers, rows = bucket_size(context.keys), cache.lease.buffers(context.keys), len(context.rows)
         read = parameter_addresses(chain.from_iterable(self._places[first:last]))
         graph = buffers.graphs.get((first, last, rows, keys))
         # some rows leave soon, and no token should wait for that capture: it is made with the first
         counts = (rows,) if graph is not None and graph.read == read else range(1, rows + 1)
         try:
             for count in counts:
-                buffers.step_buffers(count).copy_inputs(hidden, frame)
+                buffers.step_buffers(count).copy_inputs(hidden, context)
                 captured = self._captured(stepper, first, last, buffers, count, keys, read)
         except GraphCaptureError as reason:
             self._refuse(str(reason))
             return None
         # graphs share memory: the next replay of any of them may overwrite this result
         result = captured.replay().clone()
-        cache.mark_written(first, last, frame)
-        frame.executed = keys
+        cache.mark_written(first, last, context)
+        context.executed = keys
         return result
 
     def logits(self, stepper: CapturableStepper, hidden: Tensor) -> Tensor | None:
@@ -336,13 +336,13 @@ class StepGraphs:
             return None
 
     def _takes(
-        self, stepper: CapturableStepper, first: int, last: int, frame: ForwardContext, cache: StaticKVCache
+        self, stepper: CapturableStepper, first: int, last: int, context: ForwardContext, cache: StaticKVCache
     ) -> bool:
         return (
-            frame.queries == 1
+            context.queries == 1
             and first < last
-            and len(frame.rows) <= MAX_CAPTURED_ROWS
-            and not frame.prepared.ragged
+            and len(context.rows) <= MAX_CAPTURED_ROWS
+            and not context.prepared.ragged
             and cache.lease.pool is self.pool
             and cache.has_original_layers(first, last)
             and self._may(stepper)

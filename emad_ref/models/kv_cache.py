@@ -41,7 +41,7 @@ class MissingEntryError(EmadError):
 
 
 class CacheWrite(Protocol):
-    """Interface of a frame for the cache: rows that write, their start, and their length afterwards.
+    """What the cache reads of a forward's context: rows that write, their start, and their length afterwards.
 
     ``rows``, ``starts``, ``ends`` have one entry per row; ``start`` is the common start, None if rows differ;
     ``queries`` the width n of the chunk, padding included; ``keys`` the slots every query is executed against.
@@ -59,25 +59,25 @@ class CacheWrite(Protocol):
 
 
 def write_kv_entries(
-    held_keys: Tensor, held_values: Tensor, keys: Tensor, values: Tensor, frame: CacheWrite, places: Tensor | None
+    held_keys: Tensor, held_values: Tensor, keys: Tensor, values: Tensor, context: CacheWrite, places: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Write [rows, kv_heads, n, head_dim] at the frame's slots of two buffers; returns all keys and values.
+    """Write [rows, kv_heads, n, head_dim] at the context's slots of two buffers; returns all keys and values.
 
-    ``places`` int64 [rows] of the frame's rows in the buffers; None if they are all of them.
+    ``places`` int64 [rows] of the context's rows in the buffers; None if they are all of them.
     """
     if places is not None:
         # an index before and one after the slice: the result is [rows, n, kv_heads, head_dim]
-        slots = frame.positions_on(keys.device)
+        slots = context.positions_on(keys.device)
         held_keys[places[:, None], :, slots] = keys.transpose(1, 2)
         held_values[places[:, None], :, slots] = values.transpose(1, 2)
-    elif frame.start is not None:
-        held_keys.narrow(2, frame.start, frame.queries).copy_(keys)
-        held_values.narrow(2, frame.start, frame.queries).copy_(values)
+    elif context.start is not None:
+        held_keys.narrow(2, context.start, context.queries).copy_(keys)
+        held_values.narrow(2, context.start, context.queries).copy_(values)
     else:
-        at = frame.positions_on(keys.device)[:, None, :, None].expand_as(keys)
+        at = context.positions_on(keys.device)[:, None, :, None].expand_as(keys)
         held_keys.scatter_(2, at, keys)
         held_values.scatter_(2, at, values)
-    seen_keys, seen_values = held_keys.narrow(2, 0, frame.keys), held_values.narrow(2, 0, frame.keys)
+    seen_keys, seen_values = held_keys.narrow(2, 0, context.keys), held_values.narrow(2, 0, context.keys)
     return (seen_keys, seen_values) if places is None else (seen_keys[places], seen_values[places])
 
 
@@ -89,7 +89,7 @@ class LayerKVCache:
 
     def __init__(self, number: int, rows: int, capacity: int):
         self._number, self._capacity = number, capacity
-        # tuples: one comparison with the frame's covers the common case, and frames can hand theirs over
+        # tuples: one comparison with the context's covers the common case, and contexts can hand theirs over
         self._rows: tuple[int, ...] = tuple(range(rows))
         self._length: tuple[int, ...] = (0,) * rows
         self._keys: Tensor | None = None
@@ -113,29 +113,29 @@ class LayerKVCache:
         length = self._length[place]
         return self._keys[place, :, :length], self._values[place, :, :length]
 
-    def require_earlier_entries(self, frame: CacheWrite) -> None:
-        """Raise MissingEntryError unless every row of the frame holds exactly the entries below its first position."""
-        if self._rows == frame.rows and self._length == frame.starts:
+    def require_earlier_entries(self, context: CacheWrite) -> None:
+        """Raise MissingEntryError unless each row of ``context`` holds exactly the entries below its first position."""
+        if self._rows == context.rows and self._length == context.starts:
             return
         lengths = dict(zip(self._rows, self._length, strict=True))
-        for row, start in zip(frame.rows, frame.starts, strict=True):
+        for row, start in zip(context.rows, context.starts, strict=True):
             if lengths.get(row) != start:
                 raise MissingEntryError(self._number, row, start, lengths.get(row))
 
-    def write(self, keys: Tensor, values: Tensor, frame: CacheWrite) -> tuple[Tensor, Tensor]:
-        """Store [rows, kv_heads, n, head_dim] at the frame's slots; returns the keys and values to attend over.
+    def write(self, keys: Tensor, values: Tensor, context: CacheWrite) -> tuple[Tensor, Tensor]:
+        """Store [rows, kv_heads, n, head_dim] at the context's slots; returns the keys and values to attend over.
 
-        These are [rows, kv_heads, frame.keys, head_dim]: a view of the buffer if all served rows take part.
+        These are [rows, kv_heads, context.keys, head_dim]: a view of the buffer if all served rows take part.
         """
-        if self._keys is None or self._values is None or self._keys.shape[2] < frame.keys:
-            self._make_room(keys, frame.keys)
+        if self._keys is None or self._values is None or self._keys.shape[2] < context.keys:
+            self._make_room(keys, context.keys)
         assert self._keys is not None
         assert self._values is not None
         places: Tensor | None = None
-        if self._rows != frame.rows:
-            places = torch.tensor([self._rows.index(row) for row in frame.rows], device=keys.device)
-        attended = write_kv_entries(self._keys, self._values, keys, values, frame, places)
-        self._hold(frame)
+        if self._rows != context.rows:
+            places = torch.tensor([self._rows.index(row) for row in context.rows], device=keys.device)
+        attended = write_kv_entries(self._keys, self._values, keys, values, context, places)
+        self._hold(context)
         return attended
 
     def truncate(self, length: Sequence[int]) -> None:
@@ -154,11 +154,11 @@ class LayerKVCache:
         self._length = tuple(self._length[i] for i in places)
         self._rows = tuple(numbers[self._rows[i]] for i in places)
 
-    def _hold(self, frame: CacheWrite) -> None:
-        if self._rows == frame.rows:
-            self._length = frame.ends
+    def _hold(self, context: CacheWrite) -> None:
+        if self._rows == context.rows:
+            self._length = context.ends
         else:
-            ends = dict(zip(frame.rows, frame.ends, strict=True))
+            ends = dict(zip(context.rows, context.ends, strict=True))
             self._length = tuple(
                 ends.get(r, entry_count) for r, entry_count in zip(self._rows, self._length, strict=True)
             )
@@ -193,10 +193,10 @@ class KVCache:
         """Work executed for sources since the cache was opened; empty without an encoder."""
         return Work.none(len(self.layers))
 
-    def require_earlier_entries(self, first: int, last: int, frame: CacheWrite) -> None:
-        """Raise MissingEntryError unless each of layers first+1 … last can run the frame; nothing is written before."""
+    def require_earlier_entries(self, first: int, last: int, context: CacheWrite) -> None:
+        """Raise MissingEntryError unless layers first+1 … last can run ``context``; nothing is written before."""
         for layer in self.layers[first:last]:
-            layer.require_earlier_entries(frame)
+            layer.require_earlier_entries(context)
 
     def truncate(self, length: Ints) -> None:
         """Forget, in every layer, entries from absolute position ``length`` [rows] on; shorter layers stay."""
@@ -243,13 +243,13 @@ class CacheWriter:
     context weakly: contexts hold their inputs, and in a cycle K/V would wait for the garbage collector.
     """
 
-    def __init__(self, cache: KVCache, frame: CacheWrite):
-        self.cache, self._layers, self._frame = cache, cache.layers, ref(frame)
+    def __init__(self, cache: KVCache, context: CacheWrite):
+        self.cache, self._layers, self._context_ref = cache, cache.layers, ref(context)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        frame = self._frame()
-        assert frame is not None, "a frame that is run is held by its caller"
-        return self._layers[layer_idx].write(keys, values, frame)
+        context = self._context_ref()
+        assert context is not None, "a context that is run is held by its caller"
+        return self._layers[layer_idx].write(keys, values, context)
 
 
 def _grow(buffer: Tensor, slots: int) -> Tensor:

@@ -1,15 +1,15 @@
 """T5 layer by layer: the encoder once per source, the decoder one layer at a time, as a ``Stepper``.
 
     cache = stepper.open_cache(sources)                      # encoder states [rows, s, D], computed here and only here
-    frame = stepper.prepare_forward(positions, cache)
-    hidden = stepper.embed(tokens, frame)                    # [rows, n, D]
-    hidden = stepper.run_layers(hidden, 0, j, frame, cache)  # h_j: the state after j decoder blocks
+    context = stepper.prepare_forward(positions, cache)
+    hidden = stepper.embed(tokens, context)                    # [rows, n, D]
+    hidden = stepper.run_layers(hidden, 0, j, context, cache)  # h_j: the state after j decoder blocks
     logits = stepper.logits(hidden)                          # lm_head(c · norm(h_j)), the readout at any depth
 
 c is D^-½ if the head is the embedding's table (T5), else 1 (v1.1). A block attends to its own earlier positions and to
 the source. K and V of the source depend on the encoder alone: a layer computes them for a row when the row first runs
 there, so unreached layers cost nothing, and a K/V-only pass (``write_kv``) does not need the source. The relative
-position bias belongs to block 0 and serves all blocks, once per frame; cross-attention has none.
+position bias belongs to block 0 and serves all blocks, once per context; cross-attention has none.
 
 Layers are the decoder's. The first decoding step of a row is the last position of its decoder prompt, usually the start
 token alone: position 0, whose logits give the first new token, is already subject to the rule.
@@ -167,13 +167,13 @@ class Seq2SeqKVCache(KVCache):
 
 
 class _DecoderInputs:
-    """Keyword arguments of the blocks of one frame, by device, over the sources that ``cache`` holds for its rows."""
+    """Keyword arguments of the blocks of one context, by device, over the sources that ``cache`` holds for its rows."""
 
-    def __init__(self, stepper: Seq2SeqStepper, cache: Seq2SeqKVCache, frame: ForwardContext):
+    def __init__(self, stepper: Seq2SeqStepper, cache: Seq2SeqKVCache, context: ForwardContext):
         encoded = cache.encoded
         assert encoded is not None, "Seq2SeqStepper.prepare_forward refuses a cache without sources"
-        self._frame, self._flagged, self.cache = frame, stepper.attention_kernel == "sdpa", cache
-        bias, block_cache = stepper.position_bias(self._distances(stepper.devices[0])), _BlockCache(cache, frame)
+        self._context, self._flagged, self.cache = context, stepper.attention_kernel == "sdpa", cache
+        bias, block_cache = stepper.position_bias(self._distances(stepper.devices[0])), _BlockCache(cache, context)
         self.arguments = {
             device: self._block_arguments(to_device(bias, device), encoded, stepper.dtype, block_cache)
             for device in stepper.devices
@@ -184,25 +184,25 @@ class _DecoderInputs:
     ) -> dict[str, Any]:
         """Keyword arguments of the blocks on one device, that of ``bias``."""
         return {
-            "attention_mask": attention_mask(self._frame, None, dtype, bias.device, flagged=self._flagged),
+            "attention_mask": attention_mask(self._context, None, dtype, bias.device, flagged=self._flagged),
             "position_bias": bias,
             # its presence makes a block attend to a source; ``_reach`` reads its values, the block does not
             "encoder_hidden_states": encoded.states,
             "encoder_attention_mask": self._source_mask(encoded, bias.device),
             "encoder_decoder_position_bias": bias.new_zeros(
-                1, bias.shape[1], self._frame.queries, encoded.padded_length
+                1, bias.shape[1], self._context.queries, encoded.padded_length
             ),
             "past_key_values": block_cache,
         }
 
     def _distances(self, device: torch.device) -> Tensor:
         """int64 [rows or 1, n, keys] positions from each key up to its query; 0 for keys that a mask hides."""
-        here = self._frame.distinct_positions_on(device)
-        return (here[:, :, None] - torch.arange(self._frame.keys, device=device)).clamp_(min=0)
+        here = self._context.distinct_positions_on(device)
+        return (here[:, :, None] - torch.arange(self._context.keys, device=device)).clamp_(min=0)
 
     def _source_mask(self, encoded: EncodedSources, device: torch.device) -> Tensor | None:
         """Additive mask [rows, 1, 1, s]; None if no source is padded."""
-        lengths = [encoded.lengths[row] for row in self._frame.rows]
+        lengths = [encoded.lengths[row] for row in self._context.rows]
         if min(lengths) == encoded.padded_length:
             return None
         visible = torch.arange(encoded.padded_length) < torch.tensor(lengths)[:, None]
@@ -211,7 +211,7 @@ class _DecoderInputs:
 
 
 class _CrossAttentionEntries:
-    """Cross-attention entries of one layer: K and V of the frame's rows."""
+    """Cross-attention entries of one layer: K and V of the context's rows."""
 
     def __init__(self, layer: CrossAttentionCache, rows: tuple[int, ...]):
         self._layer, self._rows = layer, rows
@@ -228,10 +228,10 @@ class _CrossAttentionEntries:
 class _BlockCache(EncoderDecoderCache):
     """Cache interface of a T5 block; the block checks for this class, but uses only the four names below."""
 
-    def __init__(self, cache: Seq2SeqKVCache, frame: ForwardContext):
-        self.self_attention_cache: Any = CacheWriter(cache, frame)
+    def __init__(self, cache: Seq2SeqKVCache, context: ForwardContext):
+        self.self_attention_cache: Any = CacheWriter(cache, context)
         self.cross_attention_cache: Any = SimpleNamespace(
-            layers=[_CrossAttentionEntries(layer, frame.rows) for layer in cache.cross]
+            layers=[_CrossAttentionEntries(layer, context.rows) for layer in cache.cross]
         )
         # the stepper fills cross-attention before it calls a block: T5 must never project the source itself
         self.is_updated = dict.fromkeys(range(len(cache.cross)), True)
@@ -334,48 +334,50 @@ class Seq2SeqStepper(StepperAliases):
             raise BadArgument("cache", cache, "a cache that holds sources", "make it with open(sources)")
         return make_forward_context(positions, cache, rows, lengths, None, partial(_DecoderInputs, self, cache))
 
-    def embed(self, tokens: Tensor, frame: ForwardContext) -> Tensor:
+    def embed(self, tokens: Tensor, context: ForwardContext) -> Tensor:
         """h_0 [rows, n, D] of ``tokens`` int64 [rows, n]: the embedding; positions are a bias on scores."""
         hidden: Tensor = self._embedding(tokens)
         return hidden
 
-    def run_layers(self, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache | None) -> Tensor:
+    def run_layers(
+        self, hidden: Tensor, first: int, last: int, context: ForwardContext, cache: KVCache | None
+    ) -> Tensor:
         """h_last from h_first, [rows, n, D]: executes decoder layers first+1 … last and writes their K/V.
 
         Rows that reach a layer for the first time have their source projected to its K and V.
 
         Raises:
-            BadArgument: not 0 ≤ first ≤ last ≤ L, or a frame of another cache.
+            BadArgument: not 0 ≤ first ≤ last ≤ L, or a context of another cache.
             MissingEntryError: a layer does not hold exactly the entries below a row's first position; nothing was
             written.
         """
         require_layer_range(first, last, self.layers)
-        prepared, cache, encoded = _matching_inputs(frame, cache)
-        cache.require_earlier_entries(first, last, frame)
+        prepared, cache, encoded = _matching_inputs(context, cache)
+        cache.require_earlier_entries(first, last, context)
         for number in range(first, last):
-            self._reach(number, frame.rows, cache, encoded)
+            self._reach(number, context.rows, cache, encoded)
             block, device = self._blocks[number]
             hidden = block(to_device(hidden, device), **prepared.arguments[device])[0]
-        cache.cross_context[first:last] += len(frame.rows) * frame.queries * encoded.padded_length
+        cache.cross_context[first:last] += len(context.rows) * context.queries * encoded.padded_length
         return to_device(hidden, self.device)
 
-    def write_kv(self, hidden: Tensor, layer: int, frame: ForwardContext, cache: KVCache) -> None:
+    def write_kv(self, hidden: Tensor, layer: int, context: ForwardContext, cache: KVCache) -> None:
         """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
 
         Executes the norm and the key and value projections of self-attention. K and V of cross-attention do not depend
         on the decoder, so they need no filling.
 
         Raises:
-            BadArgument: no such layer, or a frame of another cache.
+            BadArgument: no such layer, or a context of another cache.
             MissingEntryError: as in ``run_layers``.
         """
         require_layer(layer, self.layers)
-        _, cache, _ = _matching_inputs(frame, cache)
-        cache.require_earlier_entries(layer - 1, layer, frame)
+        _, cache, _ = _matching_inputs(context, cache)
+        cache.require_earlier_entries(layer - 1, layer, context)
         block, device = self._blocks[layer - 1]
         part = block.layer[0]
         keys, values = self._keys_and_values(part.SelfAttention, part.layer_norm(to_device(hidden, device)))
-        cache.layers[layer - 1].write(keys, values, frame)
+        cache.layers[layer - 1].write(keys, values, context)
 
     def apply_final_norm(self, hidden: Tensor) -> Tensor:
         """The head's input [..., D] of states [..., D] after any layer: final norm, and the scale of a tied head."""
@@ -460,10 +462,10 @@ class Seq2SeqStepper(StepperAliases):
 
 
 def _matching_inputs(
-    frame: ForwardContext, cache: KVCache | None
+    context: ForwardContext, cache: KVCache | None
 ) -> tuple[_DecoderInputs, Seq2SeqKVCache, EncodedSources]:
     """Prepared inputs of ``prepare_forward``, and the typed ``cache``, after a check that they belong together."""
-    prepared = frame.prepared
+    prepared = context.prepared
     if not isinstance(prepared, _DecoderInputs) or prepared.cache is not cache or prepared.cache.encoded is None:
-        raise BadArgument("cache", cache, "the cache that the frame was made for")
+        raise BadArgument("cache", cache, "the cache that the context was made for")
     return prepared, prepared.cache, prepared.cache.encoded

@@ -1,9 +1,9 @@
 """Layer-by-layer interface of a model, and the self-check that compares it with the model's own forward.
 
     cache = stepper.open_cache(sources)                      # one row per source; None if the model reads none
-    frame = stepper.prepare_forward(positions, cache)        # [rows, n] positions of one forward
-    hidden = stepper.embed(tokens, frame)                    # [rows, n, D]
-    hidden = stepper.run_layers(hidden, 0, j, frame, cache)  # h_j: the state after j blocks
+    context = stepper.prepare_forward(positions, cache)      # [rows, n] positions of one forward
+    hidden = stepper.embed(tokens, context)                    # [rows, n, D]
+    hidden = stepper.run_layers(hidden, 0, j, context, cache)  # h_j: the state after j blocks
     logits = stepper.logits(hidden)                          # head(norm(h_j)), the readout at any depth
 
 ``models.causal`` implements ``Stepper`` for decoder-only families, ``models.seq2seq`` for T5. Tensors that cross the
@@ -109,25 +109,27 @@ class Stepper(Protocol):
         """
         ...
 
-    def embed(self, tokens: Tensor, frame: ForwardContext) -> Tensor:
+    def embed(self, tokens: Tensor, context: ForwardContext) -> Tensor:
         """h_0 [rows, n, D] of ``tokens`` int64 [rows, n], the input of the first block."""
         ...
 
-    def run_layers(self, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache | None) -> Tensor:
+    def run_layers(
+        self, hidden: Tensor, first: int, last: int, context: ForwardContext, cache: KVCache | None
+    ) -> Tensor:
         """h_last from h_first, [rows, n, D]: executes layers first+1 … last and writes their K/V.
 
         Raises:
-            BadArgument: not 0 ≤ first ≤ last ≤ L, or a frame of another cache.
+            BadArgument: not 0 ≤ first ≤ last ≤ L, or a context of another cache.
             MissingEntryError: a layer does not hold exactly the entries below a row's first position; nothing was
             written.
         """
         ...
 
-    def write_kv(self, hidden: Tensor, layer: int, frame: ForwardContext, cache: KVCache) -> None:
+    def write_kv(self, hidden: Tensor, layer: int, context: ForwardContext, cache: KVCache) -> None:
         """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
 
         Raises:
-            BadArgument: no such layer, or a frame of another cache.
+            BadArgument: no such layer, or a context of another cache.
             MissingEntryError: as in ``run_layers``.
         """
         ...
@@ -282,8 +284,8 @@ def require_equal_logits(family: str, mine: Tensor, theirs: Tensor, tolerance: f
 
 
 def _full_depth_logits(stepper: Stepper, ids: Tensor, start: int, cache: KVCache | None) -> Tensor:
-    frame = stepper.prepare_forward(np.tile(np.arange(start, start + ids.shape[1]), (len(ids), 1)), cache)
-    return stepper.logits(stepper.run_layers(stepper.embed(ids, frame), 0, stepper.layers, frame, cache)).double()
+    context = stepper.prepare_forward(np.tile(np.arange(start, start + ids.shape[1]), (len(ids), 1)), cache)
+    return stepper.logits(stepper.run_layers(stepper.embed(ids, context), 0, stepper.layers, context, cache)).double()
 
 
 def get_decoder_submodule(family: str, decoder: Any, name: str | None) -> Any | None:

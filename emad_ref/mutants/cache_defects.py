@@ -79,42 +79,42 @@ def require_positions_for_defect(stepper: Stepper, positions: int) -> None:
 # ---------------------------------------------------------------- what is written
 
 
-def write_zero_kv_from_40(write: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
+def write_zero_kv_from_40(write: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
     """The last layer writes zeros for K and V from position 40 on."""
     if cache._number < cache.owner._stepper.layers:
-        return write(keys, values, frame)
-    beyond = (frame.positions_on(keys.device) >= 40)[:, None, :, None]
-    return write(keys.masked_fill(beyond, 0), values.masked_fill(beyond, 0), frame)
+        return write(keys, values, context)
+    beyond = (context.positions_on(keys.device) >= 40)[:, None, :, None]
+    return write(keys.masked_fill(beyond, 0), values.masked_fill(beyond, 0), context)
 
 
 def write_stale_kv(is_stale: Callable[[Any, int, int], bool]) -> dict[str, Callable[..., Any]]:
     """Single tokens write the K/V of the token before once more, where ``is_stale(cache, row, position)``."""
 
-    def write(original: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
-        cache.steps = vars(cache).get("steps", 0) + (frame.queries == 1)
-        for place, (row, start) in enumerate(zip(frame.rows, frame.starts, strict=True)):
-            if frame.queries == 1 and start > 0 and is_stale(cache, row, start):
+    def write(original: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
+        cache.steps = vars(cache).get("steps", 0) + (context.queries == 1)
+        for place, (row, start) in enumerate(zip(context.rows, context.starts, strict=True)):
+            if context.queries == 1 and start > 0 and is_stale(cache, row, start):
                 keys[place, :, 0], values[place, :, 0] = [entry[:, start - 1].clone() for entry in cache.entries(row)]
-        return original(keys, values, frame)
+        return original(keys, values, context)
 
     return {"write": write}
 
 
-def drop_kv_across_blocks(write: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
+def drop_kv_across_blocks(write: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
     """Of several tokens written at once those beyond the end of a block of 32 are lost."""
-    slots = frame.positions_on(keys.device)
-    if frame.queries > 1 and all(start > 0 for start in frame.starts):
+    slots = context.positions_on(keys.device)
+    if context.queries > 1 and all(start > 0 for start in context.starts):
         lost = (slots // 32 != slots[:, :1] // 32)[:, None, :, None]
         keys, values = keys.masked_fill(lost, 0), values.masked_fill(lost, 0)
-    return write(keys, values, frame)
+    return write(keys, values, context)
 
 
-def drop_kv_at_block_end(write: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
-    for place, (start, end) in enumerate(zip(frame.starts, frame.ends, strict=True)):
+def drop_kv_at_block_end(write: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
+    for place, (start, end) in enumerate(zip(context.starts, context.ends, strict=True)):
         if start == 0 and end % 48 == 0 and end > 0:
             keys, values = keys.clone(), values.clone()
             keys[place, :, end - 1], values[place, :, end - 1] = 0, 0
-    return write(keys, values, frame)
+    return write(keys, values, context)
 
 
 def remember_truncated_kv(truncate: Any, cache: Any, length: Any) -> None:
@@ -123,13 +123,13 @@ def remember_truncated_kv(truncate: Any, cache: Any, length: Any) -> None:
     truncate(length)
 
 
-def rewrite_remembered_kv(write: Write, cache: Any, keys: Tensor, values: Tensor, frame: Any) -> Written:
+def rewrite_remembered_kv(write: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
     """Writes the K/V from before a rollback again, in place of the new ones."""
-    for place, (row, start, end) in enumerate(zip(frame.rows, frame.starts, frame.ends, strict=True)):
+    for place, (row, start, end) in enumerate(zip(context.rows, context.starts, context.ends, strict=True)):
         for new, old in zip((keys, values), vars(cache).get("written", {}).get(row, ()), strict=False):
             kept = old[:, start:end]
             new[place, :, : kept.shape[1]] = kept
-    return write(keys, values, frame)
+    return write(keys, values, context)
 
 
 def clear_remembered_kv(keep: Any, cache: Any, rows: Any, numbers: Any) -> None:
@@ -157,25 +157,25 @@ def distort_copied_states(request: Request) -> Decoder:
 
 
 def skip_upper_layers_of_prompts(
-    run: Any, stepper: Any, hidden: Tensor, first: int, last: int, frame: Any, cache: Any
+    run: Any, stepper: Any, hidden: Tensor, first: int, last: int, context: Any, cache: Any
 ) -> Tensor:
     """Of prompts of 40 tokens and more the upper half of the layers only writes K/V."""
     half = max(1, stepper.layers // 2)
-    if first or last <= half or frame.queries < 40:
-        unchanged: Tensor = run(hidden, first, last, frame, cache)
+    if first or last <= half or context.queries < 40:
+        unchanged: Tensor = run(hidden, first, last, context, cache)
         return unchanged
     require_positions_for_defect(stepper, 40)
-    hidden = run(hidden, 0, half, frame, cache)
+    hidden = run(hidden, 0, half, context, cache)
     for layer in range(half + 1, last + 1):
-        stepper.write_kv(hidden, layer, frame, cache)
+        stepper.write_kv(hidden, layer, context, cache)
     return hidden
 
 
 def mix_last_layer_output(
-    run: Any, stepper: Any, hidden: Tensor, first: int, last: int, frame: Any, cache: Any
+    run: Any, stepper: Any, hidden: Tensor, first: int, last: int, context: Any, cache: Any
 ) -> Tensor:
     """Adds a quarter of the last layer's output, shifted, to itself."""
-    output: Tensor = run(hidden, first, last, frame, cache)
+    output: Tensor = run(hidden, first, last, context, cache)
     return output + output.roll(1, -1) / 4 if last == stepper.layers else output
 
 
@@ -198,7 +198,7 @@ MUTANTS = (
            mutate(cache=write_stale_kv(lambda cache, row, at: at == 127)), FAR,
            r"row \d, position 1[23]\d.*logits off by", case="edges"),
     Mutant("kv-of-other-rows", "K/V", "rows write one another's K/V",
-           mutate(cache={"write": lambda write, cache, k, v, frame: write(k.roll(1, 0), v.roll(1, 0), frame)}), FORCED,
+           mutate(cache={"write": lambda write, cache, k, v, context: write(k.roll(1, 0), v.roll(1, 0), context)}), FORCED,
            LOGITS),
     Mutant("kv-stale-after-rollback", "K/V", "what was rolled back is not overwritten",
            mutate(cache={"write": rewrite_remembered_kv, "truncate": remember_truncated_kv,

@@ -90,14 +90,14 @@ def trace_required_layers(stepper: Stepper, point: OperatingPoint, batch: Sequen
     Raises:
         NotFinite: logits hold NaN or infinity.
     """
-    hidden, frame, decided = _embed_batch(stepper, batch)
+    hidden, context, decided = _embed_batch(stepper, batch)
     rows, target = _readout_rows(batch)
     empty = np.full((len(rows), point.layers), np.nan, dtype=np.float32)
     columns: dict[str, Any] = {name: empty.copy() for name in (*COLUMNS, point.signal)}
     columns["top1"] = np.full((len(rows), point.layers), -1, dtype=np.int32)
     at = 0
     for layer in required_layers(point):
-        hidden = stepper.run_layers(hidden, at, layer, frame, None)
+        hidden = stepper.run_layers(hidden, at, layer, context, None)
         at = layer
         signal = point.signal if layer in point.probes else None
         for name, values in _read_columns(stepper, hidden[decided], rows, target, layer, signal).items():
@@ -115,16 +115,16 @@ def trace_required_layers(stepper: Stepper, point: OperatingPoint, batch: Sequen
 
 
 def _embed_batch(stepper: Stepper, batch: Sequence[ForcedInput]) -> tuple[Tensor, Any, Tensor]:
-    """(h_0 [inputs, widest, D] padded on the right, its frame, mask of decided positions)."""
+    """(h_0 [inputs, widest, D] padded on the right, its context, mask of decided positions)."""
     lengths = np.array([len(forced.tokens) for forced in batch])
     tokens = np.zeros((len(batch), lengths.max()), dtype=np.int64)
     decided = np.zeros(tokens.shape, dtype=bool)
     for row, forced in enumerate(batch):
         tokens[row, : len(forced.tokens)] = forced.tokens
         decided[row, forced.adaptive_from : len(forced.tokens)] = True
-    frame = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), None, lengths=lengths)
-    hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame)
-    return hidden, frame, torch.from_numpy(decided).to(stepper.device)
+    context = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), None, lengths=lengths)
+    hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), context)
+    return hidden, context, torch.from_numpy(decided).to(stepper.device)
 
 
 def _readout_rows(batch: Sequence[ForcedInput]) -> tuple[Ints, Ints]:

@@ -101,8 +101,8 @@ def one_block(stepper, states):
 
     def run(pair):
         cache.truncate(np.array([CONTEXT]))
-        frame = stepper.prepare_forward(np.array([[CONTEXT]]), cache)
-        stepper.run_layers(states[pair][None], 0, BLOCKS, frame, cache)
+        context = stepper.prepare_forward(np.array([[CONTEXT]]), cache)
+        stepper.run_layers(states[pair][None], 0, BLOCKS, context, cache)
 
     return run
 

@@ -60,15 +60,15 @@ def test_a_chunk_takes_little_more_than_one_token(first):
     arms = {}
     for name, stepper in steppers.items():
         cache, layers = stepper.new_cache(1), stepper.layers
-        frame = stepper.prepare_forward(np.arange(HELD)[None], cache)
-        stepper.run_layers(stepper.embed(ids[:, :HELD], frame), 0, layers, frame, cache)
+        context = stepper.prepare_forward(np.arange(HELD)[None], cache)
+        stepper.run_layers(stepper.embed(ids[:, :HELD], context), 0, layers, context, cache)
         for n in (1, *MOST):
 
             def run(pair, n=n, stepper=stepper, cache=cache):
                 with torch.inference_mode():
-                    frame = stepper.prepare_forward(np.arange(HELD, HELD + n)[None], cache)
+                    context = stepper.prepare_forward(np.arange(HELD, HELD + n)[None], cache)
                     stepper.run_layers(
-                        stepper.embed(ids[:, HELD : HELD + n], frame), first, stepper.layers, frame, cache
+                        stepper.embed(ids[:, HELD : HELD + n], context), first, stepper.layers, context, cache
                     )
                     cache.truncate(np.array([HELD]))
 

@@ -46,9 +46,9 @@ def executed(work: Work, layers: int, queries: int, keys: int, read_at: tuple[in
 
 def test_prefill_is_counted_exactly(stepper: Stepper) -> None:
     ids = torch.randint(0, VOCABULARY, (ROWS, PROMPT))
-    frame = stepper.prepare_forward(np.tile(np.arange(PROMPT), (ROWS, 1)), None)
-    theirs = counted(lambda: stepper.logits(stepper.run_layers(stepper.embed(ids, frame), 0, LAYERS, frame, None)))
-    work = executed(Work.none(LAYERS), LAYERS, PROMPT, frame.keys, (LAYERS,), ROWS * PROMPT)
+    context = stepper.prepare_forward(np.tile(np.arange(PROMPT), (ROWS, 1)), None)
+    theirs = counted(lambda: stepper.logits(stepper.run_layers(stepper.embed(ids, context), 0, LAYERS, context, None)))
+    work = executed(Work.none(LAYERS), LAYERS, PROMPT, context.keys, (LAYERS,), ROWS * PROMPT)
     assert flops(work, stepper.geometry).total == theirs
 
 
@@ -58,21 +58,21 @@ def test_cached_decode_with_probes_and_a_fill_is_counted_exactly(stepper: Steppe
     depth, cache = LAYERS - 1, stepper.new_cache(ROWS, 4)
     ids = torch.randint(0, VOCABULARY, (ROWS, PROMPT))
     with torch.inference_mode():
-        frame = stepper.prepare_forward(np.tile(np.arange(PROMPT), (ROWS, 1)), cache, lengths=np.array(lengths))
-        stepper.run_layers(stepper.embed(ids, frame), 0, LAYERS, frame, cache)
-    frame = stepper.prepare_forward(np.array(lengths)[:, None], cache)
+        context = stepper.prepare_forward(np.tile(np.arange(PROMPT), (ROWS, 1)), cache, lengths=np.array(lengths))
+        stepper.run_layers(stepper.embed(ids, context), 0, LAYERS, context, cache)
+    context = stepper.prepare_forward(np.array(lengths)[:, None], cache)
 
     def step() -> None:
-        hidden = stepper.run_layers(stepper.embed(ids[:, :1], frame), 0, 2, frame, cache)
+        hidden = stepper.run_layers(stepper.embed(ids[:, :1], context), 0, 2, context, cache)
         stepper.logits(hidden)
-        hidden = stepper.run_layers(hidden, 2, depth, frame, cache)
+        hidden = stepper.run_layers(hidden, 2, depth, context, cache)
         stepper.logits(hidden)
-        stepper.write_kv(hidden, depth + 1, frame, cache)
+        stepper.write_kv(hidden, depth + 1, context, cache)
 
     theirs = counted(step)
-    work = executed(Work.none(LAYERS), depth, 1, frame.keys, (2, depth), ROWS)
+    work = executed(Work.none(LAYERS), depth, 1, context.keys, (2, depth), ROWS)
     work.fills[0, depth] += ROWS
-    assert frame.keys == PROMPT + 1
+    assert context.keys == PROMPT + 1
     assert flops(work, stepper.geometry).total == theirs
 
 

@@ -34,8 +34,8 @@ def step(
     stepper: Stepper, cache: KVCache, ids: torch.Tensor, first: list[int], depth: int, rows: Any = None
 ) -> torch.Tensor:
     with torch.inference_mode():
-        frame = stepper.prepare_forward(np.array(first)[:, None] + np.arange(ids.shape[1]), cache, rows=rows)
-        return stepper.logits(stepper.run_layers(stepper.embed(ids, frame), 0, depth, frame, cache))
+        context = stepper.prepare_forward(np.array(first)[:, None] + np.arange(ids.shape[1]), cache, rows=rows)
+        return stepper.logits(stepper.run_layers(stepper.embed(ids, context), 0, depth, context, cache))
 
 
 def held(cache: KVCache) -> list[dict[int, int]]:

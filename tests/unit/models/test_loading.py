@@ -324,10 +324,10 @@ class TestRandom:
 
 def control_states(stepper: Stepper) -> list[torch.Tensor]:
     with torch.inference_mode():
-        frame = stepper.prepare_forward(np.arange(6)[None], None)
-        states = [stepper.embed(torch.arange(6)[None], frame)]
+        context = stepper.prepare_forward(np.arange(6)[None], None)
+        states = [stepper.embed(torch.arange(6)[None], context)]
         for layer in range(1, stepper.layers + 1):
-            states.append(stepper.run_layers(states[-1], layer - 1, layer, frame, None))
+            states.append(stepper.run_layers(states[-1], layer - 1, layer, context, None))
     return states
 
 
