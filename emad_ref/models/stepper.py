@@ -1,10 +1,10 @@
 """Layer-by-layer interface of a model, and the self-check that compares it with the model's own forward.
 
-    cache = stepper.open_cache(sources)                      # one row per source; None if the model reads none
-    context = stepper.prepare_forward(positions, cache)      # [rows, n] positions of one forward
+    cache = stepper.open_cache(sources)                        # one row per source; None if the model reads none
+    context = stepper.prepare_forward(positions, cache)        # [rows, n] positions of one forward
     hidden = stepper.embed(tokens, context)                    # [rows, n, D]
     hidden = stepper.run_layers(hidden, 0, j, context, cache)  # h_j: the state after j blocks
-    logits = stepper.logits(hidden)                          # head(norm(h_j)), the readout at any depth
+    logits = stepper.logits(hidden)                            # head(norm(h_j)), the readout at any depth
 
 ``models.causal`` implements ``Stepper`` for decoder-only families, ``models.seq2seq`` for T5. Tensors that cross the
 interface lie on ``stepper.device``. Layers count from 1. Call under ``torch.inference_mode()``.

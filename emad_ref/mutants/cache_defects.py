@@ -198,7 +198,7 @@ MUTANTS = (
            mutate(cache=write_stale_kv(lambda cache, row, at: at == 127)), FAR,
            r"row \d, position 1[23]\d.*logits off by", case="edges"),
     Mutant("kv-of-other-rows", "K/V", "rows write one another's K/V",
-           mutate(cache={"write": lambda write, cache, k, v, context: write(k.roll(1, 0), v.roll(1, 0), context)}), FORCED,
+           mutate(cache={"write": lambda write, cache, k, v, at: write(k.roll(1, 0), v.roll(1, 0), at)}), FORCED,
            LOGITS),
     Mutant("kv-stale-after-rollback", "K/V", "what was rolled back is not overwritten",
            mutate(cache={"write": rewrite_remembered_kv, "truncate": remember_truncated_kv,
