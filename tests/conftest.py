@@ -1,4 +1,4 @@
-"""``slow`` tests build distributions, or measure speed or error rates: they run on request only, and say so."""
+"""Tests marked ``slow`` (builds, benchmarks, error rates) run on request only; the reason of each skip says so."""
 
 from __future__ import annotations
 

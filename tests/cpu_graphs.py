@@ -1,12 +1,12 @@
-"""An engine of captured graphs for the CPU: operations noted once, then repeated on the same tensors.
+"""A graph-capture engine for the CPU: it records operations once and replays them on the same tensors.
 
     made = capturing(monkeypatch); CausalStepper(model)        # its steps are captured, as on CUDA
 
-What a graph of CUDA's bakes in is baked in here: tensors by where they lie, and everything else an operation was called
-with, numbers and shapes, as they were. So a position, length or mask that Python computed while it was captured stays
-what it was, and is seen. Refused, as by a stream that captures: numbers that come from the device, and tensors that are
-made from the host's. What a graph reads it does not keep alive: a tensor that is gone is an error, for its address is
-another's by then. Results lie in memory that all graphs share: once one is replayed, those of all others are NaN.
+Like a CUDA graph, a capture fixes the address of each tensor and every other argument (numbers, shapes). So a position,
+length or mask that Python computed during the capture keeps its value, and a test sees the error. The engine refuses
+what a capturing stream refuses: reading numbers from the device, and tensors made from host data. A graph does not keep
+its inputs alive: a freed tensor is an error, because its address may be reused. All graphs share one memory for
+results: the replay of one graph sets the results of all others to NaN.
 
 Not emulated: streams, kernels, memory that a capture frees.
 """

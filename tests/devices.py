@@ -1,14 +1,13 @@
-"""Devices that a machine without accelerators can tell apart: tensors with a name on them, checked at every operation.
+"""Simulated devices for a machine without accelerators: tensors carry a device name that every operation checks.
 
     with two_devices():
         torch.zeros(2, device=FIRST) + torch.zeros(2, device=SECOND)      # MixedDevices
 
-A ``Placed`` tensor holds its values on the CPU and says that it lies on ``meta:0`` or ``meta:1`` (the one name with
-indices that PyTorch, transformers and accelerate all let through without a driver). Within ``two_devices`` every
-operation runs on the values and its result keeps the name. What real devices refuse is refused: operands of two
-devices, and tensors of the host beside a device's, but for numbers without a dimension and for indices. Only
-``Tensor.to`` crosses; a crossing from device to device is noted in ``crossings``, with whether
-``models.placement.to_device`` made it.
+A ``Placed`` tensor holds its values on the CPU and reports the device ``meta:0`` or ``meta:1`` (the only device type
+with indices that PyTorch, transformers and accelerate accept without a driver). Within ``two_devices`` every operation
+runs on the values, and its result keeps the name. Operations that real devices refuse are refused: operands on two
+devices, and host tensors with device tensors, except scalars and indices. Only ``Tensor.to`` moves a tensor between
+devices; ``crossings`` records each move, and whether ``models.placement.to_device`` made it.
 
 Not emulated: streams, asynchronous copies, kernels that differ between devices.
 """

@@ -1,4 +1,4 @@
-"""FLOPs by PyTorch's own counter, the oracle of the ledger."""
+"""FLOPs counted by PyTorch's ``FlopCounterMode``: the oracle for the ledger."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""``python -m MODULE …`` in a fork of one process that has imported torch and transformers: seconds less for each.
+"""``python -m MODULE …`` in a fork of a process that has already imported torch and transformers, to save seconds.
 
-A fork has its own memory, environment, folder and streams, and ends as an interpreter ends. Tests of the start itself
-(which modules are imported, encodings, ``-X`` options) start an interpreter instead. The packages of this project are
-not imported beforehand, so a fork reads a copy of them on ``PYTHONPATH`` as a new interpreter would.
+A fork has its own memory, environment, folder and streams, and exits as an interpreter does. Tests of startup itself
+(imported modules, encodings, ``-X`` options) start an interpreter instead. The packages of this project are not
+imported beforehand, so a fork reads a copy of them on ``PYTHONPATH`` as a new interpreter would.
 """
 
 from __future__ import annotations

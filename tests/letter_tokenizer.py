@@ -1,4 +1,4 @@
-"""A tokenizer for small models."""
+"""A tokenizer of letters for small models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Early exits in small, for tests: a bundled T5 on a few items, and one that passes for somebody's own."""
+"""Early exits for tests: a bundled T5 on a few items, and a T5 that looks like a user's own model."""
 
 from __future__ import annotations
 

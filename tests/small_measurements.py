@@ -1,4 +1,4 @@
-"""Evidence of a small random model that passes for trained: six layers, random documents, probes of its own."""
+"""Measurements of a small random model that counts as trained: six layers, random documents, its own probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``.ci/run`` calls the README's own commands, so that the two cannot drift."""
+"""``.ci/run`` runs the README's own commands, so that the two cannot differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""README and docs/ keep their word: commands and snippets run, outputs are real, verdicts those on record."""
+"""README and docs/ are correct: commands and snippets run, outputs are real, verdicts are those on record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples in docstrings run, and show what they give."""
+"""Doctest examples run and show their results."""
 
 from __future__ import annotations
 

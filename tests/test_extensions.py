@@ -1,4 +1,4 @@
-"""The package of docs/own-claim.md, installed as it stands there: claim, corpus, table, provenance, family."""
+"""The package of docs/own-claim.md, installed as printed there: claim, corpus, table, provenance, family."""
 
 from __future__ import annotations
 

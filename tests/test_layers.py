@@ -1,4 +1,4 @@
-"""The layer rule of README, held by import-linter; and that the contracts speak of every package there is."""
+"""The layer rule of README, checked by import-linter; its contracts cover every package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for names that a machine can hold: a class name stands once, and no name is a participle or a pronoun."""
+"""Naming rules of the source: class names are unique, and no class or module is named by a participle or a pronoun."""
 
 from __future__ import annotations
 

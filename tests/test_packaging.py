@@ -1,6 +1,6 @@
 """The distributions: sdist → wheels → fresh environment → the suites inside the wheel. ``tox -e wheel`` runs this file.
 
-Slow and in need of an index or wheel folder: the fresh environment installs every dependency from constraints.txt.
+Slow, and it needs an index or a folder of wheels: the fresh environment installs all dependencies of constraints.txt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""README is short, and its commands are those that ``.ci/run`` calls."""
+"""README is short, and ``.ci/run`` runs its commands."""
 
 from __future__ import annotations
 

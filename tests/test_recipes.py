@@ -1,8 +1,8 @@
 """CONTRIBUTING's recipes: the steps work on a copy of the checkout, and each is needed.
 
-A step says where its block goes in words that a reader follows too: "In `FILE`, above `LINE`:" (or below), with a line
-that the file has once, or "Create `FILE`:". The block after "Check:" is commands: each must succeed, and each
-``pytest`` must run at least one test that passes.
+A step names the place of its block in words: "In `FILE`, above `LINE`:" (or below), with a line that the file has once,
+or "Create `FILE`:". The block after "Check:" is commands: each must succeed, and each ``pytest`` must run at least one
+test that passes.
 """
 
 from __future__ import annotations

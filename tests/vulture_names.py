@@ -1,4 +1,4 @@
-"""What vulture cannot see being used, and why it stays: names for `vulture`, never run."""
+"""Names for `vulture` (never run): code whose use it cannot see, and the reason why each stays."""
 
 # attributes and hooks that libraries read
 do_sample, top_k, top_p, decoder_start_token_id, cache_implementation, _compile_all_devices  # transformers' generation

@@ -1,13 +1,13 @@
-"""Calibration beside a plain forward pass over the same batches, and beside that pass with the heads it has to run.
+"""Benchmark: calibration against a plain forward pass over the same batches, with and without the heads it must run.
 
 Run on request: ``pytest --run-slow -s tests/benchmarks/test_calibration.py``.
 
-Thresholds need a readout at each probe and no layer above the last: with the default probes, a calibration
-does less than a plain forward unless a head costs several layers, as it does at Pythia-410M's shape. The curve of all
-layers takes L heads where a plain forward runs one. Both are arithmetic; what a calibration adds to its heads
-(entropies, histograms, sums) is held beside. An entropy reads V logits, a head makes each of them from D products: what
-is added to a head falls as 1/D. By process time, in pairs within one process; a neighbour in the cache costs a small
-model a tenth all the same, which its bound leaves room for.
+Thresholds need a readout at each probe and no layer above the last probe. With the default probes, calibration does
+less than a plain forward unless a head costs several layers, as at Pythia-410M's shape. The curve of all layers takes L
+heads, a plain forward one. Both follow from arithmetic; what calibration adds to its heads (entropies, histograms,
+sums) is measured. An entropy reads V logits and a head computes each from D products, so this share falls as 1/D.
+Process time, in pairs within one process. Another process that uses the cache still costs a small model a tenth, which
+the bound allows for.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a probe costs in the decode loop, in multiples of one Transformer block, by estimator.
+"""Benchmark: the cost of a probe in the decode loop, in multiples of one Transformer block, by entropy estimator.
 
 Run on request: ``pytest --run-slow -s tests/benchmarks/test_estimators.py``.
 
 One state at a time, one thread, at the shape of Pythia-410M (V = 50,304, D = 1024; two blocks are enough). Arms are
-timed in pairs, in random order, so that each finds the cache as the others left it.
+timed in pairs, in random order, so that every arm meets the same cache.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What fused steps save, as ratios within one run: chunks beside single tokens, families beside ``generate``.
+"""Benchmark: speedup of fused steps within one run: a chunk against single tokens, full depth against ``generate``.
 
-Verifying n drafted tokens is one pass over n tokens, so what that pass costs beside one token bounds what drafting for
-oneself can gain. Run on request: ``pytest --run-slow -s tests/benchmarks``.
+Verification of n drafted tokens is one pass over n tokens, so its cost relative to one token bounds the gain of
+self-speculation. Run on request: ``pytest --run-slow -s tests/benchmarks``.
 """
 
 from __future__ import annotations

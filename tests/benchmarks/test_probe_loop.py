@@ -1,9 +1,9 @@
-"""What probes every four layers cost in the decode loop, by estimator, retrieval included; the paper says "negligible".
+"""Benchmark: cost of probes every four layers in the decode loop, by estimator and retrieval (the paper: "negligible").
 
 Random weights of Pythia-410M's geometry, batch 1, thresholds that never fire: every token runs to the last layer and
-reads every probe, beside full depth without probes on the same prompts. The cheapest probes are timed once more, alone
-with their rival and in shorter turns: what else runs on a machine changes by the second, by more than they cost. How
-good each estimate is: ``test_entropy_estimator`` of ``suites/ablations``. Slow; run by ``pytest --run-slow -s``.
+reads every probe. The baseline is full depth without probes on the same prompts. The cheapest probes are timed once
+more, each alone against the baseline in shorter turns: a machine's load changes within seconds by more than they cost.
+The accuracy of the estimates: ``test_entropy_estimator`` of ``suites/ablations``. Slow: ``pytest --run-slow -s``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Speed of our own code as ratios within one run, recorded by pytest-benchmark.
+"""Benchmark: speed of the reference decoder as ratios within one run, recorded by pytest-benchmark.
 
 Run on request: ``pytest --run-slow -s tests/benchmarks``.
 
-Absolute times do not travel between machines; these ratios do. Samples are taken in pairs by ``benchmark.clock`` and
-handed to pytest-benchmark, whose JSON carries the ratio in ``extra_info``.
+Absolute times differ between machines; these ratios do not. ``benchmark.clock`` takes samples in pairs and passes them
+to pytest-benchmark, whose JSON has the ratio in ``extra_info``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Requests per second of our lm-eval model at full depth, against lm-eval's own ``hf`` model over the same weights.
+"""Benchmark: requests per second of our lm-eval model at full depth, against lm-eval's ``hf`` model with equal weights.
 
 Run on request: ``pytest --run-slow -s tests/benchmarks/test_throughput.py``.
 
-Both answer the same requests in the same batch sizes, in alternating order within one process. Judged by process time,
-so that other processes on the machine do not count; wall-clock ratios are printed beside it.
+Both answer the same requests in the same batch sizes, in alternating order within one process. Process time decides, so
+that other processes on the machine do not count; the wall-clock ratio is printed as well.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Two Dask workers beside one, and beside two processes that share nothing on the same cores.
+"""Benchmark: two Dask workers against one, and against two independent processes on the same cores.
 
 Run on request: ``pytest --run-slow -s tests/benchmarks/test_workers.py``.
 
-Cores that share a cache, or have other work to do, are less than two cores to anybody: what two processes get done that
-hand nothing in is the most that two workers can. All four are timed next to each other, turn by turn.
+Two cores that share a cache or run other work do less than twice the work of one, so the throughput of two independent
+processes is the upper bound for two workers. All four are timed next to each other, turn by turn.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Documents of other shapes than the bell: rises with a long tail, a few ruined ones, lengths far from equal.
+"""Simulated documents with non-normal distributions: long-tailed rises, a few ruined documents, very unequal lengths.
 
-A rise is drawn with mean 1 and scaled, so that the rise of a whole corpus, weighed by tokens, is the one asked for.
+Rises are drawn with mean 1 and scaled, so that the token-weighted rise of the corpus is the requested one.
 """
 
 from __future__ import annotations

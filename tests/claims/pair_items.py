@@ -1,4 +1,4 @@
-"""Items and timed requests whose truth is known, for the cases of claims about a pair."""
+"""Simulated items and timed requests of known truth, for the cases of claims about a pair."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Items answered twice, of which it is known how much earlier, and how much better, one side answers them.
+"""Simulated items answered twice, with a known difference in exit layer and score between the two sides.
 
-Items differ in how deep they go and how well they are answered; both sides of a pair share that, and each adds noise of
-its own. Scores stay within 0–1 without being clipped, so that the mean difference is the one asked for. Items come in
-clusters, as questions about one paragraph do: where ``icc`` is not 0, so much of the noise is the cluster's.
+Items differ in depth and difficulty, which both sides of a pair share; each side adds independent noise. Scores stay
+within 0–1 without clipping, so that the mean difference is the requested one. Items form clusters, like questions about
+one paragraph: with ``icc`` above 0, the cluster contributes that share of the noise.
 """
 
 from __future__ import annotations

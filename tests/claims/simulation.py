@@ -1,19 +1,19 @@
-"""Simulated evidence whose truth is known, and what may be said of it.
+"""Simulated evidence of known truth, and the outcomes that each case allows.
 
 A module of ``cases`` belongs to the module of ``emad_ref.claims`` of the same name: its ``CASES`` are lists by claim. A
-case makes evidence from a generator, hands it to the claim's ``decide``, and says which outcomes its truth allows:
+case makes evidence from a generator, passes it to the claim's ``decide``, and names the outcomes that its truth allows:
 
-holds    the claim is true with room to spare: ``survived`` (or, on an inconclusive draw, nothing)
-fails    the claim is false with room to spare: ``falsified``
-edge     the truth lies on the threshold itself: neither outcome may come more often than 5 % of the time
-power    the truth lies at twice the threshold, or as far off as a Wald test of the same data finds four times in five:
-         the outcome ``wanted`` must come at least 80 % of the time
+holds    the claim is true by a margin: ``survived`` (or, on an inconclusive draw, nothing)
+fails    the claim is false by a margin: ``falsified``
+edge     the truth lies on the threshold: ``survived`` and ``falsified`` may each come at most 5 % of the time
+power    the truth lies at twice the threshold, or where a Wald test of the same data has a power of 80 %: the outcome
+         ``wanted`` must come at least 80 % of the time
 tied     both sides decide the same, and a tie decides nothing: ``inconclusive`` or ``not applicable``, in every draw
-premise  what the claim speaks of is absent: ``not applicable`` or ``unmeasured``
+premise  the premise of the claim is absent: ``not applicable`` or ``unmeasured``
 value    a row that only reports: ``measured``, and the number is the true one
 
-**Cells.** An error rate is one of a number of units and of how much they depend on each other. ``celled`` makes one
-case for each n and intra-cluster correlation (ICC); the evidence is made by a function of both::
+**Cells.** An error rate depends on the number of units and on their correlation. ``celled`` makes one case for each n
+and intra-cluster correlation (ICC); a function of both makes the evidence::
 
     def rise(n: int, icc: float):
         def found(rng): ...
@@ -23,11 +23,11 @@ case for each n and intra-cluster correlation (ICC); the evidence is made by a f
 
 ``clustered`` draws values of known ICC.
 
-**Draws.** ``hold`` makes ``Case.draws`` of them, few, and allows for what few may show by chance. ``hold_rates`` is the
-measurement, of every case at the edge and every case of power: 500 draws with fixed seeds, a rate of false
-``falsified`` and of false ``survived`` of at most 6 % each, a power of at least 80 %. Of 500 draws an honest 5 % are
-more than 6 % one time in eight; so where 500 say no, 5,000 decide by the same bounds, the 500 among them: at 5,000 the
-bound lies three standard errors from 5 %, and no draw is thrown away. They run with --run-slow (``tox -e rates``).
+**Draws.** ``hold`` makes the few draws of ``Case.draws`` and allows for chance. ``hold_rates`` measures every ``edge``
+and ``power`` case: 500 draws with fixed seeds, at most 6 % false ``falsified`` and 6 % false ``survived``, a power of
+at least 80 %. With a true rate of 5 %, 500 draws exceed 6 % one time in eight. So where 500 draws fail, 5,000 decide by
+the same bounds, the 500 among them: at 5,000 the bound lies three standard errors from 5 %, and no draw is discarded.
+They run with --run-slow (``tox -e rates``).
 """
 
 from __future__ import annotations

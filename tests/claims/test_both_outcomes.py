@@ -1,8 +1,8 @@
-"""A row that can come out one way only decides nothing: each that gates, and each rival, is seen to survive and fail.
+"""Every gating row and every rival row can survive and can be falsified; a row with one possible outcome tests nothing.
 
-The simulated cases show it for every such row. What real models show of it is on record, and so are the simulated
-verdicts, under the names ``simulated: holds`` and ``simulated: fails``: where no bundled model falls on one side, the
-record still holds both. They are recorded as everything else is, by a person who reads the diff::
+The simulated cases show it for every such row. The record shows both outcomes, too: those of real models, and the
+simulated verdicts under ``simulated: holds`` and ``simulated: fails`` for rows on which all bundled models agree. A
+person records them and reads the diff, as for every record::
 
     pytest tests/claims/test_both_outcomes.py --emad-update-golden --emad-golden golden
 """

@@ -1,4 +1,4 @@
-"""What all claims about early exits do alike: their premise, the corpus of their verdict, and notes on the items."""
+"""Behaviour shared by all claims about early exits: the premise, the corpus of the verdict, and notes on the items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EMAD-N1: readings of a counter become a verdict; which device is asked, and what is said where there is none."""
+"""EMAD-N1 turns readings of an energy counter into a verdict: the device that it reads, and reasons for no reading."""
 
 from __future__ import annotations
 

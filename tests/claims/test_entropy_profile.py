@@ -1,4 +1,4 @@
-"""EMAD-E1 beyond right and wrong: what is listed beside the steps, and the minimum of documents."""
+"""EMAD-E1: the rows listed with the entropy steps, and the minimum number of documents."""
 
 from __future__ import annotations
 

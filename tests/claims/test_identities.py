@@ -1,4 +1,4 @@
-"""Identities and arithmetic, asked of a real model through its decoder: EMAD-E2, E3, E5, E12 and E13."""
+"""EMAD-E2, E3, E5, E12 and E13 (identities and arithmetic) on a real model and its decoder."""
 
 from __future__ import annotations
 

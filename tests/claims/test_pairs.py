@@ -1,4 +1,4 @@
-"""What questions about a pair do beside ``decide``: premises, what is counted off records, what they refuse to say."""
+"""Claims about a pair beyond ``decide``: premises, counts taken from records, and refusals."""
 
 from __future__ import annotations
 

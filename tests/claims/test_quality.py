@@ -1,4 +1,4 @@
-"""EMAD-F1 and its literal reading beyond right and wrong: premises, minimum n, Holm, reasons, what is gathered."""
+"""EMAD-F1 and its literal reading: premises, minimum n, Holm correction, reasons and measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EMAD-E4, E7 and E9 asked of a small model: what is resampled, and what a failed bridge takes away."""
+"""EMAD-E4, E7 and E9 on a small model: the resampled units, and the effect of a failed bridge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a claim is decided: refusals, what it needs of other claims, and Holm's family of a run."""
+"""How a run decides a claim: refusals, results of other claims that it needs, and the run's Holm family."""
 
 from __future__ import annotations
 

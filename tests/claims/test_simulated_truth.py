@@ -1,4 +1,4 @@
-"""Every row of the register has a question, and every question is decided on simulated data whose truth is known."""
+"""Every row of the register has a claim, and every claim is decided on simulated data of known truth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EMAD-F2 beyond right and wrong: baselines, minimum n, Holm, which point is timed, what the preflight says."""
+"""EMAD-F2: baselines, minimum n, Holm correction, the choice of the timed point, and the preflight message."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the audit is tried on: a tiny random GPT-NeoX in float64, its lens, and a point that spreads depths.
+"""Model, lens and operating point for tests of the audit: a tiny random GPT-NeoX in float64, a point of many depths.
 
-Weights are drawn wide (0.3 instead of 0.02), so that every layer changes the argmax: a defect cannot hide.
+Weights are drawn wide (0.3 instead of 0.02), so that every layer changes the argmax and no defect stays hidden.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A small cached decoder, slow and obvious: every row has its own K/V, one block at a time, work counted as it runs.
+"""A small, slow, simple decoder with a K/V cache: K/V per row, one block at a time, work counted during execution.
 
-Its methods are small so that ``defective.py`` can break one at a time.
+Its methods are small so that ``planted_defects.py`` can break one at a time.
 """
 
 from __future__ import annotations

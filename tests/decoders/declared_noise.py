@@ -1,7 +1,7 @@
-"""An honest decoder that rounds: its logits are off by up to ``noise``, and off otherwise in other batches.
+"""An honest decoder with rounding noise: its logits differ by up to ``noise``, and differently in other batches.
 
-What a decoder in half precision is to the judge's model in float32. Rounding is no coin: the same call twice gives the
-same numbers.
+It imitates a decoder in half precision under a judge's model in float32. The noise is deterministic: the same call
+gives the same numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stand-in for inference servers: it answers over HTTP as vLLM and llama.cpp do, from a decoder in this process."""
+"""An HTTP server that imitates vLLM and llama.cpp and answers from a decoder in this process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A foreign decoder in a dozen lines of substance: no cache, every feed recomputes the whole history.
+"""A minimal foreign decoder, a dozen lines of substance: no K/V cache, every feed recomputes the whole history.
 
-What an accelerator team would have to write at least. It does not count its work, and says so.
+The least that an accelerator team has to write. It does not count its work, and declares so.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A decoder whose next token depends on the last one alone: its law is a table, and thousands of rows cost nothing.
+"""A decoder of a Markov chain: a table gives the distribution of the next token, so thousands of rows cost nothing.
 
-With several tables it has as many layers, each with an opinion of its own: it can draft for itself.
+With several tables it has as many layers, each with its own distribution, and supports self-speculation.
 """
 
 from __future__ import annotations

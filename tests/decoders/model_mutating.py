@@ -1,6 +1,6 @@
-"""Decoders that reach for the judge's own model, or for what it runs in; each is honest in all it says.
+"""Decoders that change the judge's model or its process but report everything else honestly.
 
-``CHANGES`` and ``AROUND`` map the name of a defect to what is done, and to the words by which it must be named.
+``CHANGES`` and ``AROUND`` map the name of a defect to the change and to the words of the error that must name it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The defects of the independent base: the cached decoder with one thing wrong, and the check that must catch it.
+"""Planted defects of the cached decoder: one fault each, and the check that must catch it.
 
 An override is a function ``f(original, self, *arguments)`` (``emad_ref.mutants.mutant``). ``DEFECTS`` maps the name of
-a defect to the decoder and to its check. Those that the protocol alone can do (``PROTOCOL``) are the functions of
-``emad_ref.mutants``: one defect, two bases.
+a defect to the decoder and to its check. Defects of the protocol alone (``PROTOCOL``) are the functions of
+``emad_ref.mutants``, applied here to a second decoder.
 """
 
 from __future__ import annotations

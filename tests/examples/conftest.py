@@ -1,4 +1,4 @@
-"""The decoder in C++, built where a compiler is, and a connection to it; suites run as a user runs them."""
+"""Fixtures of the examples: the C++ decoder (built if a compiler is found), a connection to it, and suite runs."""
 
 from __future__ import annotations
 

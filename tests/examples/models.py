@@ -1,4 +1,4 @@
-"""Models that the examples are tried on: bundled ones, and small random ones that are saved first."""
+"""Models for tests of the examples: bundled models, and small random ones saved to a folder."""
 
 from __future__ import annotations
 

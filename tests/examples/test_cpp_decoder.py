@@ -1,4 +1,4 @@
-"""The decoder in plain C++: audited like any other, and honest about what it cannot do."""
+"""The C++ example decoder passes every audit and declines the features that it lacks."""
 
 from __future__ import annotations
 

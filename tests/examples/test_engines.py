@@ -1,6 +1,6 @@
-"""The examples of engines on the shared base: right in every variant, red for each planted fault.
+"""The example engines pass the audits in every variant and fail for each planted fault.
 
-CTranslate2 and ONNX Runtime run where their wheels are installed; no extra of this project asks for them.
+CTranslate2 and ONNX Runtime run where their wheels are installed; no extra of this project requires them.
 """
 
 from __future__ import annotations

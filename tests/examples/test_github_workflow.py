@@ -1,7 +1,7 @@
-"""The workflow that gates a decoder: every step runs in a shell, in a repository with a base branch.
+"""The GitHub workflow that gates a decoder: every step runs in a shell, in a repository with a base branch.
 
-What GitHub brings is stood in for: ``gh``, expressions, and the actions, which only check out and keep files. So is
-``pip``, which copies the decoder to where Python finds it with its entry point, as installing would.
+``gh``, expressions and actions are replaced by stubs; the actions only check out and store files. A stub of ``pip``
+copies the decoder with its entry point to a folder on Python's path, as an installation would.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The decoder that plugs in through the hook: small, alone, and judged."""
+"""The example decoder that is provided by the hook: short, self-contained, and judged at its tier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""README's gate, as it stands there: green for right decoders of every kind, red for wrong ones. Minutes each: slow."""
+"""README's gate command passes correct decoders of every kind and fails wrong ones (slow: minutes each)."""
 
 from __future__ import annotations
 

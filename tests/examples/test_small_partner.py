@@ -1,4 +1,4 @@
-"""The recipe of a small partner: a student with a model's own embeddings learns what the model says."""
+"""The recipe of a small partner model: a student with the model's own embeddings learns its distribution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Races of EMAD-F2 in fresh processes, simulated: what a process draws once moves a ratio, and so does every pair.
+"""Simulated races of EMAD-F2 in fresh processes: the ratio varies between processes and between pairs.
 
 python -m tests.laws.simulated_replicates      # the table of docs/methods.md, "Timing"; some minutes
 """

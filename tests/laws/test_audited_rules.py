@@ -1,4 +1,4 @@
-"""Any rule can be audited: an honest decoder passes every check under it, a planted defect is refuted."""
+"""Audits of every exit rule: an honest decoder passes each check, and each planted defect fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chunk decided in one pass is the same tokens fed one by one: logits, depths, signals, caps and what comes after."""
+"""Feeding a chunk in one pass equals token-by-token feeding: logits, depths, signals, caps and later steps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Laws of the confidence rules, on a decoder-only model and on T5's decoder.
 
-The papers' formulas are written out once more in NumPy, from the full model's own states, and our decoder must take the
-same depths and emit the same tokens. What a rule executed is what PyTorch counts.
+The tests write the papers' formulas once more in NumPy, on the full model's own states. The reference decoder must take
+the same depths and emit the same tokens, and PyTorch's FLOP counter must agree with its work.
 """
 
 from __future__ import annotations

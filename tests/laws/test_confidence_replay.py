@@ -1,4 +1,4 @@
-"""Confidence rules replay: what a trace records of them is what decoding sees, emits and counts (exact schedules)."""
+"""Replay of confidence rules equals decoding in signals, emitted tokens and work (exact schedules)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``custom_generate=adaptive(point)``: Transformers' own tokens at full depth, our decoder's at any other point.
+"""``custom_generate=adaptive(point)`` emits Transformers' tokens at full depth and the reference decoder's elsewhere.
 
-In float64 on random weights, so that no tie is broken by the order of a sum.
+In float64 on random weights, so that the order of a sum breaks no tie.
 """
 
 from __future__ import annotations

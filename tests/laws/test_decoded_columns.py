@@ -1,4 +1,4 @@
-"""Decoded columns are replay's where replay is exact, and what a session of each row alone loses and costs anywhere."""
+"""Decoded columns equal replayed ones where replay is exact; elsewhere they equal a session of each row alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of the entropy estimators: what K = V and r = E give back, what bounds what, and what is charged."""
+"""Laws of the entropy estimators: exactness at K = V and r = E, bounds between estimates, and charged FLOPs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger equals PyTorch's own FLOP counter, exactly, for every family."""
+"""The FLOP ledger equals PyTorch's FLOP counter exactly, for every family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fused step is the module's own step, and whatever is not exactly that module keeps its own forward."""
+"""A fused step equals the module's own step; a module with any change keeps its own forward."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Captured steps decide, emit and count as the same steps run one by one, whatever they are captured for.
+"""Captured steps decide, emit and count as the same steps run one by one.
 
-By an engine that repeats operations on the CPU (``tests.cpu_graphs``): what Python said while a step was captured is
-baked in, and a number that should have been read from a tensor stays what it was.
+``tests.cpu_graphs`` captures operations on the CPU. A capture fixes all Python numbers of the step, so a number that
+the step should have read from a tensor keeps its old value and the test fails.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The promise on a model: thresholds certified on some documents keep it on others, and drift is told from none.
+"""The guarantee on a model: thresholds certified on some documents hold on others, and the drift test is calibrated.
 
-The model is plainly trained, its text the synthetic world's, which never ends; lens and gate are fitted here, shortly,
-on splits that nothing else reads. Depths and losses come from replays of a trace, that is with exact K and V above an
-exit (`free_eager`): 200 ways to split documents into those that certify and those that are fresh take seconds.
+The model is trained without early-exit losses on the endless text of the synthetic world; lens and gate are fitted here
+briefly, on splits that nothing else reads. Depths and losses come from replays of a trace with exact K/V above an exit
+(`free_eager`), so 200 divisions of the documents into certifying and fresh ones take seconds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""EMAD-E2 for our own decoder: not only logits, every hidden state up to D_t is the full model's.
+"""EMAD-E2 for the reference decoder: not only logits, every hidden state up to D_t equals the full model's.
 
-Under depth that never rises no layer ≤ D_t of any earlier token is missing, so no K/V is owed and nothing is refilled.
+Under depth that never rises, no earlier token lacks a layer ≤ D_t, so no K/V is missing and none is refilled.
 """
 
 from __future__ import annotations

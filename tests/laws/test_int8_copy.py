@@ -1,4 +1,4 @@
-"""An int8 copy: token-by-token decoding under any admissible depth is its own full model's readout there."""
+"""An int8 copy decodes, token by token and at any admissible depth, what its own full model reads out there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scoring by one pass and a replay gives what lm-eval's own model gives, and what decoding token by token gives."""
+"""Scores from one pass and a replay equal those of lm-eval's own model and those of token-by-token decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is seen to run is what our decoder counts, in every family, and what runs unsaid is named by its layer."""
+"""Observed matrix products equal the reference decoder's counts in every family; uncounted ones are named by layer."""
 
 from __future__ import annotations
 

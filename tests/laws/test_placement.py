@@ -1,7 +1,7 @@
-"""A model spread over devices decodes as on one, and nothing but ``models.placement.to_device`` moves a tensor.
+"""A model spread over devices decodes as on one, and only ``models.placement.to_device`` moves tensors.
 
 Every law runs on named tensors (``tests.devices``), where any operation across devices is an error, and again on real
-devices where a machine has them. ``accelerate`` spreads the models, as ``load(device="auto")`` lets it.
+devices where a machine has them. ``accelerate`` spreads the models, as in ``load(device="auto")``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The audit has power: an honest decoder passes every check, and every planted defect is caught by the check for it."""
+"""Power of the audit: an honest decoder passes every check, and the check for a planted defect catches it."""
 
 from __future__ import annotations
 

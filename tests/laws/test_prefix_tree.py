@@ -1,4 +1,4 @@
-"""What many rules share changes nothing: every walk is the run of its rule, every speculation the speculation."""
+"""A prefix tree that many rules share changes no result: every rule and speculation writes what it writes alone."""
 
 from __future__ import annotations
 

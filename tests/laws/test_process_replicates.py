@@ -1,6 +1,6 @@
-"""Timing in fresh processes: how often intervals hold what is true, and what of EMAD-F2 survives, by simulation.
+"""Timing in fresh processes, simulated: coverage of the intervals, and verdicts of EMAD-F2.
 
-Budgets are those that divide their pairs over processes; ``fresh_races`` has the truth of the draws.
+The budgets are those that divide their pairs over processes; ``simulated_replicates`` defines the true ratios.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an estimator is said to cost without weights is what its reader charges with them."""
+"""The cost of an estimator computed from sizes alone equals the charge of its reader with weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay is right: teacher-forced decoding gives replay's depths and losses, and counts the Work replay derives."""
+"""Replay equals teacher-forced decoding in depths and losses, and the Work it derives equals the counted Work."""
 
 from __future__ import annotations
 

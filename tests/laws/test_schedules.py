@@ -1,6 +1,6 @@
-"""Every schedule leaves exactly the cache its definition says, and the repair is charged.
+"""Every schedule leaves exactly the K/V cache of its definition, and the ledger charges the repair.
 
-Oracle of state copying: the states each layer was fed, one list per layer, run through whole blocks without a cache.
+Oracle of state copying: the input states of each layer, one list per layer, run through whole blocks without a cache.
 """
 
 from __future__ import annotations

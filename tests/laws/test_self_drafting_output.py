@@ -1,4 +1,4 @@
-"""A model that drafts for itself says what it says alone, whatever the layer, gate, lens and vocabulary; and counts."""
+"""Self-speculation emits the model's own output for any layer, gate, lens and vocabulary; its work is exact."""
 
 from __future__ import annotations
 

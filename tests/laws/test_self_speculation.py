@@ -1,4 +1,4 @@
-"""A model that drafts for itself emits what it would emit alone, leaves its own cache, and runs no layer twice."""
+"""Self-speculation emits the model's own output, leaves the model's own K/V cache, and runs no layer twice."""
 
 from __future__ import annotations
 

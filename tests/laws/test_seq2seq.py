@@ -1,7 +1,7 @@
-"""Laws of T5 walked layer by layer: exits under depth that never rises are exact, and the ledger is PyTorch's.
+"""Laws of T5 run layer by layer: exits under depth that never rises are exact, and the ledger is PyTorch's.
 
-EMAD's "no KV backfill" for an encoder-decoder: with decoder depth that never rises, the logits of every token are the
-full model's readout at that token's depth, though layers above it never ran for that token nor read its source.
+EMAD's "no KV backfill" for an encoder-decoder. With decoder depth that never rises, the logits of every token are the
+full model's readout at that token's depth. Layers above it neither run for that token nor read its source.
 """
 
 from __future__ import annotations

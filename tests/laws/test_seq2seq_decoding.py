@@ -1,4 +1,4 @@
-"""Our decoder on T5: EMAD on the decoder's layers, sources of several lengths, one ledger."""
+"""The reference decoder on T5: EMAD on the decoder's layers, sources of several lengths, one ledger."""
 
 from __future__ import annotations
 

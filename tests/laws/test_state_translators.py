@@ -1,4 +1,4 @@
-"""Laws of translated K/V: nothing fitted is copying, the true states are exact, and what runs is what is charged."""
+"""Laws of translated K/V: zero translators copy, the true states are exact, and the ledger charges what runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A busy neighbour on one core: real races in fresh processes beside it turn no verdict of EMAD-F2 round.
+"""Real races in fresh processes with a busy neighbour on one core: the load changes no verdict of EMAD-F2.
 
-What is raced is known beforehand: a point that is full depth itself, one that does all of its work twice, and one that
-runs a quarter of the layers. Nothing here depends on how fast the machine is.
+The true result of each race is known: a point at full depth, one that does all of its work twice, and one that runs a
+quarter of the layers. Nothing here depends on how fast the machine is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Verdicts on time where the machine is not steady: simulated noise whose truth is known, and recorded A/A races."""
+"""Verdicts on time on unsteady machines: simulated noise of known truth, and recorded A/A races."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A/A: what is timed against itself, on machines that drift, jump and reward whoever comes second.
+"""A/A timing: an arm against itself, on simulated machines that drift, jump and favour the second arm.
 
-Of so many simulated runs the interval covers 1.00 as often as it says, and EMAD-F2 never finds a speed-up to survive.
+Over the simulated runs the interval covers 1.00 at its stated rate, and no speedup of EMAD-F2 survives.
 """
 
 from __future__ import annotations

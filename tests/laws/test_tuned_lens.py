@@ -1,4 +1,4 @@
-"""Laws of the tuned lens: what the identity gives back, what the last layer keeps, what decodes, replays, costs."""
+"""Laws of the tuned lens: identity is the raw lens, the last layer stays, decoding equals replay, FLOPs are exact."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Law: the reference decoder behind ``emad serve``, over a pipe or a socket, is the one in this process, bit by bit.
+"""The reference decoder behind ``emad serve``, over a pipe or a socket, equals the one in this process, bit for bit.
 
-Tokens, depths, logits, signals, lengths, caps and work are compared as they stand: what travels is not changed.
+Tokens, depths, logits, signals, lengths, caps and work are compared without any tolerance.
 """
 
 from __future__ import annotations

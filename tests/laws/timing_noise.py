@@ -1,10 +1,10 @@
-"""Paired times of machines that are not steady, simulated: what serial correlation, drift and interruptions do.
+"""Simulated paired times of unsteady machines: the effect of serial correlation, drift and interruptions.
 
 python -m tests.laws.timing_noise      # the table of docs/methods.md, "Unsteady machines"; some minutes
 
-A shape gives the logarithms of both arms' times, [draws, pairs] each, with a true ratio of 1: a drift begins at the
-truth, everything else is around it. ``SHAPES`` are those that a verdict must bear. Those of ``BEYOND`` show too little
-of themselves in few pairs; the table has them, too.
+A shape gives the logarithms of both arms' times, [draws, pairs] each, with a true ratio of 1: a drift starts at the
+truth, every other shape is centred on it. Verdicts must be correct under the shapes in ``SHAPES``. Those in ``BEYOND``
+show too little of themselves in few pairs to be detected; the table lists them, too.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""README, CONTRIBUTING and docs/ as readers use them: files laid down, commands run, outputs held against pages."""
+"""Run README, CONTRIBUTING and docs/ as readers do: write their files, run their commands, compare their outputs."""

@@ -1,16 +1,16 @@
-"""Fenced blocks of a page, and what an HTML comment right before each says of it.
+"""Fenced blocks of a page, and the HTML comment before each that says how it is run.
 
-A block in ``sh`` or ``python`` is run as it stands, in a folder of its page, unless its comment says otherwise:
+A block in ``sh`` or ``python`` runs in a folder of its page, unless its comment says otherwise:
 
 run: exit 1              it ends with that status
 run: slow                only with --run-slow: suites, minutes
-run: by PATH             a test of its own runs it; the path must be there
-run: checked             what it needs is not at hand (a hub, an accelerator, an hour): options and arguments are read
-                         by the parsers that would read them, nothing else
+run: by PATH             the test at that path runs it; the path must exist
+run: checked             it needs something absent (a hub, an accelerator, an hour): the parsers of its commands check
+                         options and arguments
 main-job, tests          README's own commands, which ``.ci/run`` calls
-file: PATH               laid down in the folder, not run
+file: PATH               written to the folder, not run
 output                   what the block before it prints
-output: MODEL [on CORPUS] the end of a suite run: verdicts are held against the record, numbers are a machine's
+output: MODEL [on CORPUS] the end of a suite run: verdicts are compared with the record, numbers depend on the machine
 """
 
 from __future__ import annotations

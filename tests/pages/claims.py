@@ -1,9 +1,8 @@
 """docs/claims.md: the generated parts of each claim, from the register and the record.
 
 Generated are a claim's heading, ``### TITLE [ID]``, and the text from ``<!-- row: EMAD-F1 -->`` to
-``<!-- end of row -->``; a claim without a section gets one. Below it a person may write what was found and why, each
-verdict in bold as a list item:
-``- `emad-tiny` on `world:premise`: **falsified**``.
+``<!-- end of row -->``; a claim without a section gets one. Below it a person may explain the verdicts, each in bold as
+a list item: ``- `emad-tiny` on `world:premise`: **falsified**``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""``python -m tests.pages.record [--slow] [PAGE …]``: run pages, put what they print where their outputs stand.
+"""``python -m tests.pages.record [--slow] [PAGE …]``: run pages and write the printed outputs into them.
 
-By default every page, its fast blocks alone. ``--slow`` also runs the suites whose ends are shown, README's first
-command among them (without its installation), which takes minutes each. Read the diff: ``tests/test_docs.py`` holds
-verdicts against the record, and a block that ends with another status than its page says stops here.
+By default it runs the fast blocks of every page. ``--slow`` also runs the suites with recorded ends, README's first
+command among them (without its installation), which takes minutes each. Read the diff: ``tests/test_docs.py`` compares
+verdicts with the record, and a block that ends with another status than its page states stops the recording.
 """
 
 from __future__ import annotations

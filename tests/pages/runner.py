@@ -1,4 +1,4 @@
-"""A page's blocks, run in order in a folder that looks like a checkout after README's install."""
+"""Run a page's blocks in order, in a folder that looks like a checkout after README's install."""
 
 from __future__ import annotations
 

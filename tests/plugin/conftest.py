@@ -1,4 +1,4 @@
-"""A small project in a temporary folder, whose tests put hand-made verdicts on record. No model is loaded."""
+"""Fixtures of the plugin tests: a small project in a temporary folder that records hand-made verdicts, no model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is collected: budgets, markers, models, the guard against an empty run, the Hypothesis profile."""
+"""Collection of tests: budgets, markers, models, the error for an empty run, the Hypothesis profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who makes the decoder under test."""
+"""Providers of the decoder under test: conftest, entry points and the named backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line as pytest misunderstands it, and one GPU per worker of xdist."""
+"""Environment of a run: rootdir and options that pytest misreads, and one GPU per xdist worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exit status follows verdicts: no rerun, mark, hook or plugin makes a run green whose verdicts are not."""
+"""The exit status follows the verdicts: no rerun, mark, hook or plugin turns a failed run green."""
 
 from __future__ import annotations
 

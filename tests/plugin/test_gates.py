@@ -1,4 +1,4 @@
-"""Which verdict fails a test, under which options: every rule of decision."""
+"""Gates: which verdict fails a test under which option, one test for each rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Goldens: absent is None, damaged is an error, an update never passes silently."""
+"""Goldens: a missing one reads as None, a damaged one is an error, and an update always reports its changes."""
 
 from __future__ import annotations
 

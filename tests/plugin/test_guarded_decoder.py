@@ -1,4 +1,4 @@
-"""A foreign decoder is asked through a guard: calls end in time, and what it answers or declines is counted."""
+"""The guard around a foreign decoder: time limits on calls, and counts of answered and declined features."""
 
 from __future__ import annotations
 

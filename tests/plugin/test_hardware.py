@@ -1,4 +1,4 @@
-"""A machine never seen: what is measured stands on record step by step, and what fails there is told."""
+"""``python -m pytest_emad.hardware`` on an unknown machine: it records each measurement at once and each failure."""
 
 from __future__ import annotations
 

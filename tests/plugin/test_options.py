@@ -1,6 +1,6 @@
-"""Every option, from the command line and from its ini twin: read, validated, refused with a remedy.
+"""Every option, on the command line and as ini value: parsed, validated, refused with a remedy.
 
-Which published tasks to score, how many documents of each, and whether generated programs may run.
+Among them: the published tasks to score, the number of documents of each, and whether generated programs may run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All bundled models' verdicts in one command: recorded seed by seed, then held against the record."""
+"""Judging all bundled models in one command: it records verdicts seed by seed, then compares them with the record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``report.json`` says of the run itself: its state, every test, every audit, what was left out."""
+"""``report.json`` describes the run itself: its state, every test, every audit, and what was left out."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Which tests run, by claim, pair, exit and budget, and in which order; deselected tests are neither run nor
-missing.
-"""
+"""Selection and order of tests by claim, pair, exit and budget; deselected tests neither run nor count as missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work in processes that are started as the run was: the same decoder there, whoever provides it; what cannot be so."""
+"""Subprocesses use the same decoder from any provider; a provider that cannot reach another process is named."""
 
 from __future__ import annotations
 

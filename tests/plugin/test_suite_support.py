@@ -1,4 +1,4 @@
-"""What suite files call: a finding fails, warns or is recorded; a refuted answer decides nothing."""
+"""Functions that suite files call: a finding fails, warns or is recorded; a refuted answer decides no claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress bars are seen on a terminal although pytest captures, and nowhere else."""
+"""Progress bars appear on a terminal despite pytest's capture, and nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Not decided is not green: what a run of somebody else's decoder leaves open fails it by name, or is waived."""
+"""Undecided claims: a run of a foreign decoder fails and names each, unless it is waived."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only separate processes show: xdist, the layout of a wheel, what importing the plugin drags in."""
+"""Behaviour in separate processes: xdist, the layout of a wheel, and the imports of the plugin."""
 
 from __future__ import annotations
 

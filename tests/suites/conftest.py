@@ -1,4 +1,4 @@
-"""Tiny local models, and a pytest inside the pytest that judges them with the suites of this checkout."""
+"""Fixtures of the suite tests: tiny local models, and an inner pytest that judges them with this checkout's suites."""
 
 from __future__ import annotations
 

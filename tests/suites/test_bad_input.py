@@ -1,6 +1,6 @@
-"""Whatever is wrong with what a run was given, it says so once: value, expectation, remedy; never a pass.
+"""Bad input to a suite run gives one error with value, expectation and remedy, and never a pass.
 
-Every case asks for suites of several tests, so that an error told once per test would show.
+Every case selects suites of several tests, so that an error repeated in each test would show.
 """
 
 from __future__ import annotations

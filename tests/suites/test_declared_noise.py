@@ -1,4 +1,4 @@
-"""Declared noise is honoured by every suite of invariants and fidelity, and is not a way around them."""
+"""Every suite of invariants and fidelity accepts declared noise, and refuses a declaration beyond rounding."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The gate of a decoder over an inference server that is named by its URL: live at full depth, red for a planted fault.
+"""The decoder gate with an inference server named by its URL: live at full depth, failed for a planted fault.
 
-``tests/unit/wire/test_inference_server.py`` has the faults and the replies one by one.
+``tests/unit/wire/test_inference_server.py`` tests the faults and the replies one by one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A T5 of somebody's own is judged on SQuAD and SamSum files; without them its rows say so, and arithmetic goes on."""
+"""A user's T5 is judged on SQuAD and SamSum files; without them its rows are unmeasured, arithmetic is still shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One small random model of every family that can be walked passes the suites that any decoder must pass."""
+"""One small random model of every supported family passes the suites that any decoder must pass."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Somebody else's decoder under the suites: an honest one passes all of them, a defective one fails by name.
+"""A foreign decoder under the suites: an honest one passes all of them, a defective one fails by name.
 
-The decoder comes from the conftest of the project that is under test, as an accelerator team would bring it.
+The conftest of the project under test provides the decoder, as an accelerator team would.
 """
 
 from __future__ import annotations

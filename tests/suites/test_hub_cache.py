@@ -1,7 +1,6 @@
-"""A model from the hub's cache, on a machine that cannot reach the hub: with a tokenizer, without, at a revision, and
-with no cache.
+"""A model from the hub's cache without network: with a tokenizer, without one, at a revision, and with no cache.
 
-The cache is laid out as huggingface_hub lays it out; the weights in it are tiny.
+The cache has the layout of huggingface_hub; its weights are tiny.
 """
 
 from __future__ import annotations

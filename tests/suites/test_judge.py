@@ -1,4 +1,4 @@
-"""``emad judge`` asks what the suites ask: the same table, row for row, and the same exit status."""
+"""``emad judge`` decides the same claims as the suites: the same table, row for row, and the same exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suites as a user runs them: who reaches for the judge's model is named, and who runs more than it counts."""
+"""The suites name a decoder that changes the judge's model, and one that runs more than it counts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Planted defects under the shipped suites' own tests, with their parameters, in this process: each is named.
+"""The shipped suites' own tests, called in this process with their parameters, name each planted defect.
 
-What ``--emad-selfcheck`` runs as a user would, a process for each; here a test is called as pytest would call it, and
-only for defects that harm no process. The smallest bundled model holds nearly all of them.
+``--emad-selfcheck`` runs them as a user would, in a process for each. Here a test is called as pytest calls it, and
+only for defects that harm no process. The smallest bundled model suffices for nearly all of them.
 """
 
 from __future__ import annotations

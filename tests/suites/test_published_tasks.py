@@ -1,4 +1,4 @@
-"""``--emad-tasks`` from the command line to the verdict: legs, table, notes, journal; one error where it is wrong."""
+"""``--emad-tasks`` from the command line to the verdict: legs, table, notes, journal; one error for bad input."""
 
 from __future__ import annotations
 

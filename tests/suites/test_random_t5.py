@@ -1,4 +1,4 @@
-"""A small random T5 passes the suites that any decoder must pass; its claims are decided or say why not."""
+"""A small random T5 passes the suites that any decoder must pass; its claims are decided or give a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random weights: invariants and cost are judged as ever, quality says ``not applicable`` and why."""
+"""Random weights: invariants and cost are judged, claims of quality are ``not applicable`` with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--emad-selfcheck``: each planted decoder is caught by the check that is meant for it, honest ones by none."""
+"""``--emad-selfcheck``: the check meant for a planted decoder catches it, and no check fails an honest one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What suites say of a model that lies on several devices."""
+"""Suites of a model on several devices: the energy of one device is not reported as that of all."""
 
 from __future__ import annotations
 

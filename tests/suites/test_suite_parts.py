@@ -1,4 +1,4 @@
-"""A real model judged part by part: every verdict that does not rest on a clock is that of one run, to the last bit."""
+"""Judging a real model in parts gives every verdict without a clock of a single run, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoders in another process under the suites: an honest one passes, one that dies fails the tests that asked it."""
+"""Decoders in another process under the suites: an honest one passes, one that dies fails the tests that called it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing is measured beside a tracer, profiler or debugger."""
+"""Timing is refused while a tracer, profiler or debugger is active."""
 
 from __future__ import annotations
 

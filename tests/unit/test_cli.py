@@ -1,4 +1,4 @@
-"""``emad``: what each verb prints and writes, and that bad input exits 1 with a line that says why."""
+"""``emad``: the output and files of each verb; bad input exits with status 1 and one line that gives the reason."""
 
 from __future__ import annotations
 

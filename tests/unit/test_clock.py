@@ -1,4 +1,4 @@
-"""Paired timing under a clock that the test turns."""
+"""Paired timing under a simulated clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every argument of ``emad`` is explained and shown in use; versions, completion, suggestions, colours."""
+"""``emad`` help: every argument has a description and an example; versions, completion, suggestions, colours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of any origin on a terminal of any encoding; how a command ends."""
+"""Any text prints on a terminal of any encoding; the exit of a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Energy without a GPU: readings replayed from lists, a board that the test drives, a library that fails at will."""
+"""Energy without a GPU: replayed readings, a simulated board, and a library with injected failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an energy counter is good for, and that of a processor: clocks and counters that the test turns."""
+"""Resolution and self-check of energy counters, those of a processor included, with simulated clocks and counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a file is, reading and writing it ends in its content or in one error that names argument, path and why."""
+"""Reading and writing any file gives its content, or one error that names argument, path and reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package offers its names lazily: importing it costs nothing heavy."""
+"""Lazy exports of the package: importing it loads no heavy module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``emad lens`` and ``emad generate --lens``: what they print and write, and what they refuse."""
+"""``emad lens`` and ``emad generate --lens``: output, files and refusals."""
 
 from __future__ import annotations
 

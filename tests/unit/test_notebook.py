@@ -1,4 +1,4 @@
-"""Results in Python: frames, figures and short forms, and the notebook of ``docs/`` run cell by cell."""
+"""Results in Python: frames, figures and short forms, and the notebook of ``docs/``, run cell by cell."""
 
 from __future__ import annotations
 

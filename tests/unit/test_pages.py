@@ -1,4 +1,4 @@
-"""The reader that runs pages: what it takes for a block, what it runs, and what it writes where outputs stand."""
+"""The runner of documentation pages: the blocks that it finds and runs, and the outputs that it writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's cost of a pair: its headline reproduced, and what it leaves out."""
+"""The paper's cost of a pair: its headline reproduced, and the costs that it omits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operating point refuses what could not decide depth, and says so."""
+"""An operating point refuses fields that cannot decide depth, with a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe in small: it trains, saves what can be loaded again, and depends on its seed alone."""
+"""The training recipe in small: it trains, saves a loadable model, and depends only on its seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The encoder-decoders' recipe in small, and the two bundled models that came of it."""
+"""The training recipe of encoder-decoders in small, and the two bundled models made by it."""
 
 from __future__ import annotations
 

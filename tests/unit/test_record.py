@@ -1,4 +1,4 @@
-"""Records: rows of one sequence, sums of work, and what the protocol says without torch."""
+"""Records: rows of one sequence, sums of work, and a protocol that needs no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``emad replay``: one row of a report again, alone, on what the report keeps of it."""
+"""``emad replay`` runs one row of a report again, from the arguments that the report stores."""
 
 from __future__ import annotations
 

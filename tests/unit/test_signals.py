@@ -1,4 +1,4 @@
-"""The table of signals: every row is sound, and what decoding computes from logits an audit computes alike."""
+"""The table of signals: every row is valid, and decoding and audit compute the same from the same logits."""
 
 from __future__ import annotations
 

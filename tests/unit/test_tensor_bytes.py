@@ -1,4 +1,4 @@
-"""What tensors hold is counted to the byte, whatever kinds of tensors a process has."""
+"""Memory of tensors is counted to the byte for every kind of tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small model's steps run on one CPU thread, its batches on all; what the user set is restored."""
+"""A small model's steps run on one CPU thread, its batches on all; the user's setting is restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration sets of which it is known whether they keep their promise (EE-7 and EMAD-X2)."""
+"""Simulated calibration sets that keep or break their guarantee by construction (EE-7 and EMAD-X2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counted FLOPs, scores and times of a known size, with and without pruning (EE-1, 2, 4, 8 and 14)."""
+"""Simulated FLOPs, scores and times of known size, with and without pruning (EE-1, 2, 4, 8 and 14)."""
 
 from __future__ import annotations
 

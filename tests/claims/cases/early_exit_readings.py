@@ -1,4 +1,4 @@
-"""Layers of which it is known what they say and how often they are right (EE-5, 6 and 11)."""
+"""Simulated readouts of layers with known confidence and known accuracy (EE-5, 6 and 11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readings of a counter whose true ratio is known (EMAD-N1)."""
+"""Simulated readings of an energy counter with a known true ratio (EMAD-N1)."""
 
 from __future__ import annotations
 

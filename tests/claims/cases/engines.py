@@ -1,4 +1,4 @@
-"""Answers of engines whose truth is known (ENG-1 to ENG-7)."""
+"""Simulated answers of inference engines with known correctness (ENG-1 to ENG-7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logits and block counts that are known to agree, or not (EMAD-E2, E5 and E12)."""
+"""Simulated logits and block counts that agree or differ by construction (EMAD-E2, E5 and E12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operating points whose truth is known: what documents and items lose (EMAD-F1, its literal reading, and EMAD-E10)."""
+"""Simulated operating points with known loss on documents and items (EMAD-F1, its literal reading, and EMAD-E10)."""
 
 from __future__ import annotations
 

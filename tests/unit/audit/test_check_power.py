@@ -1,4 +1,4 @@
-"""Power and ties of checks: inconclusive where depth changes nothing, a pass where nothing adapts, ties excused."""
+"""Power and ties of audit checks: inconclusive if depth changes no token, a pass if no token exits, ties excused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings and their counts; tolerances; the audit imports neither torch nor transformers."""
+"""Findings and their counts, and tolerances; the audit imports neither torch nor transformers."""
 
 from __future__ import annotations
 

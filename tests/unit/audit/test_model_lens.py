@@ -1,4 +1,4 @@
-"""The lens of a model: logits of positions at their own depths, without heads that nothing is asked of."""
+"""``ModelLens``: logits of each position at its own depth, computed without heads that no check reads."""
 
 from __future__ import annotations
 

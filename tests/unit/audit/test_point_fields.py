@@ -1,4 +1,4 @@
-"""Every field of an operating point, and every value of one, has an audit in which ignoring it is found out."""
+"""Every field and every value of an operating point has an audit that refutes a decoder which ignores it."""
 
 from __future__ import annotations
 

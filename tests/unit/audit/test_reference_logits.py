@@ -1,4 +1,4 @@
-"""The lens' answer is checked before it is trusted; entropies are SciPy's."""
+"""The audit checks the lens' answer before it uses it; its entropies are SciPy's."""
 
 from __future__ import annotations
 

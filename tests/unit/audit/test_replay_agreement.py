@@ -1,4 +1,4 @@
-"""The bridge passes where decoder and replay agree and says which of depth and NLL does not."""
+"""The bridge passes where decoder and replay agree, and otherwise says whether depth or NLL differs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Requests as users send them: right decoders of other makes pass, each check has power, and says where it has none.
+"""Audits of generation requests: correct decoders of other designs pass, each check has power or says why it has none.
 
-Planted defects are tried in ``tests/suites/test_planted_defects.py``.
+``tests/suites/test_planted_defects.py`` tests the planted defects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sampling: honest draws pass at the stated error level, and each way to miss the distribution is told by its name."""
+"""Audit of sampling: honest draws pass at the stated error level, and each wrong distribution is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that verdicts read, and requests that were timed: right ones pass; wrong ones are named."""
+"""Spot checks of the answers behind verdicts and of timed requests: right ones pass, wrong ones are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens that should be equal: to the end, or to a tie; and goldens, taken and compared."""
+"""Comparison of tokens that must be equal: to the end, or to a tie; goldens, recorded and compared."""
 
 from __future__ import annotations
 

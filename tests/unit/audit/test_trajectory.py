@@ -1,4 +1,4 @@
-"""One row against the lens, on arrays small enough to read: layers 1–4, probes at 1 and 2, thresholds 0.5."""
+"""The audit of one row against the lens, on small arrays: layers 1–4, probes at 1 and 2, thresholds 0.5."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counted work: what decisions imply, by hand, and the same tokens at two points, whatever buffer is attended."""
+"""The audit of counted work: the work implied by decisions, by hand, and limits for padding and larger batches."""
 
 from __future__ import annotations
 

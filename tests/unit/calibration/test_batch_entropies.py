@@ -1,4 +1,4 @@
-"""What a calibration reads of a batch is what a lens trace of it says, to the last bit."""
+"""Statistics that calibration reads from a batch equal those of its lens trace, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lens from cached states: the closed form, its refinement on a sample of the vocabulary, and what it reads."""
+"""A lens fitted on cached states: the closed form, its refinement on a vocabulary sample, and the text it reads."""
 
 from __future__ import annotations
 

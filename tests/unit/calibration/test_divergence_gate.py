@@ -1,4 +1,4 @@
-"""A gate expects of a state how far its readout is from the end: scikit-learn's ridge regression, in a stream."""
+"""The exit gate estimates a readout's divergence from the end: scikit-learn's ridge regression, as a stream."""
 
 from __future__ import annotations
 

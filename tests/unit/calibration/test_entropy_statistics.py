@@ -1,4 +1,4 @@
-"""Running statistics: batch by batch they say what the whole trace says, and quantiles err by less than a bucket."""
+"""Running entropy statistics by batch equal those of the whole trace; quantiles err by less than a bucket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fitting a tuned lens: what it learns, that nothing held out is fitted on, that an interrupted run loses nothing."""
+"""Fitting a tuned lens: it improves on held-out text, never reads that text, and a resumed fit loses nothing."""
 
 from __future__ import annotations
 

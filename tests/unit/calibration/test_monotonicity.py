@@ -1,4 +1,4 @@
-"""Whether a profile falls: a rise is shown by document, moments add up as the text does, and old files say less."""
+"""Monotonicity of a profile: a rise is tested by document, moments add up over text, older files hold fewer of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile: what it averages, that it survives its file, and that no other model can use it."""
+"""A profile: its averages, its file, and the refusal to use it with another model."""
 
 from __future__ import annotations
 

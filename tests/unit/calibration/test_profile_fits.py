@@ -1,4 +1,4 @@
-"""What calibration fits: the nearest curve that never rises, lines to full entropy, linear probes."""
+"""Fits of calibration: the nearest curve that never rises, lines to full entropy, linear probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration in parts: interrupted and resumed it equals the run that was left alone, and it needs no more memory."""
+"""A calibration that is interrupted and resumed equals an uninterrupted run and needs no more memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text read by workers: the profile and the trace are those of one process, to the last bit."""
+"""Calibration by workers gives the profile and the trace of one process, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors and JSON about them come back, and whatever is wrong with such a file is one error of the reader's own."""
+"""Tensor files: tensors and JSON are restored, and any fault of a file raises the reader's own error."""
 
 from __future__ import annotations
 

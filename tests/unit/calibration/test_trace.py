@@ -1,4 +1,4 @@
-"""The lens trace: which positions it decides, and that its columns are what plain logits say."""
+"""The lens trace: the positions that it decides, and columns equal to those computed from plain logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fit of state translators: what it reads and refuses. ``tests/laws/test_state_translators.py`` tests results."""
+"""The fit of state translators: its input and its refusals. ``tests/laws/test_state_translators.py`` tests results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be copied: what followed the last place like the end of a text."""
+"""Copied continuations: the tokens that followed the last occurrence of the text's end."""
 
 from __future__ import annotations
 

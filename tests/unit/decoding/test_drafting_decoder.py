@@ -1,4 +1,4 @@
-"""Drafting through the protocol: what a gate lets through, what a vocabulary leaves out, what is refused."""
+"""Drafting through the decoder protocol: the gate's decisions, the draft vocabulary, and refusals."""
 
 from __future__ import annotations
 

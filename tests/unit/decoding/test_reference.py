@@ -1,4 +1,4 @@
-"""Our decoder at its edges: bad input refused with the session as it was, and records that fit together."""
+"""The reference decoder: bad input is refused and leaves the session unchanged; records are consistent."""
 
 from __future__ import annotations
 

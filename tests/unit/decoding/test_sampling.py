@@ -1,4 +1,4 @@
-"""Sampling: the argmax, or draws that follow softmax; rows draw on their own."""
+"""Sampling: the argmax, or draws from the softmax, independent for each row."""
 
 from __future__ import annotations
 

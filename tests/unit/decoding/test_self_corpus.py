@@ -1,4 +1,4 @@
-"""Text a model wrote itself: reproducible, apart by split, and an error where it writes none."""
+"""Text written by the model itself: reproducible, distinct by split, and an error where the model writes none."""
 
 from __future__ import annotations
 

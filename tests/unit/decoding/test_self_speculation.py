@@ -1,4 +1,4 @@
-"""Self-speculation in its parts: what is fed how deep, what the record says of it, and what is refused."""
+"""Self-speculation in its parts: the depth of each fed token, the record, and refusals."""
 
 from __future__ import annotations
 

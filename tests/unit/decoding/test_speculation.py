@@ -1,4 +1,4 @@
-"""Acceptance in its parts, and the record of a run: what was drafted, kept, taken back and counted."""
+"""Speculative decoding: the acceptance rule, and the record of drafted, kept, rejected and counted tokens."""
 
 from __future__ import annotations
 

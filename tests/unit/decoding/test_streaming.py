@@ -1,4 +1,4 @@
-"""What is streamed is what the decoder would have returned, and the texts of the tokens make up the whole text."""
+"""A stream has the tokens that ``generate`` returns, and the texts of its tokens join to the whole text."""
 
 from __future__ import annotations
 

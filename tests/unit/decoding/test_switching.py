@@ -1,4 +1,4 @@
-"""EAD: the rule is the paper's formula, and a run is what each model would do with the same history."""
+"""EAD: the rule is the paper's formula, and each model decodes what it would after the same history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A given text, fed token by token: what the trace says where replay can speak, and what only decoding knows."""
+"""Teacher forcing, token by token: it equals replay under exact schedules and measures what replay cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bins: where each token falls, whose thresholds a thin bin takes, and how frequencies become buckets."""
+"""Bins: the bin of each token, fallback thresholds for thin bins, and buckets from token frequencies."""
 
 from __future__ import annotations
 

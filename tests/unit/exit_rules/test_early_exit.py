@@ -1,4 +1,4 @@
-"""Early-exit rules as data: what is probed, what can fire where, how much of the vocabulary is kept."""
+"""Early-exit rules as data: the probes, the layers at which a rule may fire, the kept share of the vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules are one comparison, signal ≤ τ, with other thresholds."""
+"""Exit rules are one comparison, signal ≤ τ, with different thresholds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ablation tables are made of: ingredients, rows against plain loops, decoded openings, estimators, refusals."""
+"""Ingredients of ablation tables: rows against plain loops, decoded openings, estimators, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Continuation choice on a run's own text, recomputed by a plain forward of transformers and float64 sums."""
+"""Continuation choice on a run's own text, recomputed with a plain forward of transformers and float64 sums."""
 
 from __future__ import annotations
 

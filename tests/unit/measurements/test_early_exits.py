@@ -1,4 +1,4 @@
-"""Early exits: tasks and items, the same items under every rule, scores in 0–1, FLOPs in parts that add up, tables."""
+"""Measurements of early exits: the same items under every rule, scores in 0–1, FLOPs in parts that add up, tables."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Answers of an engine: an honest one keeps to the oracle; each planted fault falsifies the row that asks for it.
+"""Answers of an inference engine: an honest one agrees with the oracle, each planted fault falsifies its row.
 
-And of an exit rule of somebody else's: what it states is held against blocks that ran and requests that were timed.
+For a foreign exit rule, its stated counters are compared with executed blocks and timed requests.
 """
 
 from __future__ import annotations

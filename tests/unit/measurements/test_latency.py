@@ -1,4 +1,4 @@
-"""Latency: length of timed requests, arms, what is kept and checked afterwards, batch sizes that decide nothing."""
+"""Latency: length of timed requests, arms, answers kept for later checks, batch sizes that decide nothing."""
 
 from __future__ import annotations
 

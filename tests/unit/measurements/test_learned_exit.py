@@ -1,4 +1,4 @@
-"""The learned exit: whose it is, what its points lose by decoding, what oracles and components save, its latency."""
+"""The learned exit: its model, the decoded loss of its points, savings of oracles and components, its latency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model under test: its points, margins, windows and prompts; one seed reaches all that a run draws."""
+"""The model under test: its points, margins, windows and prompts; one seed determines every draw of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of the point table and the explorer's tables: every number is the replay's."""
+"""Rows of the point table and of the explorer's tables: every number equals the replay's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run knows of a pair: who may form one, which tasks are worth routing, which rule is chosen, what counts."""
+"""Measurements of a pair: models that may form one, tasks worth routing, the chosen rule, counts of work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EMAD beside its baselines: sweeps, fronts chosen on one split and judged on another, tables, flatness."""
+"""EMAD and its baselines: sweeps, fronts chosen on one split and judged on another, tables, flatness."""
 
 from __future__ import annotations
 

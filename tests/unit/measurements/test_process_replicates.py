@@ -1,6 +1,6 @@
-"""Pairs divided over fresh processes: the same requests, joined again; processes that fail.
+"""Timed pairs divided over fresh processes: the same requests, results joined again, failed processes.
 
-Shares run in this process here, through the same files; ``tests/plugin/test_subprocesses.py`` starts processes.
+The shares run in this process, through the same files; ``tests/plugin/test_subprocesses.py`` starts processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The judge's model is isolated from decoders; decoders elsewhere get a folder of it."""
+"""The judge's model is isolated from in-process decoders; remote decoders get a folder with a copy of it."""
 
 from __future__ import annotations
 

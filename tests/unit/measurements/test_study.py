@@ -1,4 +1,4 @@
-"""Budgets: what smoke reads less of a large model, said by name; larger budgets read all."""
+"""Budgets: ``smoke`` reads less of a large model and says so, larger budgets read everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published tasks beside the world's own: what is scored, how it is paired, and what is said where it cannot be."""
+"""Published tasks and the world's own tasks: items that are scored, their pairing, and reasons for unscored tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lens traces of the splits: after which layers the calibration text is read."""
+"""Lens traces of the splits: the layers at which calibration text is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On what FLOP counts stand: whose work is seen, whose shows in time, whose is claimed, and who is refuted."""
+"""Verification of FLOP counts: observed, confirmed by time, or only claimed by the decoder, and refuted counts."""
 
 from __future__ import annotations
 

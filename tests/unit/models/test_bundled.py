@@ -1,4 +1,4 @@
-"""Where bundled models are found: in a checkout, in a wheel that holds one of them, beside pytest-emad-models."""
+"""Location of bundled models: in a checkout, in a wheel that contains one of them, in pytest-emad-models."""
 
 from __future__ import annotations
 

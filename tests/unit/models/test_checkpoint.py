@@ -1,5 +1,7 @@
-"""A folder is checked before transformers reads it: what is refused names the file and what to do, and what is usual
-loads. Nothing waits: a pipe that were opened would hang the test."""
+"""A model folder is checked before transformers reads it: errors name file and remedy, usual folders load.
+
+Nothing waits: a check that opens a pipe hangs the test.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint fills its model or is refused by the names of its tensors; published leftovers are no false alarm."""
+"""A checkpoint fills its model, or the error names the tensors; known leftovers of published files raise no error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step that is called compiled is compiled, or the reason is told."""
+"""A step reported as compiled is compiled, or the report gives the reason."""
 
 from __future__ import annotations
 

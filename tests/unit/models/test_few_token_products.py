@@ -1,4 +1,4 @@
-"""Products of a few tokens with a large weight: PyTorch's own, whatever the layout, and counted as these tokens."""
+"""Products of few tokens with a large weight equal PyTorch's in every layout, and are counted for these tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes from configs alone, held against built models and published figures."""
+"""Sizes computed from configs alone, compared with built models and published figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A baseline is plain greedy: whatever a model's generation config says changes neither its tokens nor its work."""
+"""The baseline decodes greedily: a model's generation config changes neither its tokens nor its work."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The hub path meets a hub: a stand-in on the loopback interface, in a process of its own with ``HF_ENDPOINT`` set.
+"""Loading from a hub: a local stand-in on the loopback interface, and a client process with ``HF_ENDPOINT`` set.
 
-One process asks for every repository in turn, a second one works offline from the cache that the first one left.
+One process loads every repository in turn; a second works offline from the cache of the first.
 """
 
 from __future__ import annotations

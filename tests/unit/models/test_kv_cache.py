@@ -1,4 +1,4 @@
-"""K/V per layer and row: what is held, given up, forgotten and renumbered."""
+"""The K/V cache per layer and row: entries held, released, truncated and renumbered."""
 
 from __future__ import annotations
 

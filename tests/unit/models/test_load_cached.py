@@ -1,4 +1,4 @@
-"""A model loaded again: once, by one thread at a time."""
+"""``load_cached`` loads a model once, in one thread at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's name leads to, and what happens when it leads nowhere. Nothing here reaches for the network."""
+"""Loading a model by name: folder, hub, bundled or random, and errors for unknown names; without network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large weights over the same states lie side by side, with gaps between their runs; each is a tensor of its own."""
+"""Packed weights: large weights over the same states lie in one buffer, with gaps; each stays a tensor of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T5 walked layer by layer gives the model's own logits, whatever the sources, depths and rows."""
+"""The layered T5 gives the model's own logits for any sources, depths and rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a text begins and ends: one answer, whatever config, generation config and tokenizer say or leave out."""
+"""Opening and end tokens of a text, from any mix of config, generation config and tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walking layer by layer gives the model's own logits, whatever depth each row and token takes."""
+"""The layered model gives the model's own logits for any depth of each row and token."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Which tokenizers fit a model: those written in Python too; what cannot be the model's own is refused, what loses text
-is told."""
+"""Tokenizers that fit a model, Python ones included; one of another model is refused, loss of text is reported."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Weights lie by columns after loading if they are large, else along their longer side; large ones on large pages.
+"""Weight layout after loading: large weights by columns on large pages, others along their longer side.
 
-The same numbers, other strides.
+The numbers stay equal; only the strides change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Logits read a few rows at a time: every row once, and no bit of a reading depends on other rows."""
+"""Blockwise readout: logits in blocks of rows, every row once, no bit dependent on other rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches of the confidence rules: what is remembered from probe to probe, forgotten, dropped and charged."""
+"""Probes of the confidence rules: state kept from probe to probe, its reset and removal, and the charged work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contrastive scores are the paper's formulas, written out a second time in NumPy."""
+"""Contrastive scores equal the paper's formulas, written a second time in NumPy."""
 
 from __future__ import annotations
 

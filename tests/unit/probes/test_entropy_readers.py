@@ -1,4 +1,4 @@
-"""Readers: the model's norm in front, the correction behind, factors kept as long as the stepper lives."""
+"""Entropy readers: the model's norm before, the correction after, factors kept as long as the stepper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The full softmax readout says what the lens trace says."""
+"""The full-softmax readout equals the lens trace."""
 
 from __future__ import annotations
 

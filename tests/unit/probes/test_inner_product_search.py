@@ -1,4 +1,4 @@
-"""Inner-product search: exact is exact, approximate ones say what they may miss and what they cost."""
+"""Inner-product search: exact search is exact, approximate search states its recall and its cost."""
 
 from __future__ import annotations
 

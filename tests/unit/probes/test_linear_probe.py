@@ -1,4 +1,4 @@
-"""The linear entropy probe: a dot product, no clamp, in float32 at least."""
+"""The linear entropy probe: a dot product without clamp, in float32 at least."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Low-rank factors are the SVD's; the index that uses them returns exact logits."""
+"""Low-rank factors equal the SVD's; the index that uses them returns exact logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pruned vocabularies keep the best tokens, give the full head's logits for them, and charge what they ran."""
+"""Pruned vocabularies keep the best tokens, return the full head's logits for them, and charge what they run."""
 
 from __future__ import annotations
 

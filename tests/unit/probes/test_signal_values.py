@@ -1,4 +1,4 @@
-"""Entropy in nats, and that logits which are no numbers are never certainty."""
+"""Signal values: entropy in nats; logits that are not finite never count as certainty."""
 
 from __future__ import annotations
 

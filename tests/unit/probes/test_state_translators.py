@@ -1,4 +1,4 @@
-"""State translators: what makes some, what they refuse, how they are named, kept and asked for."""
+"""State translators: construction, refusals, digests, storage and lookup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Top-K softmax with a bounded tail: the formula, written out, and its edges."""
+"""Top-K softmax with a bounded tail: the formula, written out, and its edge cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tuned lens says which model it belongs to, and is refused by name wherever it is none of this one's."""
+"""A tuned lens names the model that it belongs to, and every other model refuses it by name."""
 
 from __future__ import annotations
 

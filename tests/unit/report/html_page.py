@@ -1,4 +1,4 @@
-"""An HTML page read back with the standard library's parser, which knows nothing of how it was made."""
+"""An HTML page read back with the standard library's parser, independent of the code that wrote it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report of every kind of entry, small enough to read."""
+"""A small report with every kind of entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``emad compare``: what got worse between two reports, what only moved, and what cannot be compared."""
+"""``emad compare`` between two reports: regressions, changes that are no regression, and entries it cannot compare."""
 
 from __future__ import annotations
 

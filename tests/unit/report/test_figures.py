@@ -1,4 +1,4 @@
-"""Figures: the rows that each shows, the rows that it refuses, and the same file from the same rows."""
+"""Figures: the rows that each shows or refuses; the same rows give the same file."""
 
 from __future__ import annotations
 

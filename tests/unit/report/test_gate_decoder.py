@@ -1,4 +1,4 @@
-"""Under gate ``decoder`` a feature declined everywhere may stay open; one that is declined in places may not."""
+"""Gate ``decoder``: a feature that the decoder always declines may stay open, one declined only sometimes may not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Markdown document: verdicts first, every table, and nothing that a name could set."""
+"""The Markdown report: verdicts first, every table, and no markup from names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``index.html``: every value of report.json, texts by token, nothing fetched, and no markup out of names."""
+"""``index.html``: every value of report.json, texts by token, no external resource, no markup from names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report folder: which files are written, under which names, and what is said of those that are not."""
+"""The report folder: its files, their names, and messages about files that are left out."""
 
 from __future__ import annotations
 

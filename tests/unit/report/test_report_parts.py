@@ -1,4 +1,4 @@
-"""Reports of parts put together: what one run would have said, and an error where they are no parts of one."""
+"""Merging the reports of parts: the result of one run, and an error for parts of different runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``report.json`` is read back as it was written, or refused with the file and the place that is wrong."""
+"""``report.json`` is read back as written, or refused with the file and the wrong place."""
 
 from __future__ import annotations
 

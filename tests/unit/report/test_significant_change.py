@@ -1,4 +1,4 @@
-"""Moves between two runs: found where they are, and not where there are none."""
+"""Significant changes between two runs: real ones are found, noise is not."""
 
 from __future__ import annotations
 

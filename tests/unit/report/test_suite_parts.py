@@ -1,4 +1,4 @@
-"""A unit of judging: run once, kept with what it was asked, and run again when either is gone."""
+"""One unit of judging: it runs once, is stored with its arguments, and runs again if either changes or is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forty lines, none wider than the terminal, and nothing falsified hidden, however much there is to say."""
+"""The terminal summary: forty lines, none wider than the terminal, every falsified row shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables show what is there, say what is not, and set bad news like good news."""
+"""Tables show every value, mark missing ones, and format good and bad results alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiers: a decoder's tier is what it answered, and a run at a tier fails on less than the tier promises."""
+"""Tiers: a decoder's tier follows from its answers, and a run fails on less than its tier promises."""
 
 from __future__ import annotations
 

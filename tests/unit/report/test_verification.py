@@ -1,4 +1,4 @@
-"""``emad verify`` believes a report that is whole and green, and names each thing that keeps another from being so."""
+"""``emad verify`` accepts a complete, green report, and names each fault of any other."""
 
 from __future__ import annotations
 

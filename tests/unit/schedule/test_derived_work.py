@@ -1,4 +1,4 @@
-"""Work derived from depths is the sum of what every layer runs for every token, whatever is counted once for many."""
+"""Work derived from depths equals the sum over layers and tokens, also where it is counted once for many points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Depth that only falls, against a direct transcription of the paper's loop."""
+"""Depth that never rises, compared with a direct transcription of the paper's loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every schedule answers for itself, and a point's checks, which lie below the table, say the same of it."""
+"""Every schedule declares its properties, and the checks of an operating point agree with the table."""
 
 from __future__ import annotations
 

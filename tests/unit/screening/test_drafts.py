@@ -1,4 +1,4 @@
-"""Rounds simulated on columns, and what is chosen by them; a lens for drafts; the race of decoding loops."""
+"""Draft rounds simulated on columns and the choice of drafts; a lens for drafts; the race of decoding loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether text has moved: false alarms, shifts found, what could have been seen, and what is said."""
+"""The drift test: false alarms, detected shifts, detectable shifts, and messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signs of documents by hand; and that a trace, a decoder fed with text and a record of it show the same."""
+"""Drift features of documents, computed by hand; a trace, a decoder fed with text and its record give the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An exit keeps what it needs to decode, says which model it belongs to, and a damaged file is one clear error."""
+"""The exit file stores all that decoding needs and names its model; a damaged file gives one clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guarantee for exits: losses by hand, what is chosen and said, and that it keeps its word where truth is known."""
+"""The guarantee of an exit: losses by hand, the chosen threshold, its statement, and coverage on simulated truth."""
 
 from __future__ import annotations
 

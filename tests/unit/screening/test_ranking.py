@@ -1,4 +1,4 @@
-"""Rankings: savings at the same loss, the order of rows, what a ceiling is, and what the figure is given."""
+"""Rankings: savings at equal loss, order of rows, upper bounds, and the rows of the figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would work on one model: nothing is shown that was chosen on the same text, and no phase is left out."""
+"""``emad screen`` on one model: every choice is shown on another split, and every phase runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a screening records is JSON, whatever an interval could not bound."""
+"""The JSON of a screening result stays valid for an interval without a bound."""
 
 from __future__ import annotations
 

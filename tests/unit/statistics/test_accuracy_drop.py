@@ -1,4 +1,4 @@
-"""Drops of accuracy: p-values and bounds against the published score, error rates by simulation."""
+"""Accuracy drops: p-values and bounds against the published score, error rates by simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bootstrap samples: how many they are, and how large."""
+"""Bootstrap samples: their number and their size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact rows: an identity holds wherever it was checked, or it is falsified."""
+"""Exact rows: an identity holds at every checked place, or it is falsified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two families at equal FLOPs: the laws of ties, what is estimated, and that selection is resampled too."""
+"""Two families at equal FLOPs: ties, the estimated quantity, and resampling of the selection."""
 
 from __future__ import annotations
 

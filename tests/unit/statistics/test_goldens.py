@@ -1,4 +1,4 @@
-"""Known verdicts: what a record says of a run, and what is wrong with a record."""
+"""Known verdicts: comparison of a run with a record, and errors in a record."""
 
 from __future__ import annotations
 

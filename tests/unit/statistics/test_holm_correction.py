@@ -1,4 +1,4 @@
-"""Holm's correction: the textbook's example, and what it never does."""
+"""Holm's correction: the textbook example and its invariants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where legs meet: rows of estimates on one side of a threshold, identities, legs that only report, the leg rule."""
+"""Legs of a verdict: estimates against a threshold, identities, legs that only report, and the rule that joins them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same number reads the same everywhere, and which way is good is what decided."""
+"""Numbers have one format everywhere, and the decision defines the good direction."""
 
 from __future__ import annotations
 

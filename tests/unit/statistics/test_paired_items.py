@@ -1,4 +1,4 @@
-"""Estimates over items answered twice: scores, exit blocks, and promises kept over calibration sets."""
+"""Estimates over items answered twice: scores, exit blocks, and guarantees over calibration sets."""
 
 from __future__ import annotations
 

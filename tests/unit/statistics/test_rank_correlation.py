@@ -1,4 +1,4 @@
-"""Rank correlation: SciPy's value, and how often its interval misses the truth."""
+"""Rank correlation: SciPy's value, and the coverage of its interval."""
 
 from __future__ import annotations
 

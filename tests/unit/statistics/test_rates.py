@@ -1,4 +1,4 @@
-"""Rates: what is known in closed form, agreement with libraries, error rates by simulation."""
+"""Rates: closed forms, agreement with libraries, error rates by simulation."""
 
 from __future__ import annotations
 

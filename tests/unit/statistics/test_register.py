@@ -1,4 +1,4 @@
-"""The register as data: shipped rows, what a user's file may change, and the JSON form of verdicts."""
+"""The register as data: shipped rows, permitted changes by a user's file, and the JSON form of verdicts."""
 
 from __future__ import annotations
 

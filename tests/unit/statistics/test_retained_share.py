@@ -1,4 +1,4 @@
-"""The share of a score that is kept: a ratio of paired items, tested against a share."""
+"""The retained share of a score: a ratio over paired items, tested against a threshold."""
 
 from __future__ import annotations
 

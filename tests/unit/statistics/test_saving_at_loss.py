@@ -1,4 +1,4 @@
-"""Savings at a given loss: where fronts cross it, what mixtures lose there, and how often intervals hold the truth."""
+"""Savings at a given loss: crossing points of fronts, the loss of mixtures, and the coverage of intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ratios of seconds: what is known in closed form, error rates by simulation."""
+"""Speedup as a ratio of times: closed forms, and error rates by simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a gain ends: which batch size is named, against which baseline, and how often noise alone would say so."""
+"""The limit of a speedup: the named batch size, the baseline, and the rate of false limits under noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task counts where full depth beats an honest guess and the rule acts on it; otherwise the numbers say why not."""
+"""A task counts if full depth beats guessing and the rule saves compute on it; otherwise a message gives the reason."""
 
 from __future__ import annotations
 

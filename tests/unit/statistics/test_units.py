@@ -1,4 +1,4 @@
-"""What is resampled is a type: columns of documents, items and pairs, and how windows become documents."""
+"""Resampling units as types: columns of documents, items and pairs; windows are summed into documents."""
 
 from __future__ import annotations
 

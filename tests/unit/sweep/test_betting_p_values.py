@@ -1,4 +1,4 @@
-"""p-values by betting: the capital by hand, the level over 2,000 draws of what is hardest, and what they gain."""
+"""p-values by betting: the capital by hand, the level over 2,000 draws of the worst case, and the gain in power."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EMAD in parts: what is exchanged, how each way is set, and that copied K and V are decoded, not guessed."""
+"""EMAD's components: the replacements, how each is set, and copied K/V that is decoded, not predicted."""
 
 from __future__ import annotations
 

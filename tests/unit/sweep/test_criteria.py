@@ -1,4 +1,4 @@
-"""Criteria on one readout: what each lets go, from nobody to everybody, and what it has to be given."""
+"""Exit criteria on one readout: each runs from no exit to all, and needs certain columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of estimators with the full softmax, on numbers that can be checked by hand."""
+"""Entropy estimators against the full softmax, on numbers that can be checked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks, calibration errors and the arithmetic of tokens that never exit."""
+"""Token ranks, calibration errors, and the arithmetic of tokens that never exit."""
 
 from __future__ import annotations
 

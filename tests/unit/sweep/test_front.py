@@ -1,4 +1,4 @@
-"""Fronts against SciPy's hull and against mixtures written out by hand."""
+"""Fronts equal SciPy's hull, and mixtures equal their formula."""
 
 from __future__ import annotations
 

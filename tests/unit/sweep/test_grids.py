@@ -1,4 +1,4 @@
-"""Grids: evenly spaced in what is saved, from full depth to the end of the dial; nothing that could not be replayed."""
+"""Grids of thresholds: evenly spaced in savings, from full depth to the end of the sweep, every point replayable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss table against sums written out by hand."""
+"""The loss table equals sums written out by hand."""
 
 from __future__ import annotations
 

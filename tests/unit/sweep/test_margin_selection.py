@@ -1,4 +1,4 @@
-"""Selection: the least depth within both bounds, or none, said as None."""
+"""Selection of a margin: the least depth within both bounds, or None."""
 
 from __future__ import annotations
 

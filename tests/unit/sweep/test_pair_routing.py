@@ -1,4 +1,4 @@
-"""EAD's thresholds by quantile, the front of what was tried, and the mixture that has exactly the share wanted."""
+"""EAD's thresholds by quantile, the front of the tried rules, and the mixture with a given share."""
 
 from __future__ import annotations
 

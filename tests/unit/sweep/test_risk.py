@@ -1,4 +1,4 @@
-"""Learn-then-Test: the p-value by hand, the walk along the thresholds, and the promise over repeated calibrations."""
+"""Learn-then-Test: the p-value by hand, the walk along the thresholds, and coverage over repeated calibrations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Continuation choice: whose pieces are offered, in which order, and which corpora are refused."""
+"""Continuation-choice items: the source and order of the options, and refused corpora."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Task data from a folder: what is read, and what is refused by file, line and field."""
+"""Task data from a folder: accepted formats, and refusals by file, line and field."""
 
 from __future__ import annotations
 

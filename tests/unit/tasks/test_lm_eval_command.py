@@ -1,4 +1,4 @@
-"""``python -m emad_ref.lm_eval``: what it adds to lm-eval's command, and what it says where it cannot run."""
+"""``python -m emad_ref.lm_eval``: the arguments that it adds to lm-eval's command, and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lm-eval's side of the harness: arguments, requests it refuses, resuming, and tasks over a local data folder."""
+"""The lm-eval model: arguments, refused requests, resuming, and tasks over a local data folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HumanEval is read, cut and scored the published way; a program counts only if its check ran to the last assert."""
+"""HumanEval is read, cut and scored as published; a program passes only if its check reaches the last assert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published tasks answered by two models: halves by question, texts written by a way, options read in turns."""
+"""Published tasks answered by a pair: halves by question, switching, speculation, options read in turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program nobody has read is confined or not run: hostile programs harm nothing, see nothing and leave nothing."""
+"""The sandbox runs untrusted programs confined or not at all: hostile ones harm, see and leave nothing."""
 
 from __future__ import annotations
 

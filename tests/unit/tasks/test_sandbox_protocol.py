@@ -1,4 +1,4 @@
-"""Values cross between a program and its check as what they are, and nothing but plain values does."""
+"""Plain values pass between a program and its check with their type; all others are refused."""
 
 from __future__ import annotations
 

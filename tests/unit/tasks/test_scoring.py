@@ -1,4 +1,4 @@
-"""Examples as token sequences, correctness at any depth, and programs judged without running them."""
+"""Examples as token sequences, correctness at any depth, and scoring of programs without running them."""
 
 from __future__ import annotations
 

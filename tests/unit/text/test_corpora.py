@@ -1,4 +1,4 @@
-"""Corpora by name: files, folders, the hub; splits that share nothing; clean text or a refusal that names the line."""
+"""Corpora by name: files, folders, the hub; disjoint splits; clean text, or a refusal that names the line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A long document's tokens are those of all of it, and no more of it is tokenised than is read."""
+"""Slices of a long document equal slices of all its tokens, and only as much is tokenised as is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Near-duplicates: what counts as the same text again, where it is left out, and what is left alone."""
+"""Near-duplicates: detected copies, the places where they are removed, and texts that stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Input → output pairs: reproducible, splits apart, all distinct, answers right, and spans that must be chosen."""
+"""Input → output pairs: reproducible, disjoint splits, distinct texts, right answers, spans that need a choice."""
 
 from __future__ import annotations
 

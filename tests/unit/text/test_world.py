@@ -1,4 +1,4 @@
-"""The synthetic world: reproducible, with splits apart, and its answers right."""
+"""The synthetic world: reproducible, with disjoint splits and right answers."""
 
 from __future__ import annotations
 

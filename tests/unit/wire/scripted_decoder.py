@@ -1,4 +1,4 @@
-"""A decoder that answers from a script: the other side of a connection, honest until it is told otherwise."""
+"""A scripted decoder for the far end of a connection; honest unless a test changes its script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls to a decoder elsewhere: addresses, replies, refusals, and every way in which a connection breaks."""
+"""Client of a remote decoder: addresses, replies, refusals, and broken connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames: what is written comes back; whatever else arrives is refused by name, before its payload is believed."""
+"""Frames are read back as written; all other bytes are refused by name before the payload is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inference servers behind a URL: a right one passes every audit of requests, and each planted fault is refuted."""
+"""Inference servers at a URL: a correct one passes every audit of requests, and each planted fault is refuted."""
 
 from __future__ import annotations
 

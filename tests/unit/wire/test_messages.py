@@ -1,6 +1,4 @@
-"""Messages and operating points as the wire carries them: equal on the way back, or refused by the name of the
-field.
-"""
+"""Messages and operating points on the wire: equal after a round trip, or refused by the name of the field."""
 
 from __future__ import annotations
 

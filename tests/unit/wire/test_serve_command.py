@@ -1,4 +1,4 @@
-"""``emad serve``: who may reach it, what reaches standard output, how it ends. What it answers, laws say."""
+"""``emad serve``: access, standard output, and termination. ``tests/laws/test_wire.py`` tests its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop that serves a factory: each call reaches its decoder or session, each error comes back as its kind."""
+"""The server loop of a decoder factory: each call reaches its decoder or session, each error keeps its kind."""
 
 from __future__ import annotations
 

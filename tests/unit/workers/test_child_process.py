@@ -1,4 +1,4 @@
-"""Child processes: status and output, time limits, and that nothing that they started outlives them or their parent."""
+"""Child processes: status, output and time limits; no descendant outlives them or their parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dispatch: results in the order of units, lost units again, failed functions never; executor addresses."""
+"""Dispatch: results in the order of units, lost units run again, failed functions do not; executor addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program under a supervisor: it ends as it would alone, and nothing that it started is left behind."""
+"""A supervised program ends as it would alone, and leaves no process behind."""
 
 from __future__ import annotations
 
