@@ -94,7 +94,7 @@ def make_set_share_leg(
 def compute_needed_calibration_sets(least: float, misled: float = MISLED) -> int:
     """The fewest sets that can show a share of ``least``: all of them do it.
 
-    >>> compute_needed_sets(0.95)
+    >>> compute_needed_calibration_sets(0.95)
     63
     """
     return math.ceil(math.log(LEVEL - misled) / math.log(least))
