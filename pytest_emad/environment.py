@@ -249,7 +249,7 @@ def require_collected_tests(session: pytest.Session, items: Sequence[pytest.Item
     Raises:
         pytest.UsageError: an argument gave no test although every module was imported; tests of two files share one id.
     """
-    _check_node_ids(session.config, items)
+    _require_valid_node_ids(session.config, items)
     if session.testsfailed:  # pytest reports the broken module itself
         return
     if not (asked := requested_suite_arguments(session.config)):
@@ -266,7 +266,7 @@ def require_collected_tests(session: pytest.Session, items: Sequence[pytest.Item
             )
 
 
-def _check_node_ids(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+def _require_valid_node_ids(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """Refuse tests of two files that share a node id: a selection or a report would take one for the other.
 
     pytest leaves the file out of the id of a test whose file is an argument and lies outside the root folder.
@@ -351,11 +351,11 @@ def require_valid_command_line(config: pytest.Config, arguments: Sequence[str]) 
     Raises:
         pytest.UsageError: pytest misread an argument.
     """
-    _check_dashes(arguments)
+    _require_valid_dashes(arguments)
     given, folder = config.known_args_namespace, config.invocation_params.dir
     ours = any(resolve_suite_path(name, folder, given.pyargs) is not None for name in given.file_or_dir)
     if ours or any(argument.startswith("--emad-") for argument in arguments):
-        _check_workers(config, arguments)
+        _require_valid_workers(config, arguments)
         _keep_root(config, arguments)
 
 
@@ -377,7 +377,7 @@ def require_known_option_names(parser: pytest.Parser, arguments: Sequence[str]) 
             raise pytest.UsageError(f"unrecognized arguments: {option}; {remedy}")
 
 
-def _check_dashes(arguments: Sequence[str]) -> None:
+def _require_valid_dashes(arguments: Sequence[str]) -> None:
     """Refuse typographic dashes: pytest takes such an option for a test path and does not find it."""
     for argument in arguments:
         option, equals, value = argument.partition("=")
@@ -389,7 +389,7 @@ def _check_dashes(arguments: Sequence[str]) -> None:
             )
 
 
-def _check_workers(config: pytest.Config, arguments: Sequence[str]) -> None:
+def _require_valid_workers(config: pytest.Config, arguments: Sequence[str]) -> None:
     wanted = [one for one in arguments if one in ("-n", "--numprocesses") or one.startswith("--numprocesses=")]
     wanted += [one for one in arguments if one.startswith("-n") and one[2:].isdecimal()]
     if wanted and not hasattr(config.known_args_namespace, "numprocesses"):  # xdist's plugin may bear another name

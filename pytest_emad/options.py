@@ -421,9 +421,9 @@ def _read_settings(config: pytest.Config) -> RunSettings:
     study = Study(**{field.name: given.pop(field.name) for field in fields(Study)})
     gating = GateOptions(**{field.name: given.pop(field.name) for field in fields(GateOptions)})
     built = RunSettings(study=study, gating=gating, **given)
-    _check_claims(built)
-    _check_provider(built)
-    _check_update(built, config, os.environ)
+    _require_valid_claims(built)
+    _require_valid_provider(built)
+    _require_valid_update(built, config, os.environ)
     return built
 
 
@@ -444,7 +444,7 @@ def _parse_option(option: PluginOption, value: Any, base: Path, where: str) -> A
     return option.read(value, base, where)
 
 
-def _check_claims(built: RunSettings) -> None:
+def _require_valid_claims(built: RunSettings) -> None:
     if built.claims is None and not built.gate_claims:
         return
     known = load_register(built.claims)
@@ -454,7 +454,7 @@ def _check_claims(built: RunSettings) -> None:
             raise BadArgument("--emad-gate-claims", name, expected, suggest_nearest(name, known))
 
 
-def _check_provider(built: RunSettings) -> None:
+def _require_valid_provider(built: RunSettings) -> None:
     """A run judges one decoder, so ``--emad-backend`` and ``--emad-decoder`` exclude each other."""
     if built.decoder is not None and built.backend is not None:
         raise BadArgument(
@@ -462,7 +462,7 @@ def _check_provider(built: RunSettings) -> None:
         )
 
 
-def _check_update(built: RunSettings, config: pytest.Config, environment: Mapping[str, str]) -> None:
+def _require_valid_update(built: RunSettings, config: pytest.Config, environment: Mapping[str, str]) -> None:
     """Refuse an update in CI, by several processes, or into the installed package: a person decides on updates."""
     if not built.update_golden:
         return

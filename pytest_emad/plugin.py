@@ -250,7 +250,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         environment.require_collected_tests(session, items)
         marked = [item for item in items if item.get_closest_marker("emad") is not None]
         for item in marked:
-            _check_marker(item)
+            _require_valid_marker(item)
         if marked or any(environment.is_shipped_test(item) for item in items):
             decoder_providers.require_unambiguous_decoder(config)
         if any(selection.is_plugin_test(item) for item in items):
@@ -307,7 +307,7 @@ def _select_device(config: pytest.Config) -> None:
             raise pytest.UsageError(str(error)) from error
 
 
-def _check_marker(item: pytest.Item) -> None:
+def _require_valid_marker(item: pytest.Item) -> None:
     marker = item.get_closest_marker("emad")
     arguments = selection.emad_marker_arguments(item)
     if (marker and marker.args) or set(arguments) != {"claim", "budget", "measures"}:

@@ -1,4 +1,4 @@
-"""Naming rules of the source: class names are unique, and no class or module is named by a participle or a pronoun."""
+"""Rules for names that a machine can check: unique classes, no participles, verbs that say what a function returns."""
 
 from __future__ import annotations
 
@@ -59,6 +59,29 @@ def test_a_module_is_named_by_a_noun() -> None:
     )  # none in an installed package; ids of the suites' files are contracts
     named = {source: source.stem for source in PRODUCT} | {test: test.stem.removeprefix("test_") for test in tests}
     assert not [source for source, name in named.items() if name in BANNED_MODULES]
+
+
+# The first word of a function's name says what it returns.
+RETURNED = {
+    "check_": re.compile(r"(?!None$)"),  # a finding or a result; what raises is require_…
+    "is_": re.compile(r"bool$|Bools$|Type(Guard|Is)\b"),
+    "has_": re.compile(r"bool$|Bools$"),
+    "can_": re.compile(r"bool$|Bools$"),
+    "should_": re.compile(r"bool$|Bools$"),
+}
+
+
+def test_a_verb_says_what_a_function_returns() -> None:
+    found = [
+        (f"{source.relative_to(ROOT).as_posix()}:{node.lineno}", node.name, pattern, ast.unparse(node.returns))
+        for source in PRODUCT
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.returns is not None
+        for prefix, pattern in RETURNED.items()
+        if node.name.lstrip("_").startswith(prefix)
+    ]
+    assert len(found) > 100, "the functions were not found"
+    assert not [(place, name, returns) for place, name, pattern, returns in found if not pattern.match(returns)]
 
 
 def test_no_source_cites_a_document_that_is_not_here() -> None:

@@ -197,7 +197,7 @@ def measure_energy_pairs(
     Raises:
         BadArgument: fewer than two arms; a count that is too small; an arm that generated no token.
     """
-    _check_arguments(arms, pairs, min_seconds, warm_up, spare)
+    _require_valid_arguments(arms, pairs, min_seconds, warm_up, spare)
     if isinstance(counter, NoEnergyReason):
         return counter
     if clock is time.perf_counter:
@@ -303,7 +303,9 @@ def _generated_tokens(name: str, arm: EnergyArm, pair: int, request: int) -> int
     return tokens
 
 
-def _check_arguments(arms: Mapping[str, EnergyArm], pairs: int, min_seconds: float, warm_up: int, spare: int) -> None:
+def _require_valid_arguments(
+    arms: Mapping[str, EnergyArm], pairs: int, min_seconds: float, warm_up: int, spare: int
+) -> None:
     if len(arms) < 2:
         raise BadArgument("arms", sorted(arms), "at least two arms", "joules alone say nothing across machines")
     for name, value, least in (("pairs", pairs, 1), ("warm_up", warm_up, 0), ("spare", spare, 0)):

@@ -103,7 +103,7 @@ class Leg:
     enough: int | None = None
 
     def __post_init__(self) -> None:
-        _check_numbers(self, self.outcome, ("estimate", "threshold", "p_falsify", "p_survive"))
+        _require_valid_numbers(self, self.outcome, ("estimate", "threshold", "p_falsify", "p_survive"))
 
     def to_json(self) -> dict[str, Any]:
         """Built-in types only: NumPy scalars cannot be sent to an xdist controller."""
@@ -112,7 +112,7 @@ class Leg:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of ``to_json``. Raises BadArgument for missing or unknown keys."""
-        _check_keys("leg", data, {f.name for f in fields(cls)})
+        _require_valid_keys("leg", data, {f.name for f in fields(cls)})
         return cls(**{**data, "interval": _interval_from_json(data["interval"])})
 
 
@@ -156,7 +156,7 @@ class Verdict(NotebookReprMixin):
         return {"verdict": self.verdict, "found": f"found {found}"} | ({"needed": f"needs {needs}"} if needs else {})
 
     def __post_init__(self) -> None:
-        _check_numbers(self, self.verdict, ("estimate", "threshold"))
+        _require_valid_numbers(self, self.verdict, ("estimate", "threshold"))
 
     def to_json(self) -> dict[str, Any]:
         """The ``claims`` entry of ``report.json``: built-in types only, no NaN, no infinity."""
@@ -166,12 +166,12 @@ class Verdict(NotebookReprMixin):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of ``to_json``. Raises BadArgument for missing or unknown keys."""
-        _check_keys("verdict", data, {f.name for f in fields(cls)})
+        _require_valid_keys("verdict", data, {f.name for f in fields(cls)})
         legs = tuple(Leg.from_json(leg) for leg in data["legs"])
         return cls(**{**data, "interval": _interval_from_json(data["interval"]), "legs": legs})
 
 
-def _check_numbers(item: Leg | Verdict, outcome: str, names: tuple[str, ...]) -> None:
+def _require_valid_numbers(item: Leg | Verdict, outcome: str, names: tuple[str, ...]) -> None:
     if outcome not in OUTCOMES:
         raise BadArgument("outcome", outcome, f"one of {', '.join(OUTCOMES)}")
     numbers = [(name, getattr(item, name)) for name in names]
@@ -191,7 +191,7 @@ def _interval_from_json(value: Any) -> tuple[float, float] | None:
     return None if value is None else (value[0], value[1])
 
 
-def _check_keys(what: str, data: Mapping[str, Any], expected: set[str]) -> None:
+def _require_valid_keys(what: str, data: Mapping[str, Any], expected: set[str]) -> None:
     if set(data) != expected:
         raise BadArgument(f"{what} keys", sorted(data), f"exactly {sorted(expected)}")
 
@@ -233,7 +233,7 @@ def _shipped_rows() -> dict[str, Claim]:
     shipped = resources.files(__package__).joinpath("register.toml").read_text(encoding="utf-8")
     register = {name: Claim(id=name, **row) for name, row in tomllib.loads(shipped).items()}
     for name, claim in register.items():
-        _check_minimum(claim.minimum, f"register.toml: {name}")
+        _require_valid_minimum(claim.minimum, f"register.toml: {name}")
     return register
 
 
@@ -252,11 +252,11 @@ def _extension_row(name: str, row: Any, file: Path, register: Mapping[str, Claim
             raise BadArgument(
                 f"{file}: {name}: {field_name}", row[field_name], f"one of {', '.join(map(repr, allowed))}"
             )
-    _check_minimum(row["minimum"], f"{file}: {name}")
+    _require_valid_minimum(row["minimum"], f"{file}: {name}")
     return Claim(id=name, **row)
 
 
-def _check_minimum(minimum: Any, where: str) -> None:
+def _require_valid_minimum(minimum: Any, where: str) -> None:
     """Check a minimum: known words, whole numbers, and at least as many units to survive as to decide."""
     if not isinstance(minimum, dict):
         raise BadArgument(f"{where}: minimum", minimum, "a table", "write minimum = { documents = 30 }")

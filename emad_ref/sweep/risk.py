@@ -92,7 +92,7 @@ def min_sequences_to_certify(tolerance: float, level: float) -> int:
     Raises:
         BadArgument: tolerance or level not strictly between 0 and 1.
     """
-    _check_bounds(tolerance, level)
+    _require_valid_bounds(tolerance, level)
     return math.ceil(math.log(level) / math.log1p(-tolerance))
 
 
@@ -123,7 +123,7 @@ def certify_threshold(
     Raises:
         BadArgument: losses as in ``textual_consistency_loss``; tolerance or level not strictly between 0 and 1.
     """
-    _check_bounds(tolerance, level)
+    _require_valid_bounds(tolerance, level)
     losses = _unit_matrix("losses", losses)
     n = len(losses)
     # fsum rounds once: Σ of ten losses 0.1 is then 1, and ⌈Σ⌉ does not depend on the order of the sequences.
@@ -187,7 +187,7 @@ def select_threshold(
     return RiskSelection(certificate, chosen, layers - chosen)
 
 
-def _check_bounds(tolerance: float, level: float) -> None:
+def _require_valid_bounds(tolerance: float, level: float) -> None:
     for name, value in (("tolerance", tolerance), ("level", level)):
         if not 0 < value < 1:
             raise BadArgument(name, value, "a number strictly between 0 and 1", "δ is tolerated risk, ε its chance")
