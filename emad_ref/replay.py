@@ -202,7 +202,12 @@ def replay_decode_work(trace: Trace, replayed: ReplayResult) -> Work:
     """
     probed = _probe_costs(trace, replayed.point, replayed.macs_per_row)
     return derive_work(
-        replayed.point, trace.token_positions, replayed.depth, replayed.depth_histogram, probed, trace.lens_macs_ahead
+        replayed.point,
+        trace.token_positions,
+        replayed.depth,
+        replayed.depth_histogram,
+        probed,
+        trace.lens_layer_macs,
     )
 
 
@@ -216,7 +221,7 @@ def compute_decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_p
     """
     probed = _probe_costs(trace, point, macs_per_row)
     return derive_work(
-        point, trace.token_positions, depth, count_tokens_by_depth(depth, point), probed, trace.lens_macs_ahead
+        point, trace.token_positions, depth, count_tokens_by_depth(depth, point), probed, trace.lens_layer_macs
     )
 
 
@@ -231,7 +236,7 @@ def compute_decode_flops(trace: Trace, replayed: ReplayResult, geometry: Geometr
     point = replayed.point
     probed = _probe_costs(trace, point, replayed.macs_per_row)
     return sum_by_sequence(
-        trace, derive_flops(point, trace.token_positions, replayed.depth, probed, trace.lens_macs_ahead, geometry)
+        trace, derive_flops(point, trace.token_positions, replayed.depth, probed, trace.lens_layer_macs, geometry)
     )
 
 
@@ -240,7 +245,7 @@ def _probe_costs(trace: Trace, point: OperatingPoint, macs_per_row: int) -> Prob
     if point.confidence is not None:
         rule = trace.rule_columns(point)
         return ProbeCosts(rule.heads, rule.shows, rule.macs)
-    return compute_probe_costs(point, len(trace), trace.lens_macs_ahead, macs_per_row)
+    return compute_probe_costs(point, len(trace), trace.lens_layer_macs, macs_per_row)
 
 
 def compute_prompt_work(prompts: Ints, point: OperatingPoint) -> Work:

@@ -31,7 +31,7 @@ from emad_ref.sweep.losses import (
     MAX_RELATIVE_RISE,
     PointLoss,
     cheapest_within_bounds,
-    loss_table,
+    point_losses,
 )
 from emad_ref.text.corpora import LongDocument, iterate_corpus_documents, tokenize_document
 from emad_ref.text.documents import DEFAULT_CORPUS, DEFAULT_DOCUMENTS, Documents, Split
@@ -136,8 +136,8 @@ def choose_margin(
     profile.require(model.fingerprint, str(model.stepper.dtype).removeprefix("torch."))
     trace = take_trace(model.stepper, windows_of(model, corpus, "validate", data=data, limit=documents))
     margins = margin_points(profile, NetSavingFunction(trace, model.geometry), SETTINGS_PER_FAMILY)
-    (reference,) = loss_table(trace, model.geometry, [full_depth(profile.layers)])
-    chosen = cheapest_within_bounds(loss_table(trace, model.geometry, margins), reference.perplexity)
+    (reference,) = point_losses(trace, model.geometry, [full_depth(profile.layers)])
+    chosen = cheapest_within_bounds(point_losses(trace, model.geometry, margins), reference.perplexity)
     if chosen is None:
         raise NoMargin(
             f"corpus={corpus!r}, but every margin loses more than {MAX_PERPLEXITY_POINTS:g} perplexity points or "

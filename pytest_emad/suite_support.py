@@ -23,8 +23,8 @@ from emad_ref.audit.token_comparison import (
     check_same_tokens,
     compare_golden,
     golden_key,
-    golden_thresholds,
     largest_threshold_change,
+    thresholds_to_golden_json,
 )
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
@@ -92,7 +92,7 @@ class Auditor:
         release = metadata.version("torch").split(".")[:2]
         key = golden_key(*about, drawn_by=f"torch-{'.'.join(release)}" if drawn else "")
         asked = {"prompts": [prompt.tokens.tolist() for prompt in prompts]}
-        decided = {} if point is None else {"point": golden_thresholds(point)}
+        decided = {} if point is None else {"point": thresholds_to_golden_json(point)}
         take = cache(take)  # nothing is decoded where nothing is on record, and nothing twice
         golden = self._record.load_golden(key, lambda: asked | decided | take().to_json())
         if golden is None:

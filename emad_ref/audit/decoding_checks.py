@@ -25,11 +25,11 @@ from emad_ref.audit.trajectory import (
     DecoderUnderTest,
     Judge,
     Trajectory,
-    count_differing_tokens,
-    count_discriminating,
+    count_non_full_depth_tokens,
+    count_positions_with_probe,
     feed_slices,
 )
-from emad_ref.audit.work import judge_counted_work
+from emad_ref.audit.work import require_counted_work
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
@@ -59,12 +59,12 @@ def check_decisions(under_test: DecoderUnderTest, prompts: Sequence[Prompt], con
     with judge.tally:
         together = [list(range(len(prompts)))] if len(prompts) > 1 else []
         for chosen in (*([row] for row in range(len(prompts))), *together):
-            judge_session(judge, decoder, [prompts[row] for row in chosen], continuations[chosen])
+            require_valid_session(judge, decoder, [prompts[row] for row in chosen], continuations[chosen])
     return judge.tally.to_finding()
 
 
-def judge_session(judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], continuations: Ints) -> None:
-    """Judge one session over all of ``prompts``, fed ``continuations`` int64 [rows, n] at the rule's depths.
+def require_valid_session(judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], continuations: Ints) -> None:
+    """Require one session over ``prompts`` to be right, fed ``continuations`` int64 [rows, n] at the rule's depths.
 
     A row alone is fed token by token; several rows also in the widest allowed feeds.
     """
@@ -74,10 +74,12 @@ def judge_session(judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], con
             transcript.feed(continuations[:, columns])
         trajectories = transcript.build_trajectories()
         ahead = judge.with_lens_prefetch(trajectories)
-        readouts = [ahead.judge_trajectory(trajectory).readouts for trajectory in trajectories]
-        judge.tally.discriminating += sum(count_discriminating(each, judge.point) for each in trajectories)
+        readouts = [ahead.require_trajectory(trajectory).readouts for trajectory in trajectories]
+        judge.tally.discriminating += sum(count_positions_with_probe(each, judge.point) for each in trajectories)
         if judge.counted:
-            judge_counted_work(judge, transcript.session.work, trajectories, readouts, widest=min(widest, WIDEST_FEED))
+            require_counted_work(
+                judge, transcript.session.work, trajectories, readouts, widest=min(widest, WIDEST_FEED)
+            )
 
 
 # ---------------------------------------------------------------- generate
@@ -102,13 +104,13 @@ def check_generation(
     with judge.tally:
         together = decoder.generate(prompts, max_new, NO_STOP)
         halfway = frozenset(together.emitted[0][len(together.emitted[0]) // 2 :][:1].tolist())
-        judge_record(judge, together, prompts, max_new)
-        judge_record(judge, decoder.generate(prompts[:1], max_new, NO_STOP), prompts[:1], max_new)
-        judge_record(judge, decoder.generate(prompts, max_new, halfway), prompts, max_new, halfway)
+        require_valid_record(judge, together, prompts, max_new)
+        require_valid_record(judge, decoder.generate(prompts[:1], max_new, NO_STOP), prompts[:1], max_new)
+        require_valid_record(judge, decoder.generate(prompts, max_new, halfway), prompts, max_new, halfway)
     return judge.tally.to_finding()
 
 
-def judge_record(
+def require_valid_record(
     judge: Judge,
     record: Record,
     prompts: Sequence[Prompt],
@@ -117,7 +119,7 @@ def judge_record(
     *,
     rows: Collection[int] | None = None,
 ) -> None:
-    """Judge one record of ``generate``: complete, depths by the rule, tokens the argmax there, work as implied.
+    """Require that a record of ``generate`` is complete, depths by the rule, tokens the argmax there, work as implied.
 
     ``rows``: those compared with the lens, for a batch of many; None: all. Everything else, the ledger included, is
     required of every row.
@@ -127,19 +129,19 @@ def judge_record(
     """
     point = judge.point
     trajectories = extract_trajectories(judge.tally, record, prompts, max_new, stop, point)
-    count_answer_rows(judge.tally, record, prompts)
+    tally_answer_rows(judge.tally, record, prompts)
     looked_at = range(len(prompts)) if rows is None else rows
     if len(looked_at) < len(prompts) and not is_decided_by_full_heads(point):
         raise BadArgument("rows", sorted(looked_at), "None", f"what {point.name!r} reads is counted by the lens alone")
-    readouts = [ProbeReadouts.with_full_heads(point, len(trajectory.depth)) for trajectory in trajectories]
+    readouts = [ProbeReadouts.from_full_heads(point, len(trajectory.depth)) for trajectory in trajectories]
     judge = judge.with_lens_prefetch(trajectories[row] for row in looked_at)
     for row in looked_at:
-        reference = judge.judge_trajectory(trajectories[row])
-        judge.judge_tokens(trajectories[row], record.emitted[row], reference)
-        judge.tally.discriminating += count_differing_tokens(reference, trajectories[row])
+        reference = judge.require_trajectory(trajectories[row])
+        judge.require_tokens(trajectories[row], record.emitted[row], reference)
+        judge.tally.discriminating += count_non_full_depth_tokens(reference, trajectories[row])
         readouts[row] = reference.readouts
     if judge.counted:
-        judge_record_work(judge, record, trajectories, readouts)
+        require_record_work(judge, record, trajectories, readouts)
 
 
 def extract_trajectories(
@@ -168,8 +170,8 @@ def extract_trajectories(
     return rows
 
 
-def count_answer_rows(tally: Tally, record: Record, prompts: Sequence[Prompt], *, drawn: bool = False) -> None:
-    """Count the rows of one answer of ``generate`` among what is live."""
+def tally_answer_rows(tally: Tally, record: Record, prompts: Sequence[Prompt], *, drawn: bool = False) -> None:
+    """Add the rows of one answer of ``generate`` to the counts of ``tally``."""
     stopped = sum(reason == "stop token" for reason in record.stop)
     tally.count_rows([len(prompt.tokens) for prompt in prompts], list(map(len, record.emitted)), stopped, drawn=drawn)
 
@@ -203,17 +205,17 @@ def _row_trajectory(
     return trajectory
 
 
-def judge_record_work(
+def require_record_work(
     judge: Judge, record: Record, trajectories: list[Trajectory], readouts: Sequence[ProbeReadouts]
 ) -> None:
-    """Check that the record's work matches its decisions, and its prompt part the prompts."""
+    """Require that the record's work matches its decisions, and its prompt part the prompts."""
     tally, point = judge.tally, judge.point
     tally.require(
         record.work is not None and set(record.work) == {0},
         f"work of models {sorted(record.work or {})}, but a decoder that counts reports model 0",
     )
     assert record.work is not None
-    judge_counted_work(judge, record.work[0], trajectories, readouts)
+    require_counted_work(judge, record.work[0], trajectories, readouts)
     tally.require(
         record.prompt_work is not None and set(record.prompt_work) == {0},
         f"prompt_work of models {sorted(record.prompt_work or {})}, but a decoder that counts reports model 0",
@@ -275,7 +277,7 @@ def _compare_runs(judge: Judge, together: tuple[Trajectory, Ints], alone: tuple[
         f"{single.depth[at]} and token {own[at]}, with no tie at or before it",
     )
     for trajectory, emitted in (together, alone):
-        judge.judge_tokens(trajectory, emitted, judge.judge_trajectory(trajectory))
+        judge.require_tokens(trajectory, emitted, judge.require_trajectory(trajectory))
 
 
 def _is_tied_at(judge: Judge, reference: LensReference, run: Trajectory, at: int) -> bool:
@@ -353,11 +355,11 @@ def check_replay_agreement(
                     transcript.feed(np.array([[token]]))
                 (trajectory,) = transcript.build_trajectories()
             tally.n += len(trajectory.depth)
-            tally.discriminating += count_discriminating(trajectory, point)
+            tally.discriminating += count_positions_with_probe(trajectory, point)
             of_signal = np.full(len(trajectory.depth), allowed)
             if document.slopes is not None and decoder.capabilities.logit_noise:
                 of_signal *= document.slopes()
-            judge.judge_depths(trajectory, document.signal, document.rows, of_signal)
+            judge.require_depths(trajectory, document.signal, document.rows, of_signal)
             _judge_replay(judge, trajectory, document, of_signal)
     return tally.to_finding()
 

@@ -50,7 +50,7 @@ class Finding:
             raise AuditRefutedError(self.detail, self)
 
 
-def tie_limit_and_tolerance(tolerance: float, declared: float) -> tuple[float, float]:
+def tie_share_limit_and_tolerance(tolerance: float, declared: float) -> tuple[float, float]:
     """(largest share of tokens that may be ties, tolerance) of two runs compared to their first difference.
 
     Noise that is ``declared`` beyond ``tolerance`` replaces it, and every row may then part at a tie.
@@ -78,7 +78,7 @@ def require_shape(what: str, array: NDArray[Any], shape: tuple[int, ...]) -> Non
 
 
 @contextmanager
-def complaint_prefix(prefix: str) -> Iterator[None]:
+def prefix_complaints(prefix: str) -> Iterator[None]:
     """Put ``prefix`` before a complaint that is raised inside the block."""
     try:
         yield

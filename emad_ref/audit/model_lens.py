@@ -22,13 +22,13 @@ from torch import Tensor
 from emad_ref.audit.decoding_checks import ReplayedDocument
 from emad_ref.audit.reference_logits import LayerLogits, ProbeReadouts, RuleReadings, candidate_bins, signal_sensitivity
 from emad_ref.audit.tolerances import ROUNDING_FACTORS
-from emad_ref.calibration.trace import compute_layer_states, compute_sequence_states, open_cache, take_trace
+from emad_ref.calibration.trace import compute_layer_states, compute_sequence_states, make_pass_kv_cache, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.probes.probe import PrunedProbe, make_probe
-from emad_ref.probes.pruned_vocabulary import SharedHeads, adaptive_vocabulary_size
+from emad_ref.probes.pruned_vocabulary import CachedHeads, adaptive_vocabulary_size
 from emad_ref.probes.signal_values import to_numpy
 from emad_ref.probes.tuned_lens import get_point_lens, lens_macs_by_layer
 from emad_ref.record import READOUTS, Floats, Ints, Work
@@ -80,7 +80,7 @@ class ModelLens:
             BadArgument: an estimator or a pruning of other sizes than this model's.
         """
         # A pruned readout of nearly the whole vocabulary, row by row, would take minutes at 50,000 tokens.
-        watch, n = make_probe(self.stepper, point, SharedHeads(self.stepper)), len(tokens) - first
+        watch, n = make_probe(self.stepper, point, CachedHeads(self.stepper)), len(tokens) - first
         states = compute_sequence_states(self.stepper, tokens, first, self.source)
         signal, shown = np.full((n, len(point.probes)), np.nan), dict[int, Tensor]()
         heads, shows = np.zeros((len(READOUTS), point.layers), dtype=bool), np.zeros(point.layers, dtype=bool)
@@ -133,7 +133,7 @@ class ModelLens:
         """
         stepper, copies = self.stepper, 1 + ROUNDING_COPIES
         rng = torch.Generator().manual_seed(crc32(np.asarray(tokens, dtype=np.int64).tobytes()))
-        cache = open_cache(stepper, [self.source] * copies, len(tokens))
+        cache = make_pass_kv_cache(stepper, [self.source] * copies, len(tokens))
         context = stepper.prepare_forward(np.tile(np.arange(len(tokens)), (copies, 1)), cache)
         rows = torch.from_numpy(np.asarray(tokens, dtype=np.int64)).expand(copies, -1)
         hidden, largest = _round_at_random(stepper.embed(rows.to(stepper.device), context), rng), 0.0

@@ -22,18 +22,18 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.audit.decoding_checks import judge_record, judge_session
-from emad_ref.audit.finding import AuditRefutedError, Finding, Tally, complaint_prefix
+from emad_ref.audit.decoding_checks import require_valid_record, require_valid_session
+from emad_ref.audit.finding import AuditRefutedError, Finding, Tally, prefix_complaints
 from emad_ref.audit.reference_logits import (
     Lens,
     LensReference,
     PrefixLens,
     compute_reference,
     emission_noise_factor,
+    headroom_and_noise,
     is_tied,
     rule_depths,
     signal_noise_factor,
-    threshold_headroom,
 )
 from emad_ref.audit.threshold_comparisons import UNREACHED_THRESHOLD, DecoderOpening
 from emad_ref.audit.token_comparison import check_same_tokens, is_decoded_tie
@@ -373,7 +373,7 @@ class FieldsCheck:
                     continue
                 texts = [(prompt, continuation), *([_reverse_text(prompt, continuation)] if variant.jumps else [])]
                 try:
-                    with complaint_prefix(f"{name}: "):
+                    with prefix_complaints(f"{name}: "):
                         power.append((self._check_variant(tally, variant, texts), name))
                 except Unsupported as refusal:
                     declined.append(f"{name} ({refusal})")
@@ -440,8 +440,10 @@ class FieldsCheck:
                 why = f"its signal jumps where tokens tie, which {allowed:g} of a logit often decides"
                 raise SignalTooNoisyError(why)
             judge = Judge(tally, self._text_lens, point, allowed, decoder.capabilities.counted)
-            judge_session(judge, decoder, [prompt], continuation[None])
-            judge_record(replace(judge, lens=self.lens), decoder.generate([prompt], new, frozenset()), [prompt], new)
+            require_valid_session(judge, decoder, [prompt], continuation[None])
+            require_valid_record(
+                replace(judge, lens=self.lens), decoder.generate([prompt], new, frozenset()), [prompt], new
+            )
 
     def _require_refused(self, tally: Tally, point: OperatingPoint, prompt: Prompt) -> None:
         """Require a refusal: decoding at a point that names a missing file ignores the field."""
@@ -562,7 +564,7 @@ def _set_thresholds(point: OperatingPoint, levels: Floats) -> OperatingPoint:
 
 def _point_depths(point: OperatingPoint, reference: LensReference) -> Ints:
     """[m] that the rule of ``point`` gives."""
-    room, _ = threshold_headroom(point, reference.signal, reference.rows[0])
+    room, _ = headroom_and_noise(point, reference.signal, reference.rows[0])
     depth = rule_depths(point, room, np.full(len(room), point.ceiling, dtype=np.int64))
     return np.minimum.accumulate(depth) if point.schedule == "monotone" else depth
 

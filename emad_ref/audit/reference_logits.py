@@ -51,7 +51,7 @@ class ProbeReadouts:
         return replace(self, macs=least), replace(self, macs=most)
 
     @staticmethod
-    def with_full_heads(point: OperatingPoint, positions: int) -> ProbeReadouts:
+    def from_full_heads(point: OperatingPoint, positions: int) -> ProbeReadouts:
         """A full head at every probe, which doubles as the exit's."""
         at = np.asarray(point.probes, dtype=np.int64) - 1
         heads, shows = np.zeros((len(READOUTS), point.layers), dtype=bool), np.zeros(point.layers, dtype=bool)
@@ -283,7 +283,7 @@ def compute_reference(
     else:
         signal = [from_lens(logits.after_layer(probe)) for probe in point.probes]
         columns = np.stack(signal, axis=1) if signal else np.zeros((len(logits), 0))
-        led = RuleReadings(columns, logits, ProbeReadouts.with_full_heads(point, len(logits)))
+        led = RuleReadings(columns, logits, ProbeReadouts.from_full_heads(point, len(logits)))
     each = np.full(len(logits), tolerance)
     rows = _rows_of(point, first, logits, each)
     return LensReference(logits, led.signal, led.emitted, led.readouts, rows, each, each)
@@ -363,7 +363,7 @@ def token_thresholds(point: OperatingPoint, rows: Ints) -> Floats:
     return thresholds
 
 
-def threshold_headroom(point: OperatingPoint, signal: Floats, rows: Ints) -> tuple[Floats, Floats]:
+def headroom_and_noise(point: OperatingPoint, signal: Floats, rows: Ints) -> tuple[Floats, Floats]:
     """(headroom [m, L], −inf where nothing is decided; noise [L]) of ``signal`` [m, probes] in bins ``rows`` [m]."""
     sense = -1.0 if SIGNALS[point.signal].sense == "falls" else 1.0
     room, noise = np.full((len(signal), point.layers), -np.inf), np.full(point.layers, signal_noise_factor(point))
@@ -398,6 +398,6 @@ def is_tied(point: OperatingPoint, signal: Floats, rows: tuple[Ints, ...], toler
     """[m] whether some comparison, or the choice of the bin, lies within ``tolerance`` (of a logit; one, or [m])."""
     near: Bools = np.zeros(len(signal), dtype=bool)
     for one in rows:
-        room, noise = threshold_headroom(point, signal, one)
+        room, noise = headroom_and_noise(point, signal, one)
         near |= (np.abs(room) <= np.asarray(tolerance)[..., None] * noise).any(axis=1) | (one != rows[0])
     return near

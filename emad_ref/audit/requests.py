@@ -17,10 +17,10 @@ from itertools import pairwise, takewhile
 
 import numpy as np
 
-from emad_ref.audit.decoding_checks import NO_STOP, count_answer_rows, extract_trajectories, judge_record_work
-from emad_ref.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally, complaint_prefix
+from emad_ref.audit.decoding_checks import NO_STOP, extract_trajectories, require_record_work, tally_answer_rows
+from emad_ref.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally, prefix_complaints
 from emad_ref.audit.reference_logits import ProbeReadouts
-from emad_ref.audit.sampling import SampledRequest, judge_simultaneous_samples, require_same_draws
+from emad_ref.audit.sampling import SampledAnswer, require_same_draws, require_unaffected_samples
 from emad_ref.audit.spot_checks import AnsweredRequest
 from emad_ref.audit.token_comparison import check_same_tokens, first_difference
 from emad_ref.audit.trajectory import CheckedSession, DecoderUnderTest, Judge, Trajectory
@@ -55,8 +55,10 @@ def answer_request(
     return AnsweredRequest(prompts, max_new, stops, decoder.generate(prompts, max_new, stops))
 
 
-def judge_answers(judge: Judge, answers: Sequence[AnsweredRequest], session_rows: Sequence[Trajectory] = ()) -> None:
-    """Judge every row of ``answers`` and of sessions (``session_rows``), with one lens pass per history.
+def require_valid_answers(
+    judge: Judge, answers: Sequence[AnsweredRequest], session_rows: Sequence[Trajectory] = ()
+) -> None:
+    """Require every row of ``answers`` and of sessions (``session_rows``) to be right, with one lens pass per history.
 
     Raises:
         AuditRefutedError: the first complaint.
@@ -68,7 +70,7 @@ def judge_answers(judge: Judge, answers: Sequence[AnsweredRequest], session_rows
         request = answer.record, answer.prompts, answer.max_new, answer.stop
         trajectories = extract_trajectories(judge.tally, *request, judge.point)
         read.append(trajectories)
-        count_answer_rows(judge.tally, answer.record, answer.prompts)
+        tally_answer_rows(judge.tally, answer.record, answer.prompts)
         rows += [(row, emitted, index) for row, emitted in zip(trajectories, answer.record.emitted, strict=True)]
     readouts: list[dict[str, ProbeReadouts]] = [{} for _ in answers]
     rows += [(trajectory, None, -1) for trajectory in session_rows]
@@ -80,13 +82,13 @@ def judge_answers(judge: Judge, answers: Sequence[AnsweredRequest], session_rows
     rows.sort(key=lambda row: place[_prompt_of(row[0])])
     judge = judge.with_lens_prefetch(longest.values())
     for trajectory, emitted, index in rows:
-        reference = judge.judge_trajectory(trajectory)
+        reference = judge.require_trajectory(trajectory)
         if emitted is not None:
-            judge.judge_tokens(trajectory, emitted, reference)
+            judge.require_tokens(trajectory, emitted, reference)
             readouts[index][trajectory.name] = reference.readouts
     if judge.counted:
         for answer, trajectories, of_rows in zip(answers, read, readouts, strict=True):
-            judge_record_work(
+            require_record_work(
                 judge, answer.record, trajectories, [of_rows[trajectory.name] for trajectory in trajectories]
             )
 
@@ -131,7 +133,7 @@ def check_batches(
                     for column in range(fed):
                         transcript.feed(np.array([[emitted[column]] for emitted in record.emitted]))
                     session_rows = transcript.build_trajectories()
-            judge_answers(judge, [answer], session_rows)
+            require_valid_answers(judge, [answer], session_rows)
             outcomes = [
                 (*emitted.tolist(), *record.tokens.select_sequence(row, phase=1).depth.tolist())
                 for row, emitted in enumerate(record.emitted)
@@ -174,7 +176,7 @@ def check_row_endings(
             answer_request(decoder, prompts, 1, several),
             answer_request(decoder, prompts[:2], max_new),
         ]
-        judge_answers(judge, answers)
+        require_valid_answers(judge, answers)
         ended = [tokens for tokens in answers[1].record.emitted if int(tokens[-1]) in several]
         judge.tally.discriminating += len({int(tokens[-1]) for tokens in ended})
     return judge.tally.to_finding()
@@ -245,7 +247,7 @@ def check_shared_prefixes(
         answers.append(answer_request(decoder, prompts, max_new))
         emitted = answers[-1].record.emitted
         session_rows = _in_open_sessions(judge, decoder, prompts, emitted) if sessions else []
-        judge_answers(judge, answers, session_rows)
+        require_valid_answers(judge, answers, session_rows)
         judge.tally.discriminating += _count_distinct_rows(answers[-1].record, judge.tolerance)
     return judge.tally.to_finding()
 
@@ -358,7 +360,7 @@ def check_repeated_requests(
     requests += [shuffled[first:] for first in range(1, len(prompts) - 1)]
     with judge.tally:
         answers = [answer_request(under_test.decoder, request, max_new) for request in requests]
-        judge_answers(judge, answers)
+        require_valid_answers(judge, answers)
         emitted = [tokens.tolist() for tokens in answers[0].record.emitted]
         judge.tally.discriminating += sum(one != other for one, other in pairwise(emitted))
     return judge.tally.to_finding()
@@ -394,7 +396,7 @@ def check_simultaneous_requests(
     with judge.tally:
         requests = _various_requests(decoder, prompts, max_new)
         alone = [answer_request(decoder, *request) for request in requests]
-        judge_answers(judge, alone)
+        require_valid_answers(judge, alone)
         for threads in at_once:
             chosen = [at for _ in range(SENT) for at in _sending_order(len(requests), rng)]
             with _refuted_by_errors(f"{threads} requests at once"):
@@ -434,15 +436,15 @@ def check_simultaneous_samples(
     turned = [[*prompts[first:], *prompts[:first]] for first in range(len(prompts))]
     order = [*range(len(turned))] * SENT
     requests: list[GenerateArguments] = [(turned[at], max_new, NO_STOP) for at in order]
-    alone: dict[float, list[SampledRequest]] = {temperature: [], temperature / COOLER: []}
-    beside: dict[float, list[SampledRequest]] = {each: [] for each in alone}
+    alone: dict[float, list[SampledAnswer]] = {temperature: [], temperature / COOLER: []}
+    beside: dict[float, list[SampledAnswer]] = {each: [] for each in alone}
 
-    def sampled(seed: int, records: Iterable[Record], numbers: Sequence[int]) -> list[SampledRequest]:
-        return [SampledRequest(at, seed, turned[at], record) for at, record in zip(numbers, records, strict=True)]
+    def sampled(seed: int, records: Iterable[Record], numbers: Sequence[int]) -> list[SampledAnswer]:
+        return [SampledAnswer(at, seed, turned[at], record) for at, record in zip(numbers, records, strict=True)]
 
     with judge.tally:
         certain = [answer_request(greedy.decoder, rows, max_new) for rows in turned]
-        judge_answers(judge, certain)
+        require_valid_answers(judge, certain)
         for seed in seeds:
             first = seed == seeds[0]
             with ExitStack() as stack:
@@ -470,7 +472,7 @@ def check_simultaneous_samples(
                     for each, found in zip(opened, (records, *cooler_records), strict=True):
                         beside[each] += sampled(seed, found, order)
         for each in alone:
-            judge_simultaneous_samples(judge, alone[each], beside[each], max_new, each, rng)
+            require_unaffected_samples(judge, alone[each], beside[each], max_new, each, rng)
     return judge.tally.to_finding()
 
 
@@ -542,18 +544,18 @@ def _refuted_by_errors(name: str) -> Iterator[None]:
 def _judge_beside_others(judge: Judge, alone: AnsweredRequest, record: Record, name: str) -> None:
     """Hold an answer that was given beside others against the one given alone; a difference must be a tie."""
     beside = replace(alone, record=record)
-    with complaint_prefix(f"{name}: "):
+    with prefix_complaints(f"{name}: "):
         extract_trajectories(judge.tally, record, beside.prompts, beside.max_new, beside.stop, judge.point)
     same = [one.tolist() for one in record.emitted] == [one.tolist() for one in alone.record.emitted]
     if same:
-        count_answer_rows(judge.tally, record, beside.prompts)
+        tally_answer_rows(judge.tally, record, beside.prompts)
     else:
-        with complaint_prefix(f"{name}: other tokens than alone; "):
-            judge_answers(judge, [beside])  # passes where both are the argmax up to the tolerance
+        with prefix_complaints(f"{name}: other tokens than alone; "):
+            require_valid_answers(judge, [beside])  # passes where both are the argmax up to the tolerance
     judge.tally.live["requests_at_once"] += 1
 
 
-def check_streams(
+def check_and_time_streams(
     under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, at_once: Sequence[int] = (1, *AT_ONCE)
 ) -> tuple[Finding, dict[int, list[TokenArrivals]]]:
     """Check that streamed tokens and text are those of whole answers, with each of ``at_once`` requests side by side.
@@ -577,7 +579,7 @@ def check_streams(
         emitted = [answer.record.emitted[0] for answer in alone]
         middle = int(emitted[0][len(emitted[0]) // 2])
         alone.append(answer_request(decoder, prompts[:1], max_new, [middle]))
-        judge_answers(judge, alone)
+        require_valid_answers(judge, alone)
         whole = [each for row in rows for each in ask([prompts[row]], max_new, NO_STOP, False)]
         arrivals[0] = whole
         for row in rows:
@@ -730,8 +732,8 @@ class AbortingStopTokens(frozenset[int]):
         return super().__contains__(token)
 
 
-def abort_request(decoder: Decoder, prompts: Sequence[Prompt], max_new: int) -> bool:
-    """Whether ``generate`` ended by its caller's exception, or one caused by it, after the first step."""
+def can_abort_request(decoder: Decoder, prompts: Sequence[Prompt], max_new: int) -> bool:
+    """Whether ``generate`` ends by its caller's exception, or one caused by it, after the first step."""
     stop = AbortingStopTokens(prompt.tokens[0] for prompt in prompts)
     stop.most = len(prompts)
     try:
@@ -802,7 +804,7 @@ def check_interleaved_requests(
         second = opened(groups[1], "second")
         step(first, groups[0], 2)
         step(second, groups[1], 0)
-        given_up = sum(abort_request(each.decoder, prompts[groups[1]], max_new) for each in decoders)
+        given_up = sum(can_abort_request(each.decoder, prompts[groups[1]], max_new) for each in decoders)
         stage([*first, *second], "after a request that was aborted")
         step(first, groups[0], 3)
         step(second, groups[1], 1)
@@ -818,8 +820,8 @@ def check_interleaved_requests(
         close(second)
         requests(groups[1])
         for judge, answered, trajectories in zip(judges, answers, session_rows, strict=True):
-            judge_answers(judge, answered)
+            require_valid_answers(judge, answered)
             for trajectory in trajectories:
-                tally.discriminating += judge.count_context_dependent(trajectory, judge.judge_trajectory(trajectory))
+                tally.discriminating += judge.count_context_dependent(trajectory, judge.require_trajectory(trajectory))
         tally.notes.append(f"{given_up} of {len(decoders)} requests left half-way")
     return tally.to_finding()

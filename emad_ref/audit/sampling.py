@@ -47,7 +47,7 @@ import numpy as np
 from scipy import stats
 from scipy.special import log_softmax, logsumexp
 
-from emad_ref.audit.decoding_checks import NO_STOP, count_answer_rows, extract_trajectories
+from emad_ref.audit.decoding_checks import NO_STOP, extract_trajectories, tally_answer_rows
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
 from emad_ref.audit.reference_logits import Lens, PrefixLens, emission_noise_factor
 from emad_ref.audit.token_comparison import first_difference
@@ -91,7 +91,7 @@ class SampledRow:
             self._known[temperature] = log_softmax(self.logits / temperature, axis=-1)
         return self._known[temperature]
 
-    def probabilities(self, temperature: float) -> tuple[Floats, Floats]:
+    def all_and_own_probabilities(self, temperature: float) -> tuple[Floats, Floats]:
         """Probabilities [m, V], and those of its own tokens [m]."""
         p = np.exp(self.log_probabilities(temperature))
         return p, p[np.arange(len(p)), self.emitted]
@@ -149,7 +149,7 @@ def _rows(
     """The rows of one record, with depths checked against the rule."""
     seed, record = sampled
     trajectories = extract_trajectories(judge.tally, record, prompts, max_new, stop, judge.point)
-    count_answer_rows(judge.tally, record, prompts, drawn=True)
+    tally_answer_rows(judge.tally, record, prompts, drawn=True)
     judge = judge.with_lens_prefetch(trajectories)
     return [
         _judged_row(judge, seed, row, trajectory, emitted, prompts[row])
@@ -158,7 +158,7 @@ def _rows(
 
 
 def _judged_row(judge: Judge, seed: int, row: int, trajectory: Trajectory, emitted: Ints, prompt: Prompt) -> SampledRow:
-    logits = emitted_logits(judge.judge_trajectory(trajectory), trajectory)
+    logits = emitted_logits(judge.require_trajectory(trajectory), trajectory)
     return SampledRow(seed, row, emitted, logits, prompt.tokens)
 
 
@@ -277,7 +277,7 @@ def _require_temperature(tally: Tally, rows: Sequence[SampledRow], temperature: 
     """Require that temperatures near the one asked for do not explain the tokens far better."""
     gain, spread = np.zeros(len(FACTORS)), np.expm1(2 * noise / temperature)
     for row in rows:
-        at, p = np.arange(len(row.emitted)), row.probabilities(temperature)[0]
+        at, p = np.arange(len(row.emitted)), row.all_and_own_probabilities(temperature)[0]
         own = row.log_probabilities(temperature)[at, row.emitted]
         for index, factor in enumerate(FACTORS):
             other = log_softmax(row.logits / (factor * temperature), axis=-1)
@@ -295,8 +295,8 @@ def _require_temperature(tally: Tally, rows: Sequence[SampledRow], temperature: 
 def _require_rare_tokens(
     tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
 ) -> None:
-    """Require every event of ``mark_rare_events`` to be as frequent as its probability."""
-    of_rows = [mark_rare_events(row, temperature, rng) for row in rows]
+    """Require every event of ``rare_event_masks_and_probs`` to be as frequent as its probability."""
+    of_rows = [rare_event_masks_and_probs(row, temperature, rng) for row in rows]
     factor = float(np.exp(2 * noise / temperature))
     level = LEVEL / (2 * len(of_rows[0]))
     for what in of_rows[0]:
@@ -322,7 +322,7 @@ def _require_each_id(tally: Tally, rows: Sequence[SampledRow], temperature: floa
     vocabulary = rows[0].logits.shape[1]
     drawn, expected, gains = np.zeros(vocabulary), np.zeros(vocabulary), np.zeros((len(EACH_ID), vocabulary))
     for row in rows:
-        p = row.probabilities(temperature)[0]
+        p = row.all_and_own_probabilities(temperature)[0]
         drawn += np.bincount(row.emitted, minlength=vocabulary)
         expected += p.sum(axis=0)
         for gain, wager in zip(gains, EACH_ID, strict=True):
@@ -339,12 +339,14 @@ def _require_each_id(tally: Tally, rows: Sequence[SampledRow], temperature: floa
     )
 
 
-def mark_rare_events(row: SampledRow, temperature: float, rng: np.random.Generator) -> dict[str, tuple[Floats, Floats]]:
+def rare_event_masks_and_probs(
+    row: SampledRow, temperature: float, rng: np.random.Generator
+) -> dict[str, tuple[Floats, Floats]]:
     """Event → whether each token [m] is one, and its probability [m]; ``rng`` decides at the edge of mass.
 
     Tokens of equal probability are all beyond a rank, or none.
     """
-    p, own = row.probabilities(temperature)
+    p, own = row.all_and_own_probabilities(temperature)
     rising = np.sort(p, axis=-1)
     mass = np.concatenate([np.zeros((len(p), 1)), np.cumsum(rising, axis=-1)], axis=-1)
     vocabulary = p.shape[1]
@@ -413,7 +415,7 @@ def _parting_chance(parted: int, chances: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class SampledRequest:
+class SampledAnswer:
     """The answer to request number ``at`` of those sent at once, drawn under ``seed``."""
 
     at: int
@@ -422,10 +424,10 @@ class SampledRequest:
     record: Record
 
 
-def judge_simultaneous_samples(
+def require_unaffected_samples(
     judge: Judge,
-    alone: Sequence[SampledRequest],
-    beside: Sequence[SampledRequest],
+    alone: Sequence[SampledAnswer],
+    beside: Sequence[SampledAnswer],
     max_new: int,
     temperature: float,
     rng: np.random.Generator,
@@ -441,7 +443,7 @@ def judge_simultaneous_samples(
     parted, compared = list[str](), 0
     for one in beside:
         trajectories = extract_trajectories(tally, one.record, one.prompts, max_new, NO_STOP, judge.point)
-        count_answer_rows(tally, one.record, one.prompts, drawn=True)
+        tally_answer_rows(tally, one.record, one.prompts, drawn=True)
         tally.live["samples_at_once"] += sum(map(len, one.record.emitted))
         for row, (tokens, wanted) in enumerate(zip(one.record.emitted, own.get((one.seed, one.at), ()), strict=False)):
             compared += 1
@@ -486,7 +488,7 @@ def choose_early_stop_tokens(emitted: Sequence[Ints]) -> frozenset[int]:
 
 def pit_values_by_rank(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
     """[m] u of each token: its place among all tokens, the likeliest first; uniform if it is drawn as stated."""
-    p, own = row.probabilities(temperature)
+    p, own = row.all_and_own_probabilities(temperature)
     above = np.where(p > own[:, None], p, 0.0).sum(axis=-1)
     ties = np.where(p == own[:, None], p, 0.0).sum(axis=-1)  # equal probabilities share one interval
     placed: Floats = above + rng.uniform(size=len(p)) * ties
@@ -495,7 +497,7 @@ def pit_values_by_rank(row: SampledRow, temperature: float, rng: np.random.Gener
 
 def pit_values_by_id(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
     """[m] as ``pit_values_by_rank``, but in the order of ids, in which many engines invert the distribution."""
-    p, own = row.probabilities(temperature)
+    p, own = row.all_and_own_probabilities(temperature)
     upto = p.cumsum(axis=-1)[np.arange(len(p)), row.emitted]
     placed: Floats = (upto - rng.uniform(size=len(p)) * own).clip(0.0, 1.0)
     return placed

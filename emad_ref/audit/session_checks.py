@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding
-from emad_ref.audit.trajectory import CheckedSession, DecoderUnderTest, Judge, count_differing_logits, feed_slices
+from emad_ref.audit.trajectory import CheckedSession, DecoderUnderTest, Judge, count_non_full_depth_logits, feed_slices
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
@@ -63,7 +63,7 @@ def check_forced_depths(
             for bad in _inadmissible(transcript.session.cap, point):
                 transcript.require_refusal(fed[:, :1], bad)
             transcript.feed(fed, obeyed)
-        judge.judge_trajectories(transcript.build_trajectories())
+        judge.require_trajectories(transcript.build_trajectories())
     return judge.tally.to_finding()
 
 
@@ -103,7 +103,7 @@ def check_rollback(
         for at, depth in enumerate(np.linspace(transcript.session.cap, 1, half).round().astype(np.int64)):
             transcript.feed(continuations[:, at : at + 1], depth[:, None])
         for trajectory in transcript.build_trajectories():
-            judge.judge_trajectory(trajectory)
+            judge.require_trajectory(trajectory)
         spent, before = _executed_tokens(transcript.session.work), transcript.session.cap.copy()
         lengths = np.array([min(KEPT_TOKENS + row, half - 1) for row in range(len(prompts))])
         transcript.rollback(np.array([len(prompt.tokens) for prompt in prompts]) + lengths)
@@ -120,7 +120,7 @@ def check_rollback(
             if at == half:  # from here on the forgotten layers may be freed for good
                 transcript.session.commit(transcript.session.length.copy())
         for trajectory in transcript.build_trajectories():
-            differing = count_differing_logits(judge.judge_trajectory(trajectory), trajectory, judge.tolerance)
+            differing = count_non_full_depth_logits(judge.require_trajectory(trajectory), trajectory, judge.tolerance)
             if differing == 0 and trajectory.depth.min() < point.layers:
                 tally.notes.append(f"{trajectory.name}: depth makes no difference to its logits")
     return tally.to_finding()
@@ -209,7 +209,7 @@ def check_session_isolation(
         _drop_two(transcript, rng, backwards=True)
         for column in alone:
             feed_at_cap(column)
-        judge.judge_trajectories([*transcript.build_trajectories(), *others_did])
+        judge.require_trajectories([*transcript.build_trajectories(), *others_did])
     return judge.tally.to_finding()
 
 
@@ -227,7 +227,7 @@ def _drop_two(transcript: CheckedSession, rng: np.random.Generator, *, backwards
 # ---------------------------------------------------------------- as many logits as are wanted
 
 
-def partial_feed_sizes(widest: int) -> list[tuple[int, int]]:
+def fed_and_shown_token_counts(widest: int) -> list[tuple[int, int]]:
     """(tokens, last) of feeds: every pair up to ``WIDEST_PARTLY_SHOWN`` tokens, or up to ``widest`` if that is less."""
     return [(n, last) for n in range(1, min(WIDEST_PARTLY_SHOWN, widest) + 1) for last in range(n + 1)]
 
@@ -243,7 +243,7 @@ def check_last_logits(
     than tokens.
     """
     decoder, point = under_test.decoder, under_test.point
-    plan = partial_feed_sizes(decoder.capabilities.max_feed)
+    plan = fed_and_shown_token_counts(decoder.capabilities.max_feed)
     partial = sum(last < n for n, last in plan)  # all there are, for a decoder of narrow feeds
     judge = Judge.for_check("last", under_test, min(MIN_DISCRIMINATING, partial))
     tally, at = judge.tally, 0
@@ -259,5 +259,5 @@ def check_last_logits(
                 heads == expected, f"work counts {heads} heads, but the logits of {expected} positions were asked for"
             )
         for trajectory in transcript.build_trajectories():
-            judge.judge_trajectory(trajectory)
+            judge.require_trajectory(trajectory)
     return tally.to_finding()

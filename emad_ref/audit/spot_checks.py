@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 from scipy.stats import binom
 
-from emad_ref.audit.decoding_checks import NO_STOP, extract_trajectories, judge_record, judge_record_work
-from emad_ref.audit.finding import Finding, Tally, complaint_prefix
+from emad_ref.audit.decoding_checks import NO_STOP, extract_trajectories, require_record_work, require_valid_record
+from emad_ref.audit.finding import Finding, Tally, prefix_complaints
 from emad_ref.audit.reference_logits import (
     Lens,
     ProbeReadouts,
     emission_noise_factor,
+    headroom_and_noise,
     is_decided_by_full_heads,
     max_tied_gap,
-    threshold_headroom,
 )
 from emad_ref.audit.trajectory import Judge, Trajectory
 from emad_ref.point import OperatingPoint, full_depth
@@ -150,8 +150,8 @@ class AuditedDecoder:
         for row in (last, *self._draw.sample(range(last), min(JUDGED_ROWS - 1, last))):
             self._judge_row(judge, trajectories[row], prompts[row], record.emitted[row])
         if counted and point.schedule in EXACT_SCHEDULES and is_decided_by_full_heads(point):
-            readouts = [ProbeReadouts.with_full_heads(point, len(trajectory.depth)) for trajectory in trajectories]
-            judge_record_work(judge, record, trajectories, readouts)
+            readouts = [ProbeReadouts.from_full_heads(point, len(trajectory.depth)) for trajectory in trajectories]
+            require_record_work(judge, record, trajectories, readouts)
 
     def _judge_row(self, judge: Judge, trajectory: Trajectory, prompt: Prompt, emitted: Ints | None) -> None:
         """Judge one row's depths, signals and, if shown, logits and ``emitted`` tokens."""
@@ -159,9 +159,9 @@ class AuditedDecoder:
             self._compare_with_reference(judge, trajectory, prompt, emitted)
             return
         judge = replace(judge, lens=self._lens(prompt.source))
-        reference = judge.judge_trajectory(trajectory)
+        reference = judge.require_trajectory(trajectory)
         if emitted is not None:
-            judge.judge_tokens(trajectory, emitted, reference)
+            judge.require_tokens(trajectory, emitted, reference)
 
     def _compare_with_reference(
         self, judge: Judge, trajectory: Trajectory, prompt: Prompt, emitted: Ints | None
@@ -198,7 +198,7 @@ class AuditedDecoder:
 def _is_near_threshold(point: OperatingPoint, signals: Floats, tolerance: float) -> bool:
     """Whether the last of ``signals`` [m, probes] of one row lies within ``tolerance`` of a threshold of any bin."""
     for row in range(len(point.thresholds)):
-        room, noise = threshold_headroom(point, signals, np.full(len(signals), row))
+        room, noise = headroom_and_noise(point, signals, np.full(len(signals), row))
         if (np.abs(room[-1]) <= tolerance * noise).any():
             return True
     return False
@@ -278,7 +278,7 @@ class RecordedSession:
 
 
 @dataclass(frozen=True, eq=False)
-class TimedRequest:
+class TimedOutputs:
     """One request as timed: ``prompts`` [rows], and each arm's output.
 
     ``records``: arm → its record; ``emitted``: arm without records, such as the model's ``generate`` → its tokens.
@@ -331,7 +331,7 @@ def check_speedup_explained(
 
 
 def check_timed_requests(
-    timed: Sequence[TimedRequest],
+    timed: Sequence[TimedOutputs],
     points: Mapping[str, OperatingPoint],
     new: int,
     lens: Lens,
@@ -350,21 +350,21 @@ def check_timed_requests(
         rows: compared with the lens if a batch has many; None: all.
 
     Raises:
-        BadArgument: as ``judge_record``.
+        BadArgument: as ``require_valid_record``.
     """
     tally, full = Tally("timed", needed=0), full_depth(next(iter(points.values())).layers)
     with tally:
         for request in timed:
             for arm, record in request.records.items():
-                with complaint_prefix(f"{arm}, "):
+                with prefix_complaints(f"{arm}, "):
                     judge = Judge(tally, lens, points[arm], tolerance[arm], counted)
-                    judge_record(judge, record, request.prompts, new, rows=rows)
+                    require_valid_record(judge, record, request.prompts, new, rows=rows)
             for arm, emitted in request.emitted.items():
                 judge = Judge(tally, lens, full, tolerance[arm])
-                with complaint_prefix(f"{arm}, "):
+                with prefix_complaints(f"{arm}, "):
                     for row in range(len(request.prompts)) if rows is None else rows:
                         trajectory = _full_depth_trajectory(row, request.prompts[row], emitted[row], full)
-                        judge.judge_tokens(trajectory, emitted[row], judge.judge_trajectory(trajectory))
+                        judge.require_tokens(trajectory, emitted[row], judge.require_trajectory(trajectory))
     return _all_excused("timed", tally)
 
 

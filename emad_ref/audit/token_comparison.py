@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.audit.finding import Finding, require_shape, tie_limit_and_tolerance
-from emad_ref.audit.reference_logits import Lens, compute_reference, is_tied, max_tied_gap, threshold_headroom
+from emad_ref.audit.finding import Finding, require_shape, tie_share_limit_and_tolerance
+from emad_ref.audit.reference_logits import Lens, compute_reference, headroom_and_noise, is_tied, max_tied_gap
 from emad_ref.audit.tolerances import measured_tolerance
 from emad_ref.errors import EmadError
 from emad_ref.point import OperatingPoint
@@ -21,7 +21,7 @@ from emad_ref.record import PROMPT, Floats, Ints, Record
 TokenRows = Sequence[Sequence[int]]
 
 
-def prompts_by_next_token(lens: Lens, texts: Sequence[Ints], most: int) -> tuple[list[Prompt], list[list[int]]]:
+def prompts_and_next_tokens(lens: Lens, texts: Sequence[Ints], most: int) -> tuple[list[Prompt], list[list[int]]]:
     """A prompt for every token that is the model's likeliest after a beginning of ``texts`` int64 [n], and that token.
 
     Of several beginnings that with the largest lead over the second token; the rarest tokens first, ``most`` at most.
@@ -65,7 +65,7 @@ def check_same_tokens(
     limit that these imply. ``n`` of the finding counts the tokens of ``actual``; if it passed with ties, ``detail``
     says how many.
     """
-    limit, tolerance = tie_limit_and_tolerance(tolerance, declared)
+    limit, tolerance = tie_share_limit_and_tolerance(tolerance, declared)
     limit = limit if most_ties is None else most_ties
     ties, total = 0, sum(map(len, actual))
     for row, prompt in enumerate(prompts):
@@ -222,7 +222,7 @@ def threshold_distances(record: Record, point: OperatingPoint) -> Floats:
     distances = []
     for row in range(len(record.emitted)):
         signal = record.signal[_decided_positions(record, row)]
-        room, _ = threshold_headroom(point, signal, np.zeros(len(signal), dtype=np.int64))
+        room, _ = headroom_and_noise(point, signal, np.zeros(len(signal), dtype=np.int64))
         distances.append(np.abs(room).min(axis=1))  # −inf if nothing is decided
     return np.stack(distances)
 
@@ -248,7 +248,7 @@ def logit_margins(decoder: Decoder, prompts: Sequence[Prompt], emitted: Sequence
 # ---------------------------------------------------------------- comparing
 
 
-def golden_thresholds(point: OperatingPoint) -> dict[str, Any]:
+def thresholds_to_golden_json(point: OperatingPoint) -> dict[str, Any]:
     """The part of ``point`` that decides depths, in the form of a golden."""
     return {"probes": list(point.probes), "thresholds": [list(row) for row in point.thresholds]}
 
@@ -275,7 +275,7 @@ def compare_golden(
     ``tolerance`` of a logit; ``noise`` of a signal, in multiples of it. ``declared``: noise that the decoder of
     ``actual`` declares; beyond ``tolerance`` it replaces it, and every row may part at a tie.
     """
-    limit, tolerance = tie_limit_and_tolerance(tolerance, declared)
+    limit, tolerance = tie_share_limit_and_tolerance(tolerance, declared)
     if actual.token.shape != golden.token.shape:
         complaint = f"{actual.token.shape} rows and new tokens, but the golden holds {golden.token.shape}"
         return Finding("golden", False, complaint, 0, 0)

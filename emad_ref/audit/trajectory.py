@@ -22,10 +22,10 @@ from emad_ref.audit.reference_logits import (
     can_fire,
     compute_reference,
     emission_noise_factor,
+    headroom_and_noise,
     max_tied_gap,
     rule_depths,
     signal_noise_factor,
-    threshold_headroom,
 )
 from emad_ref.audit.tolerances import measured_tolerance
 from emad_ref.errors import BadArgument
@@ -157,8 +157,8 @@ class Judge:
         lens.announce_sequences(((each.tokens, each.first) for each in trajectories), self.point.readout_layers)
         return replace(self, lens=lens)
 
-    def judge_trajectory(self, trajectory: Trajectory) -> LensReference:
-        """Judge depths, signals and (if shown) logits; return the lens' reference for the decided positions."""
+    def require_trajectory(self, trajectory: Trajectory) -> LensReference:
+        """Require right depths, signals and (if shown) logits; return the lens' reference for the decided positions."""
         reference = self.compute_reference(trajectory)
         self.tally.n += len(reference.logits)
         return self._judge_with_tolerances(
@@ -166,8 +166,8 @@ class Judge:
         )
 
     def _judge_decisions(self, trajectory: Trajectory, reference: LensReference) -> None:
-        self.judge_depths(trajectory, reference.signal, reference.rows, reference.signal_tolerance)
-        self.judge_logits(trajectory, reference)
+        self.require_depths(trajectory, reference.signal, reference.rows, reference.signal_tolerance)
+        self.require_logits(trajectory, reference)
 
     def _judge_with_tolerances(
         self, trajectory: Trajectory, reference: LensReference, judged: Callable[[LensReference], None]
@@ -208,16 +208,16 @@ class Judge:
         assert self.lens is not None, "only replay is judged without a lens"
         return compute_reference(self.lens, trajectory.tokens, self.point, trajectory.first, self.tolerance)
 
-    def judge_trajectories(self, trajectories: Sequence[Trajectory]) -> None:
-        """Judge all; discriminating are positions whose logits differ from full depth's.
+    def require_trajectories(self, trajectories: Sequence[Trajectory]) -> None:
+        """Require right ones; discriminating are positions whose logits differ from full depth's.
 
         Where no depth is forced, discriminating are positions as ``count_context_dependent`` counts them.
         """
         ahead = self.with_lens_prefetch(trajectories)
         for trajectory in trajectories:
-            reference = ahead.judge_trajectory(trajectory)
+            reference = ahead.require_trajectory(trajectory)
             if self.forces:
-                self.tally.discriminating += count_differing_logits(reference, trajectory, self.tolerance)
+                self.tally.discriminating += count_non_full_depth_logits(reference, trajectory, self.tolerance)
             else:
                 self.tally.discriminating += self.count_context_dependent(trajectory, reference)
 
@@ -234,14 +234,14 @@ class Judge:
             count += int(np.abs(logits - alone).max() > self.tolerance)
         return count
 
-    def judge_depths(
+    def require_depths(
         self,
         trajectory: Trajectory,
         reference: Floats,
         rows: tuple[Ints, ...] = (),
         tolerance: Floats | None = None,
     ) -> None:
-        """Judge depths: within 1 … cap, signals as in ``reference`` [m, probes] and read if required, the rule obeyed.
+        """Require depths within 1 … cap, signals as in ``reference`` [m, probes] and read if required, the rule obeyed.
 
         ``rows``: the threshold row of each position [m], and other rows that the tolerance allows; by default the
         first. ``tolerance`` [m]: of each position's signals; by default the judge's.
@@ -271,7 +271,7 @@ class Judge:
         # the rule's depth, and the range of depths that the tolerance excuses
         rule_given, nearly, shallow, deep = [], depth == cap, cap.copy(), np.zeros_like(cap)
         for one in rows:
-            room, noise = threshold_headroom(point, reference, one)
+            room, noise = headroom_and_noise(point, reference, one)
             slack = each[:, None] * noise
             rule_given.append(rule_depths(point, room, cap))
             shallow = np.minimum(shallow, rule_depths(point, room + slack, cap))
@@ -284,8 +284,8 @@ class Judge:
         )
         self.tally.ties += int(wrong.sum())
 
-    def judge_logits(self, trajectory: Trajectory, reference: LensReference) -> None:
-        """Judge shown logits: those of the rule at the claimed depths, or of a full head at forced depths."""
+    def require_logits(self, trajectory: Trajectory, reference: LensReference) -> None:
+        """Require that shown logits are those of the rule at the claimed depths, or of a full head at forced depths."""
         actual = trajectory.logits
         if actual is None or not len(actual):
             return
@@ -305,8 +305,8 @@ class Judge:
             )
             self._refute(trajectory, int(positions[at]), complaint)
 
-    def judge_tokens(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
-        """Judge tokens: each of ``emitted`` [m] is the argmax of the emission at its claimed depth."""
+    def require_tokens(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
+        """Require that each of ``emitted`` [m] is the argmax of the emission at its claimed depth."""
         self._judge_with_tolerances(
             trajectory, reference, lambda settled: self._judge_emissions(trajectory, emitted, settled)
         )
@@ -343,18 +343,18 @@ def emitted_logits(reference: LensReference, trajectory: Trajectory) -> Floats:
     return emitted
 
 
-def count_differing_tokens(reference: LensReference, trajectory: Trajectory) -> int:
+def count_non_full_depth_tokens(reference: LensReference, trajectory: Trajectory) -> int:
     """Number of positions whose argmax is not full depth's: only there do emitted tokens betray a wrong depth."""
     return int((emitted_logits(reference, trajectory).argmax(-1) != reference.logits.last_layer.argmax(-1)).sum())
 
 
-def count_differing_logits(reference: LensReference, trajectory: Trajectory, tolerance: float) -> int:
+def count_non_full_depth_logits(reference: LensReference, trajectory: Trajectory, tolerance: float) -> int:
     """Number of positions whose logits are not full depth's: only there do logits betray a wrong depth."""
     emitted, last = emitted_logits(reference, trajectory), reference.logits.last_layer
     return int((np.abs(emitted - last).max(axis=-1) > tolerance).sum())
 
 
-def count_discriminating(trajectory: Trajectory, point: OperatingPoint) -> int:
+def count_positions_with_probe(trajectory: Trajectory, point: OperatingPoint) -> int:
     """Number of positions at which some probe lay below the cap, so that the rule had something to decide."""
     return int((trajectory.caps(point) > min(point.probes)).sum()) if point.probes else 0
 

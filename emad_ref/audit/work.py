@@ -75,7 +75,7 @@ def _read_probes(trajectory: Trajectory, point: OperatingPoint) -> Bools:
     return np.asarray(upto & trajectory.chosen[:, None])
 
 
-def judge_counted_work(
+def require_counted_work(
     judge: Judge,
     work: Work | None,
     trajectories: list[Trajectory],

@@ -30,9 +30,9 @@ from emad_ref.calibration.lens_fit import (
     LensPlan,
     WindowSource,
     build_lens,
-    evaluate_fitted_lens,
+    fitted_lens_with_divergences,
     make_adam,
-    require_matching_plan,
+    require_plan_fits_model,
     take_adam_step,
     training_windows,
 )
@@ -43,7 +43,7 @@ from emad_ref.calibration.regression import (
     reduced_rank_factors,
     ridge_matrix,
 )
-from emad_ref.calibration.trace import iterate_head_blocks, iterate_states_after
+from emad_ref.calibration.trace import iterate_head_slices, iterate_states_after
 from emad_ref.calibration.windows import TokenSequence, iterate_batches
 from emad_ref.models.stepper import Stepper
 from emad_ref.probes.estimators import apply_softcap
@@ -103,7 +103,7 @@ def fit_lens_from_cache(
     ----------
     Belrose et al., 2303.08112; Jean et al., 1412.2007, section 3.
     """
-    require_matching_plan(stepper, plan)
+    require_plan_fits_model(stepper, plan)
     cache = cache_states(stepper, plan, windows, progress)
     state = LensFitState({layer: _closed_form(cache, layer, plan, stepper) for layer in plan.layers}, {})
     state.nats = np.zeros((2, len(plan.layers)))
@@ -113,7 +113,7 @@ def fit_lens_from_cache(
             bar.set_postfix(nats=f"{divergence:.4f}", refresh=False)
             bar.update()
     lens = build_lens(stepper, plan, state)
-    return evaluate_fitted_lens(stepper, plan, windows, state, lens, progress)
+    return fitted_lens_with_divergences(stepper, plan, windows, state, lens, progress)
 
 
 @torch.inference_mode()
@@ -134,7 +134,7 @@ def cache_states(stepper: Stepper, plan: LensPlan, windows: WindowSource, progre
             for layer, states in zip(layers, iterate_states_after(stepper, batch, layers), strict=True):
                 kept[layer].append(states)
             final = kept[stepper.layers][-1]
-            for rows in iterate_head_blocks(stepper, len(final)):
+            for rows in iterate_head_slices(stepper, len(final)):
                 logits = upcast_to_float32(stepper.logits(final[rows]))
                 normalisers.append(logits.logsumexp(dim=-1))
                 mass += exp_log_probabilities(logits - normalisers[-1][:, None]).sum(dim=0)

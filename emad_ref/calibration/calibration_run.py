@@ -285,7 +285,7 @@ def limit_tokens(windows: Iterable[TokenSequence], tokens: int | None) -> Iterat
                 return
 
 
-def count_target_tokens(corpora: Corpora, vocabulary: int, tokens: int | None, progress: str | None = None) -> Ints:
+def count_targets_by_token(corpora: Corpora, vocabulary: int, tokens: int | None, progress: str | None = None) -> Ints:
     """int64 [vocabulary] how often each token is a target in the windows that ``calibrate`` reads with that limit.
 
     Raises:

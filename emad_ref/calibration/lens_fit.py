@@ -165,7 +165,7 @@ def fit_lens(
     ----------
     Belrose et al., "Eliciting Latent Predictions from Transformers with the Tuned Lens", 2303.08112.
     """
-    require_matching_plan(stepper, plan)
+    require_plan_fits_model(stepper, plan)
     if every < 1:
         raise BadArgument("every", every, "a count ≥ 1")
     fresh = _initial_state(stepper, plan)
@@ -188,10 +188,10 @@ def fit_lens(
             keep(number)
     keep(0)
     lens = build_lens(stepper, plan, state)
-    return evaluate_fitted_lens(stepper, plan, windows, state, lens, progress, keep)
+    return fitted_lens_with_divergences(stepper, plan, windows, state, lens, progress, keep)
 
 
-def evaluate_fitted_lens(
+def fitted_lens_with_divergences(
     stepper: Stepper,
     plan: LensPlan,
     windows: WindowSource,
@@ -374,7 +374,7 @@ def build_lens(stepper: Stepper, plan: LensPlan, state: LensFitState) -> TunedLe
     return TunedLens(plan.fingerprint, plan.dtype, stepper.layers, translators)
 
 
-def require_matching_plan(stepper: Stepper, plan: LensPlan) -> None:
+def require_plan_fits_model(stepper: Stepper, plan: LensPlan) -> None:
     if not all(1 <= layer < stepper.layers for layer in plan.layers):
         expected = f"layers in 1–{stepper.layers - 1} of this model"
         raise BadArgument("layers", plan.layers, expected, "the last is what a lens is fitted to")

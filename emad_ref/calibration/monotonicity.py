@@ -76,7 +76,7 @@ def rise_lower_bounds(profile: Profile) -> Floats | None:
     return bounds
 
 
-def largest_isotonic_correction(profile: Profile) -> tuple[int, float, float] | None:
+def most_corrected_probe_means(profile: Profile) -> tuple[int, float, float] | None:
     """(probe, raw mean, isotonic target), nats, with the largest correction by regression; None without one."""
     raw = dict(zip(profile.read, profile.mean_nats, strict=True))
     moved = [(layer, raw[layer], target) for layer, target in zip(profile.probes, profile.targets_nats, strict=True)]
@@ -86,7 +86,7 @@ def largest_isotonic_correction(profile: Profile) -> tuple[int, float, float] | 
 
 def describe_corrections(profile: Profile) -> str:
     """Description of the corrections by isotonic regression; empty if it moved no mean."""
-    if (moved := largest_isotonic_correction(profile)) is None:
+    if (moved := most_corrected_probe_means(profile)) is None:
         return ""
     layer, mean, target = moved
     return (

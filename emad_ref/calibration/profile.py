@@ -255,7 +255,7 @@ _FIELD_CHECKS: tuple[tuple[str, Callable[[Any, dict[str, Any]], bool], str], ...
 )
 
 
-def find_first_invalid_field(data: dict[str, Any]) -> tuple[str, str] | None:
+def find_invalid_field_and_rule(data: dict[str, Any]) -> tuple[str, str] | None:
     """(field, description of valid values) of the first impossible field of ``data``; None if all are possible."""
     return next(
         ((name, expected) for name, possible, expected in _FIELD_CHECKS if not possible(data[name], data)), None
@@ -695,7 +695,7 @@ def load_profile(path: Path | str) -> Profile:
             f"profile={str(path)!r} lacks fields {sorted(names - set(data))} and has unknown fields "
             f"{sorted(set(data) - names)}, but expected exactly {sorted(names)}; calibrate again"
         )
-    refused = find_first_invalid_field(data)
+    refused = find_invalid_field_and_rule(data)
     if refused is not None:
         name, expected = refused
         raise BadProfile(

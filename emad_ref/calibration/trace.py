@@ -31,10 +31,10 @@ from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint
-from emad_ref.probes.estimators import EntropyReader, make_entropy_readers
+from emad_ref.probes.estimators import EntropyReader, make_readers_by_estimator
 from emad_ref.probes.probe import Probe, make_confidence_probe
-from emad_ref.probes.pruned_vocabulary import SharedHeads
-from emad_ref.probes.signal_values import iterate_row_blocks, kl_from_log_probs, require_finite, to_numpy
+from emad_ref.probes.pruned_vocabulary import CachedHeads
+from emad_ref.probes.signal_values import iterate_row_slices, kl_from_log_probs, require_finite, to_numpy
 from emad_ref.probes.tuned_lens import get_attached_lens, lens_macs_by_layer
 from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
 from emad_ref.schedule.schedules import TokenPositions
@@ -133,7 +133,7 @@ def compute_confidence_columns(
     Raises:
         NotFinite: a layer's signals are no numbers.
     """
-    heads = SharedHeads(stepper)
+    heads = CachedHeads(stepper)
     watches = {rule: make_confidence_probe(stepper, point, heads) for rule, point in rules.items()}
     columns = {rule: ConfidenceColumns.empty(nll_nats, top1) for rule in rules}
     step = max(FEWEST_TOKENS, LOGITS_AT_A_TIME // (stepper.vocabulary_size * max(1, len(states))))
@@ -261,7 +261,7 @@ class Trace:
         return self.divergence_nats
 
     @property
-    def lens_macs_ahead(self) -> Ints:
+    def lens_layer_macs(self) -> Ints:
         """int64 [L] multiply-adds per row of the lens in front of a head after each layer."""
         return np.zeros(self.layers, dtype=np.int64) if self.macs_ahead is None else self.macs_ahead
 
@@ -352,7 +352,7 @@ class Trace:
         return replace(self._select_rows(rows), starts=starts, prompts=self.prompts[order])
 
     @property
-    def fully_read_positions(self) -> Trace:
+    def fully_read_trace(self) -> Trace:
         """The positions at which every layer's head was read, of all sequences; for means by layer, not for replay.
 
         Raises:
@@ -429,7 +429,7 @@ def readout_columns(logits: Tensor, target: Tensor, where: str, final_log_p: Ten
     """
     parts = [
         _block_columns(logits[rows], target[rows], None if final_log_p is None else final_log_p[rows])
-        for rows in iterate_row_blocks(logits)
+        for rows in iterate_row_slices(logits)
     ]
     read = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     require_finite(read[ENTROPY.name], where)
@@ -512,7 +512,7 @@ def iterate_states_after(
     """
     run, place = windows.deduplicate_inputs(batch)
     tokens, lengths = windows.pad_right(run)
-    cache = open_cache(stepper, [sequence.source for sequence in run], tokens.shape[1])
+    cache = make_pass_kv_cache(stepper, [sequence.source for sequence in run], tokens.shape[1])
     context = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
     hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), context)
     row = np.repeat(place, [sequence.n_decided for sequence in batch])
@@ -544,7 +544,7 @@ def compute_final_readout(stepper: Stepper, batch: Sequence[TokenSequence]) -> F
     """
     states, target = list(iterate_states_after(stepper, batch)), target_tokens(stepper, batch)
     log_p, columns = [], []
-    for rows in iterate_head_blocks(stepper, len(target)):
+    for rows in iterate_head_slices(stepper, len(target)):
         logits = stepper.logits(states[-1][rows])
         log_p.append(log_probabilities(logits))
         columns.append(readout_columns(logits, target[rows], f"after layer {stepper.layers}", log_p[-1]))
@@ -606,13 +606,13 @@ def trace_batch(
             if layer in layers_asked
         ]
         # where this loop reads no head at every position, estimates are read by themselves
-        for block in iterate_head_blocks(stepper, len(target)) if not whole or known is not None else ():
+        for block in iterate_head_slices(stepper, len(target)) if not whole or known is not None else ():
             for column, read_estimate in asked:
                 column[block] = read_estimate(states[block]).entropy_nats.float().cpu().numpy()
         if known is not None:
             for name, column in known.columns.items():
                 columns[name][:, layer - 1] = column
-        for block in () if known is not None else iterate_head_blocks(stepper, len(target) if whole else len(sample)):
+        for block in () if known is not None else iterate_head_slices(stepper, len(target) if whole else len(sample)):
             rows = block if whole else sample[block]
             hidden = states[rows]
             logits = stepper.logits(hidden if tuned is None else tuned(hidden, layer))
@@ -662,7 +662,7 @@ def _sample_positions(batch: Sequence[TokenSequence], every: int) -> Bools:
     return (windows.decided_positions(batch) + documents) % every == 0
 
 
-def iterate_head_blocks(stepper: Stepper, rows: int) -> Iterator[slice]:
+def iterate_head_slices(stepper: Stepper, rows: int) -> Iterator[slice]:
     """Slices of ``rows`` states whose logits are read at a time: ``LOGITS_IN_CACHE`` of them."""
     at_once = max(FEWEST_TOKENS, LOGITS_IN_CACHE // stepper.vocabulary_size)
     return (slice(start, start + at_once) for start in range(0, rows, at_once))
@@ -681,7 +681,7 @@ def stream_traces(
 ) -> Iterator[Trace]:
     """Traces batch by batch: constant memory, whatever the length of the corpus."""
     distinct = {ConfidenceColumnsKey.from_point(point): point for point in rules}
-    readers = make_entropy_readers(stepper, estimators)
+    readers = make_readers_by_estimator(stepper, estimators)
     for batch in windows.iterate_batches(sequences):
         yield trace_batch(stepper, batch, readers, observe, distinct, lens, divergence, layers, sample_every)
 
@@ -723,7 +723,7 @@ def take_trace(
     layers : sequence of int or None
         Layers whose heads are read, besides the last; None: all. A large head costs as much as several blocks.
     sample_every : int or None
-        With ``layers``: every so many positions all other heads are read too, for ``Trace.fully_read_positions``.
+        With ``layers``: every so many positions all other heads are read too, for ``Trace.fully_read_trace``.
     progress : str or None
         Name of the progress bar; None shows none.
     file : TextIO or None
@@ -788,7 +788,7 @@ def _assemble(
     return tuple(concatenate_traces(parts).reorder_sequences(back) for parts in columns)
 
 
-def take_trace_pair(
+def take_own_and_lens_traces(
     stepper: Stepper,
     sequences: Iterable[TokenSequence],
     lens: str,
@@ -805,7 +805,7 @@ def take_trace_pair(
     """
 
     def traced(ordered: list[TokenSequence]) -> Iterator[tuple[Trace, ...]]:
-        readers = make_entropy_readers(stepper, estimators)
+        readers = make_readers_by_estimator(stepper, estimators)
         for batch in windows.iterate_batches(ordered):
             final = compute_final_readout(stepper, batch)
             shared: dict[str, Any] = {"divergence": True, "layers": layers, "final": final}
@@ -815,7 +815,7 @@ def take_trace_pair(
     return own, tuned
 
 
-def open_cache(stepper: Stepper, sources: Sequence[Ints | None], positions: int) -> KVCache | None:
+def make_pass_kv_cache(stepper: Stepper, sources: Sequence[Ints | None], positions: int) -> KVCache | None:
     """The cache for one plain pass: None, or a cache with the encoded sources."""
     return None if all(source is None for source in sources) else stepper.open_cache(sources, positions)
 
@@ -829,7 +829,7 @@ def compute_layer_states(stepper: Stepper, sequences: Sequence[Ints], source: In
     """
     tokens = windows.pad_rows(sequences)
     rows, longest = tokens.shape
-    cache = open_cache(stepper, [source] * rows, longest)
+    cache = make_pass_kv_cache(stepper, [source] * rows, longest)
     context = stepper.prepare_forward(np.tile(np.arange(longest), (rows, 1)), cache)
     hidden, states = stepper.embed(torch.from_numpy(tokens).to(stepper.device), context), []
     for layer in range(1, stepper.layers + 1):

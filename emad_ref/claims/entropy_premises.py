@@ -93,7 +93,7 @@ def answer_entropy_profile(evidence: ModelMeasurements, asked: ClaimContext) -> 
     profile = traces.profile
     targets = dict(zip(profile.probes, profile.targets_nats, strict=True))
     rises = {leg.name: leg.estimate for leg in verdict.legs if leg.outcome == "falsified"}
-    rows = make_readout_rows(traces.evaluation.fully_read_positions, targets, rises)
+    rows = make_readout_rows(traces.evaluation.fully_read_trace, targets, rises)
     table = AttachedTable(f"readouts by layer on {evidence.corpus}", rows, "entropy profile")
     said = [each for each in (*iterate_profile_warnings(profile), describe_corrections(profile)) if each]
     notes = tuple(f"{evidence.name}, profile of {profile.corpus}: {each}" for each in said)

@@ -29,7 +29,7 @@ from emad_ref.statistics.legs import build_count_leg, decide_legs, judge_within_
 from emad_ref.statistics.rates import estimate_perplexity_rise
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
-from emad_ref.sweep.losses import PointLoss, loss_table
+from emad_ref.sweep.losses import PointLoss, point_losses
 
 PROMPT, FED = 6, 8  # tokens: before the first forced depth, and under forced depths
 SEEDS = 2**16  # of the tokens that are fed
@@ -221,7 +221,7 @@ def answer_quantisation(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
     except BadArgument as refusal:
         return Answer(asked.unmeasured(str(refusal)), evidence.corpus, evidence.fingerprint)
     point, texts, trace = trace_quantised_copy(evidence, int8)
-    loss, full = loss_table(trace, int8.geometry, [point, evidence.subject.full_depth_point])
+    loss, full = point_losses(trace, int8.geometry, [point, evidence.subject.full_depth_point])
     logits, sums = measure_int8_depth_differences(evidence, int8), sum_nll_by_document(texts, trace, loss, full)
     found = QuantisationEvidence(logits, loss.point.name, loss.net_reduction, sums)
     return Answer(decide_quantisation(found, asked), evidence.corpus, evidence.fingerprint)

@@ -52,7 +52,7 @@ from emad_ref.statistics.rates import estimate_perplexity_rise
 from emad_ref.statistics.speedup import SpeedupLimit, estimate_total_speedup, find_speedup_limit
 from emad_ref.statistics.units import ByDocument, ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict
-from emad_ref.sweep.losses import loss_table
+from emad_ref.sweep.losses import point_losses
 
 BASELINES = {  # arm → how legs call it
     FULL: "full depth",
@@ -453,7 +453,7 @@ def answer_backfill(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         if refusal := evidence.replay_validity.replay_invalid_reason:
             notes += (f"{evidence.name}: {asked.claim.id}: no FLOPs and no quality: {refusal}",)
         else:
-            saved = loss_table(evidence.traces.evaluation, evidence.loaded.geometry, exact.values())
+            saved = point_losses(evidence.traces.evaluation, evidence.loaded.geometry, exact.values())
             reductions = {loss.point.name: loss.net_reduction for loss in saved}
             found = replace(found, net_reductions=reductions, quality=measure_state_copying_nll(evidence, copying))
     return Answer(decide_backfill(found, asked), evidence.corpus, evidence.fingerprint, Attachments(notes=notes))

@@ -134,7 +134,7 @@ def resolve_bin_spec(args: argparse.Namespace, fingerprint: str, dtype: str, cor
 
     Frequency buckets are counted on the calibration text, in a pass that does not run the model.
     """
-    from emad_ref.calibration.calibration_run import count_target_tokens
+    from emad_ref.calibration.calibration_run import count_targets_by_token
     from emad_ref.calibration.profile import load_profile
     from emad_ref.exit_rules import assign_frequency_buckets
     from emad_ref.point import BinSpec
@@ -149,7 +149,7 @@ def resolve_bin_spec(args: argparse.Namespace, fingerprint: str, dtype: str, cor
     BinSpec(features, frequency=b"\0")  # rejects unknown features before the pass
     return BinSpec(
         features,
-        frequency=assign_frequency_buckets(count_target_tokens(corpora, vocabulary, args.tokens, "counting tokens")),
+        frequency=assign_frequency_buckets(count_targets_by_token(corpora, vocabulary, args.tokens, "counting tokens")),
     )
 
 

@@ -21,7 +21,7 @@ import torch
 from scipy.special import logsumexp
 
 from emad_ref.decoding.partner import Partner, entropy_bits
-from emad_ref.decoding.speculation import EndOfText, never_ends
+from emad_ref.decoding.speculation import EndOfText, never_end_of_text
 from emad_ref.decoding.switching import LARGE, MODELS, SMALL, SwitchingRule, rolling_mean
 from emad_ref.errors import BadArgument
 from emad_ref.probes.signal_values import require_finite
@@ -44,7 +44,7 @@ class TextRequest:
     prompt: Ints
     most: int
     stop: frozenset[int] = frozenset()
-    ended: EndOfText = never_ends
+    ended: EndOfText = never_end_of_text
 
     def is_complete(self, tokens: Sequence[int]) -> bool:
         """Whether the text is complete with ``tokens``, at least one."""
@@ -265,7 +265,7 @@ class PrefixTrees:
             partners, [(text, _speculation_path(text, k, gate_bits, self._root(text))) for text in requests]
         )
 
-    def find_greedy_choices(self, partners: Partners, text: TextRequest, walk: SwitchedText, model: int) -> Bools:
+    def greedy_choice_mask(self, partners: Partners, text: TextRequest, walk: SwitchedText, model: int) -> Bools:
         """[emitted] whether each token of ``walk`` is the greedy choice of ``model`` after the same history."""
         node, nodes = self._root(text), []
         for token in walk.tokens.tolist():

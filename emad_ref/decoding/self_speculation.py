@@ -47,7 +47,7 @@ from emad_ref.decoding.speculation import (
     SpeculativeSequence,
     build_speculation_result,
     lengths_before_last_token,
-    never_ends,
+    never_end_of_text,
     run_rounds,
 )
 from emad_ref.decoding.step import StepOutput
@@ -226,7 +226,7 @@ def draft(
     stop: frozenset[int] = frozenset(),
     temperature: float = 0.0,
     seed: int = 0,
-    ended: EndOfText = never_ends,
+    ended: EndOfText = never_end_of_text,
 ) -> SpeculationResult:
     """Decode by self-speculation: the model's own output at full depth, at the cost of drafts and verifications.
 
@@ -284,7 +284,7 @@ def self_speculate(
     temperature: float = 0.0,
     seed: int = 0,
     gate_bits: float | None = None,
-    ended: EndOfText = never_ends,
+    ended: EndOfText = never_end_of_text,
 ) -> SpeculationResult:
     """Decode by self-speculation without a gate: k drafts a round from the readout at ``exit_layer``.
 
@@ -375,7 +375,7 @@ def _draft_round(
             for token in copied:
                 row.draft_copied_token(token, vocabulary)
         count = max(map(len, copies))
-        tokens = np.array([row.pad_drafts(count) for row in rows], dtype=np.int64)
+        tokens = np.array([row.last_token_and_padded_drafts(count) for row in rows], dtype=np.int64)
         session.feed(tokens, [DRAFT] * (count + 1), depth=drafting.layer, last=0)
     for row, verified in zip(rows, session.deepen(before, VERIFY), strict=True):
         row.verify_drafts(verified)
@@ -392,7 +392,7 @@ def _draft_tokens(
     """Token by token: rows that are ``going`` draft from the readout after the layer, others feed their copies."""
     at, vocabulary = 0, session.logits.shape[-1]
     while True:
-        tokens = np.array([[row.pad_drafts(at)[-1]] for row in rows], dtype=np.int64)
+        tokens = np.array([[row.last_token_and_padded_drafts(at)[-1]] for row in rows], dtype=np.int64)
         if drafting.uses_gate and any(going):
             logits = session.feed(tokens, [DRAFT], last=1)
             expected = session.signal[:, -1, 0]

@@ -126,7 +126,7 @@ def draw_token(p: Floats, rng: np.random.Generator) -> int:
 EndOfText = Callable[[Sequence[int]], bool]  # whether the tokens emitted so far end their text
 
 
-def never_ends(tokens: Sequence[int]) -> bool:
+def never_end_of_text(tokens: Sequence[int]) -> bool:
     return False
 
 
@@ -149,7 +149,7 @@ class SpeculationOptions:
     temperature: float
     seed: int
     gate_bits: float | None
-    ended: EndOfText = never_ends
+    ended: EndOfText = never_end_of_text
 
     def __post_init__(self) -> None:
         if self.max_new < 1:
@@ -198,7 +198,7 @@ class SpeculativeSequence:
         elif len(self.tokens) - self.prompt == self.options.max_new:
             self.reason = "length"
 
-    def pad_drafts(self, drafts: int) -> list[int]:
+    def last_token_and_padded_drafts(self, drafts: int) -> list[int]:
         """The last token and ``drafts`` drafts; a row with fewer repeats its last one, to be rolled back."""
         fed = [self.tokens[-1], *(drafted.token for drafted, _ in self.drafts)]
         return fed + [fed[-1]] * (drafts + 1 - len(fed))
@@ -324,7 +324,7 @@ def speculate(
     temperature: float = 0.0,
     seed: int = 0,
     gate_bits: float | None = None,
-    ended: EndOfText = never_ends,
+    ended: EndOfText = never_end_of_text,
 ) -> SpeculationResult:
     """Decode by speculation: one model drafts, another verifies; the output is the verifier's.
 
@@ -390,7 +390,7 @@ def _speculation_round(rows: Sequence[SpeculativeSequence], small: LoggedSession
     width = max(row.useful_draft_count for row in rows)
     if width > 0:
         _propose_drafts(rows, small, width)
-    chunk = np.array([row.pad_drafts(width) for row in rows], dtype=np.int64)
+    chunk = np.array([row.last_token_and_padded_drafts(width) for row in rows], dtype=np.int64)
     for row, logits in zip(rows, large.feed(chunk, [VERIFY] * (width + 1)), strict=True):
         row.verify_drafts(logits)
     lengths = lengths_before_last_token(rows)
@@ -413,4 +413,4 @@ def _propose_drafts(rows: Sequence[SpeculativeSequence], small: LoggedSession, w
         for row, z in zip(rows, logits, strict=True):
             if at < row.useful_draft_count:
                 row.draft_from_logits(z)
-        tokens, phases = [[row.pad_drafts(at + 1)[-1]] for row in rows], [DRAFT]
+        tokens, phases = [[row.last_token_and_padded_drafts(at + 1)[-1]] for row in rows], [DRAFT]

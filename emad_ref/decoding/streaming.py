@@ -21,7 +21,7 @@ from tokenizers.decoders import DecodeStream
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.reference import Sampler, WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, draft, drafting_point
-from emad_ref.decoding.switching import LARGE, SwitchingRule, switch_stream
+from emad_ref.decoding.switching import LARGE, SwitchingRule, stream_tokens_and_models
 from emad_ref.errors import require_instance
 from emad_ref.models.loading import LoadedModel, get_required_tokenizer, shared_vocabulary_size
 from emad_ref.point import OperatingPoint, full_depth
@@ -79,7 +79,7 @@ def stream(
     point = full_depth(model.geometry.layers) if point is None else point
     decoder = WalkedDecoder(model.stepper, point, seed=seed, temperature=temperature)
     prompt = encode_prompt(model, text)
-    steps = stream_decoded_tokens(decoder, prompt, tokens, model.end_token_ids)
+    steps = stream_tokens_and_depths(decoder, prompt, tokens, model.end_token_ids)
     read = prompt.tokens if prompt.source is None else np.array([], dtype=np.int64)
     layers = model.geometry.layers
     yield from _detokenized(model, read, ((token, depth, layers, model.name) for token, depth in steps))
@@ -106,7 +106,7 @@ def stream_self_speculation(
     )
 
 
-def stream_decoded_tokens(
+def stream_tokens_and_depths(
     decoder: WalkedDecoder, prompt: Prompt, tokens: int, stop: frozenset[int] = frozenset()
 ) -> Iterator[tuple[int, int]]:
     """(token, depth) as the decoder's ``generate`` emits them, each as soon as it is known."""
@@ -171,7 +171,7 @@ def stream_pair(
         Partner(WalkedDecoder(model.stepper, point), point, shared) for model, point in zip(models, points, strict=True)
     )
     prompt = encode_prompt(large, text)
-    steps = switch_stream(
+    steps = stream_tokens_and_models(
         first, second, rule, prompt, tokens, stop=large.end_token_ids, temperature=temperature, seed=seed
     )
     by = ((token, points[model].ceiling, points[model].layers, models[model].name) for token, model in steps)

@@ -93,7 +93,7 @@ class SwitchingRule:
             return current
         return LARGE if rolling_bits >= self.threshold_bits else SMALL
 
-    def models(self, entropies_bits: Sequence[float]) -> Ints:
+    def model_by_token(self, entropies_bits: Sequence[float]) -> Ints:
         """int64 [T + 1]: the models of tokens 1 … T + 1, from the entropies [T] of tokens 1 … T."""
         chosen, run = [self.start], 0
         for mean in rolling_means(entropies_bits, self.window).tolist():
@@ -101,6 +101,8 @@ class SwitchingRule:
             run = run + 1 if following == chosen[-1] else 0
             chosen.append(following)
         return np.array(chosen, dtype=np.int64)
+
+    models = model_by_token  # its name in earlier versions
 
 
 def rolling_mean(entropies_bits: Sequence[float], window: int) -> float:
@@ -212,7 +214,7 @@ def switch(
     )
 
 
-def switch_stream(
+def stream_tokens_and_models(
     small: Partner,
     large: Partner,
     rule: SwitchingRule,

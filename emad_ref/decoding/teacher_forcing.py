@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from emad_ref.benchmark.machine import all_threads_for_batches
-from emad_ref.calibration.trace import FEWEST_TOKENS, iterate_head_blocks, open_cache, target_tokens
+from emad_ref.calibration.trace import FEWEST_TOKENS, iterate_head_slices, make_pass_kv_cache, target_tokens
 from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence, decided_positions, iterate_batches, pad_right
 from emad_ref.decoding.reference import WalkedDecoder, require_known_token_ids, require_within_max_positions
 from emad_ref.decoding.step import StepOutput
@@ -94,7 +94,7 @@ class TeacherForcedStep:
     work: Work
 
 
-def batches_by_length(sequences: Sequence[TokenSequence], rows: int = BATCH_ROWS) -> Iterator[list[int]]:
+def batch_indices_by_length(sequences: Sequence[TokenSequence], rows: int = BATCH_ROWS) -> Iterator[list[int]]:
     """Indices of all ``sequences``, at most ``rows`` at a time, similar lengths together.
 
     Rows that start together share their masks; rows that end together stay together to the end.
@@ -118,7 +118,7 @@ def teacher_force_texts(
     texts: dict[int, TeacherForcedText] = {}
     at_once = min(TOKENS_PER_BATCH, max(FEWEST_TOKENS, LOGITS_OF_BATCH // decoder.stepper.vocabulary_size))
     layerwise = is_fed_layerwise(decoder.point)
-    for chosen in batches_by_length(sequences, decoder.max_rows):
+    for chosen in batch_indices_by_length(sequences, decoder.max_rows):
         batch = [sequences[i] for i in chosen]
         if layerwise:
             with all_threads_for_batches(sum(text.n_forward_tokens for text in batch)):
@@ -179,7 +179,7 @@ def _force_layerwise(
     tokens, lengths = pad_right(run)
     require_known_token_ids(np.concatenate([text.tokens for text in batch]), stepper.vocabulary_size)
     require_within_max_positions(tokens.shape[1], stepper)
-    cache = open_cache(stepper, [text.source for text in run], tokens.shape[1])
+    cache = make_pass_kv_cache(stepper, [text.source for text in run], tokens.shape[1])
     context = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
     hidden = stepper.embed(index(tokens), context)
     counts = np.array([text.n_decided for text in batch])
@@ -203,7 +203,7 @@ def _force_layerwise(
         stopped, among = running[stops], np.flatnonzero(stops)
         columns.depth[stopped] = layer
         exits[index(stopped)] = states[index(stopped)]
-        for some in iterate_head_blocks(stepper, len(stopped)):
+        for some in iterate_head_slices(stepper, len(stopped)):
             here = index(stopped[some])
             logits = probe.emit_logits(states[here], layer, work) if shown is None else shown[index(among[some])]
             require_finite(logits.amax(dim=-1), "at the depth of emission")

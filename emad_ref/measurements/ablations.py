@@ -45,7 +45,7 @@ from emad_ref.statistics.speedup import estimate_total_speedup
 from emad_ref.statistics.units import ByPair
 from emad_ref.sweep.diagnostics import compare_estimators, final_layer_agreement_rate, tokens_until_depth_collapse
 from emad_ref.sweep.grids import CHUNK_LENGTHS, NetSavingFunction, margin_points, positional_points
-from emad_ref.sweep.losses import PointLoss, best_at_equal_flops, loss_table
+from emad_ref.sweep.losses import PointLoss, best_at_equal_flops, point_losses
 
 TRIED_MARGINS = {"smoke": 2, "standard": 4, "full": 8}  # margins per profile, by budget
 BEFORE = "tokens before first probe"
@@ -97,7 +97,7 @@ class AblationRows:
     ) -> list[TableRow]:
         """One row per point; ``first``: leading columns. ``trace``: of the same windows, with estimates."""
         trace = self._traces.get_trace_covering("evaluate", points) if trace is None else trace
-        return [first | self._row(loss, trace) for loss in loss_table(trace, self._geometry, points)]
+        return [first | self._row(loss, trace) for loss in point_losses(trace, self._geometry, points)]
 
     def make_full_depth_row(self, first: TableRow) -> TableRow:
         """The row of full depth."""
@@ -536,8 +536,8 @@ def make_points_by_schedule(evidence: ModelMeasurements, rule: OperatingPoint) -
     }
     positional, geometry = positional_points(rule.layers), evidence.loaded.geometry
     validation = evidence.traces.get_trace_covering("validate", positional)
-    (mine,) = loss_table(validation, geometry, [rule])
-    falls = loss_table(validation, geometry, positional)
+    (mine,) = point_losses(validation, geometry, [rule])
+    falls = point_losses(validation, geometry, positional)
     best = best_at_equal_flops(falls, mine.net_reduction)  # chosen on validation, as every point
     return {"monotone": rule, **free, **chunks, **({} if best is None else {"positional": best.point})}
 
@@ -557,7 +557,7 @@ class DecodedOpenings:
 
     def replay_row(self, point: OperatingPoint) -> TableRow:
         """The row of a point that replay knows."""
-        (row,) = loss_table(self.trace, self.subject.loaded.geometry, [point])
+        (row,) = point_losses(self.trace, self.subject.loaded.geometry, [point])
         return quality_columns(row, self.trace)
 
     def decode_row(self, point: OperatingPoint) -> TableRow:
@@ -599,9 +599,7 @@ def ablate_stride(evidence: ModelMeasurements, rng: np.random.Generator) -> Atta
         at = points_at_margins(evidence.traces.calibrate_profile(probes), make_shared_margin_grid(evidence))
         assert at, f"{name}: nothing can exit at margin 0"
         table_rows += rows.make_point_rows(at, {"probes": name, "layers": ", ".join(map(str, probes))})
-    note = last_layer_agreement_note(
-        evidence.traces.evaluation.fully_read_positions, sorted(set().union(*named.values()))
-    )
+    note = last_layer_agreement_note(evidence.traces.evaluation.fully_read_trace, sorted(set().union(*named.values())))
     table = AttachedTable(f"ablation, probe stride on {evidence.corpus}", table_rows)
     return Attachments((table,), (f"{evidence.name}: {note}",))
 

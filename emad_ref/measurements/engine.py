@@ -381,7 +381,7 @@ def _repeated_draws(rows: Sequence[Sequence[Sequence[SampledRow]]], temperature:
         "seeds": [(a[n], b[n]) for n in (0, 1) for a, b in zip(one, other, strict=True)],
         "rows of a request": [(row[0], row[1]) for draw in rows for row in draw],
     }
-    chance = np.array([(row[0].probabilities(temperature)[0][0] ** 2).sum() for row in one])
+    chance = np.array([(row[0].all_and_own_probabilities(temperature)[0][0] ** 2).sum() for row in one])
     shares = {}
     for name, both in pairs.items():
         equal = np.array([a.emitted[0] == b.emitted[0] for a, b in both]).reshape(2, -1).mean(axis=0)

@@ -24,7 +24,7 @@ import torch
 
 from emad_ref.audit.finding import Finding, Tally
 from emad_ref.audit.reference_logits import is_decided_by_full_heads
-from emad_ref.audit.spot_checks import TimedRequest, check_speedup_explained, check_timed_lengths, check_timed_requests
+from emad_ref.audit.spot_checks import TimedOutputs, check_speedup_explained, check_timed_lengths, check_timed_requests
 from emad_ref.benchmark.clock import PairedTimings, minimum_detectable_speedup, time_pairs
 from emad_ref.benchmark.flops import flops
 from emad_ref.decoding.reference import WalkedDecoder
@@ -630,8 +630,8 @@ def _executed_work(record: Record) -> tuple[float, float]:
     return float(depth.sum()), float((depth * (position + 1)).sum())
 
 
-def _audited_request(timed: TimingResult, pair: int, points: Collection[str]) -> TimedRequest:
+def _audited_request(timed: TimingResult, pair: int, points: Collection[str]) -> TimedOutputs:
     outputs = {arm: rows[pair] for arm, rows in timed.outputs.items()}
     records = {arm: rows for arm, rows in outputs.items() if isinstance(rows, Record) and arm in points}
     emitted = {arm: get_emitted_tokens(rows) for arm, rows in outputs.items() if arm not in records}
-    return TimedRequest(timed.prompts[pair], records, emitted)
+    return TimedOutputs(timed.prompts[pair], records, emitted)

@@ -59,7 +59,7 @@ from emad_ref.sweep.components import (
     ReadoutTraces,
     TunedCombination,
     exchange_components,
-    restrict_gate_to_probes,
+    restrict_trace_and_gate,
 )
 from emad_ref.sweep.grids import evenly_spaced_points
 from emad_ref.sweep.losses import PointColumns, teacher_force_at_point, teacher_forced_columns
@@ -439,8 +439,8 @@ def _through_lens(evaluation: ExitEvaluation, traces: LensTraces) -> ReadoutTrac
         corpus=subject.corpus,
         dtype=subject.dtype,
     )
-    chosen, _ = restrict_gate_to_probes(evaluation.validation_traces.tuned, fitted.gate, layers, profile.probes)
-    judged, gate = restrict_gate_to_probes(evaluation.evaluation_traces.tuned, fitted.gate, layers, profile.probes)
+    chosen, _ = restrict_trace_and_gate(evaluation.validation_traces.tuned, fitted.gate, layers, profile.probes)
+    judged, gate = restrict_trace_and_gate(evaluation.evaluation_traces.tuned, fitted.gate, layers, profile.probes)
     return ReadoutTraces(TUNED_LENS, chosen, judged, profile, gate)
 
 

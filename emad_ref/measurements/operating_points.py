@@ -31,7 +31,7 @@ from emad_ref.sweep.losses import (
     best_at_equal_flops,
     cheapest_within_bounds,
     depth_by_position,
-    loss_table,
+    point_losses,
     tokens_before_depth,
 )
 
@@ -70,8 +70,8 @@ class CandidatePoints:
     def selected_margin_loss(self) -> PointLoss | None:
         """The cheapest margin whose validation drop is within bounds; None without one."""
         geometry, validation = self.subject.loaded.geometry, self.traces.validation
-        table = loss_table(validation, geometry, self.margin_points)
-        (reference,) = loss_table(validation, geometry, [self.subject.full_depth_point])
+        table = point_losses(validation, geometry, self.margin_points)
+        (reference,) = point_losses(validation, geometry, [self.subject.full_depth_point])
         return cheapest_within_bounds(table, reference.perplexity, self.task_scores.compute_validation_drops)
 
     @property
@@ -95,24 +95,26 @@ class CandidatePoints:
     @cached_property
     def proposed_losses(self) -> list[PointLoss]:
         """Evaluation losses of the points put forward."""
-        return loss_table(self.traces.evaluation, self.subject.loaded.geometry, self.proposed_points)
+        return point_losses(self.traces.evaluation, self.subject.loaded.geometry, self.proposed_points)
 
     @cached_property
     def full_loss(self) -> PointLoss:
-        (reference,) = loss_table(self.traces.evaluation, self.subject.loaded.geometry, [self.subject.full_depth_point])
+        (reference,) = point_losses(
+            self.traces.evaluation, self.subject.loaded.geometry, [self.subject.full_depth_point]
+        )
         return reference
 
     @cached_property
     def emad_sweep_losses(self) -> list[PointLoss]:
         """Evaluation losses of EMAD at every margin of the grid."""
-        return loss_table(self.traces.evaluation, self.subject.loaded.geometry, self.margin_points)
+        return point_losses(self.traces.evaluation, self.subject.loaded.geometry, self.margin_points)
 
     @cached_property
     def truncation_sweep_losses(self) -> list[PointLoss]:
         """Evaluation losses of fixed truncation at every depth whose head was read."""
         evaluation = self.traces.evaluation
         depths = [point for point in truncation_points(self.subject.stepper.layers) if evaluation.has_layers_for(point)]
-        return loss_table(evaluation, self.subject.loaded.geometry, depths)
+        return point_losses(evaluation, self.subject.loaded.geometry, depths)
 
     def nll_by_document(self, loss: PointLoss) -> NllPair:
         """NLL sums of ``loss`` and of full depth, and tokens, by evaluated document."""

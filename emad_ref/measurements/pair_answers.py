@@ -463,6 +463,6 @@ class PairAnswers:
         """Per item, [emitted] whether each token of a walk is the large model's greedy choice there."""
         with self.models.open_partners(rows=PAIR_ROWS, audited=True) as partners:
             return [
-                self._texts.find_greedy_choices(partners, text, walk, LARGE)
+                self._texts.greedy_choice_mask(partners, text, walk, LARGE)
                 for text, walk in zip(self.get_task(task).texts(split, count), done.walks, strict=True)
             ]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.audit.spot_checks import TimedRequest, check_timed_lengths, check_timed_requests
+from emad_ref.audit.spot_checks import TimedOutputs, check_timed_lengths, check_timed_requests
 from emad_ref.audit.token_comparison import check_same_tokens
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.self_speculation import self_speculate
@@ -330,7 +330,7 @@ class PairLatencyBenchmark:
         large, pairs = self._models.large.subject, len(timed.prompts)
         audited = np.random.default_rng([self._seed, pairs]).choice(pairs, min(pairs, AUDITED_PAIRS), False)
         records = timed.audited_decodings("EMAD")
-        chosen = [TimedRequest(timed.prompts[pair], {"EMAD": get_record(records[pair])}, {}) for pair in audited]
+        chosen = [TimedOutputs(timed.prompts[pair], {"EMAD": get_record(records[pair])}, {}) for pair in audited]
         noise = {"EMAD": max(large.tolerance, capabilities.logit_noise)}
         check_timed_requests(
             chosen, {"EMAD": point}, self.n_new_tokens, large.reference_lens, noise, counted=capabilities.counted

@@ -42,7 +42,7 @@ from emad_ref.sweep.grids import (
     margin_points,
     point_families,
 )
-from emad_ref.sweep.losses import PointColumns, PointLoss, cheapest_within_bounds, loss_table, point_columns
+from emad_ref.sweep.losses import PointColumns, PointLoss, cheapest_within_bounds, point_columns, point_losses
 from emad_ref.text.documents import Split as Of
 
 # name → (signal, pruning): the rules of the early-exit claims, and every other early-exit rule unpruned
@@ -99,18 +99,18 @@ class FamilyComparison:
 
     def compute_validation_losses(self, name: str) -> list[PointLoss]:
         """Validation losses of a family."""
-        return loss_table(self.validation_trace, self.geometry, self.points_by_family[name])
+        return point_losses(self.validation_trace, self.geometry, self.points_by_family[name])
 
     @cached_property
     def full_depth_validation_loss(self) -> PointLoss:
         """Full depth on the validation split."""
-        (reference,) = loss_table(self.validation_trace, self.geometry, [full_depth(self.validation_trace.layers)])
+        (reference,) = point_losses(self.validation_trace, self.geometry, [full_depth(self.validation_trace.layers)])
         return reference
 
     def compute_evaluation_loss(self, point: OperatingPoint) -> PointLoss:
         """The evaluation loss of one point."""
         if point not in self._evaluated:
-            (self._evaluated[point],) = loss_table(self.evaluation_trace, self.geometry, [point])
+            (self._evaluated[point],) = point_losses(self.evaluation_trace, self.geometry, [point])
         return self._evaluated[point]
 
     # ------------------------------------------------------------ at equal FLOPs

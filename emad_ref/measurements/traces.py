@@ -120,7 +120,7 @@ class LensTraces:
 
         Of the evaluated documents that have such a position: a short one may lie between two.
         """
-        trace = self.evaluation.fully_read_positions
+        trace = self.evaluation.fully_read_trace
         by_layer = [sum_by_sequence(trace, trace.entropy_nats[:, layer]) for layer in range(trace.layers)]
         sums, tokens = self.sum_by_document(np.stack(by_layer, axis=1)), self.sum_by_document(trace.sequence_lengths)
         has_tokens = tokens.values > 0

@@ -77,7 +77,7 @@ def jensen_shannon_nats(log_p: Tensor, log_q: Tensor) -> Tensor:
     return divergences.sum(dim=-1) / 2
 
 
-def most_divergent_amateur(log_p: Tensor, amateurs: Mapping[int, Tensor], layer: int) -> tuple[Tensor, Tensor]:
+def most_divergent_layer_and_log_p(log_p: Tensor, amateurs: Mapping[int, Tensor], layer: int) -> tuple[Tensor, Tensor]:
     """(m int64 [rows], log p_m [rows, V]): per row, the amateur of largest JSD per layer of distance to ``layer``."""
     layers = torch.tensor(sorted(amateurs), device=log_p.device)
     candidates = torch.stack([amateurs[m] for m in sorted(amateurs)])  # [candidates, rows, V]
@@ -86,7 +86,7 @@ def most_divergent_amateur(log_p: Tensor, amateurs: Mapping[int, Tensor], layer:
     return layers[best], candidates[best, torch.arange(len(log_p), device=log_p.device)]
 
 
-def weighted_contrast(
+def read_weighted_contrast(
     confidence: ConfidenceParameters, layer: int, logits: Tensor, log_probs: Mapping[int, Tensor]
 ) -> ProbeOutput:
     """Weighted contrast with the readout after ⌊ℓ/2⌋; NaN below the minimum layer, where p_ℓ is emitted."""
@@ -95,7 +95,7 @@ def weighted_contrast(
     return _contrast_with(confidence, layer, logits, log_probs[layer], log_probs[layer // 2])
 
 
-def jsd_contrast(
+def read_jsd_contrast(
     confidence: ConfidenceParameters, layer: int, logits: Tensor, log_probs: Mapping[int, Tensor]
 ) -> ProbeOutput:
     """JSD contrast with one of the readouts since the minimum layer; NaN at that layer, where p_ℓ is emitted."""
@@ -103,10 +103,10 @@ def jsd_contrast(
         return _undefined_output(logits, layer)
     amateurs = {m: log_q for m, log_q in log_probs.items() if confidence.minimum <= m < layer}
     log_p = log_probs[layer]
-    return _contrast_with(confidence, layer, logits, log_p, most_divergent_amateur(log_p, amateurs, layer)[1])
+    return _contrast_with(confidence, layer, logits, log_p, most_divergent_layer_and_log_p(log_p, amateurs, layer)[1])
 
 
-CONTRASTS: dict[SignalInputs, ScoreFunction] = {HALF_DEPTH: weighted_contrast, SINCE_MINIMUM: jsd_contrast}
+CONTRASTS: dict[SignalInputs, ScoreFunction] = {HALF_DEPTH: read_weighted_contrast, SINCE_MINIMUM: read_jsd_contrast}
 
 
 def get_score_function(signal: str) -> ScoreFunction:

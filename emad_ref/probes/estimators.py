@@ -150,7 +150,7 @@ def _import_faiss() -> Any:
     return faiss
 
 
-def entropy_from_top_logits(values: Tensor, rest: int) -> tuple[Tensor, Tensor]:
+def estimate_entropy_and_top1_p(values: Tensor, rest: int) -> tuple[Tensor, Tensor]:
     """(Ĥ in nats, top-1 probability), each [...], from retrieved logits [..., K], descending, and V − K = ``rest``.
 
     float32, or float64 for float64 logits. A NaN logit gives a NaN entropy.
@@ -200,7 +200,7 @@ class TopKEntropy:
         return self._of_largest(*logits.topk(self.k, dim=-1))
 
     def _of_largest(self, values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        entropy, probability = entropy_from_top_logits(values, self.vocabulary - self.k)
+        entropy, probability = estimate_entropy_and_top1_p(values, self.vocabulary - self.k)
         return entropy, ids[:, 0], probability
 
 
@@ -305,8 +305,8 @@ class LowRankEntropy:
         """(Ĥ in nats, top-1 token, top-1 probability), each [rows], of the head's input [rows, E]."""
         logits = approximate_logits(self.factors, normed, self.bias)
         best = logits.topk(self.k, dim=-1)
-        values = best.values + (normed @ self.factors.mean)[:, None]
-        entropy, probability = entropy_from_top_logits(apply_softcap(values, self.softcap), logits.shape[-1] - self.k)
+        values = apply_softcap(best.values + (normed @ self.factors.mean)[:, None], self.softcap)
+        entropy, probability = estimate_entropy_and_top1_p(values, logits.shape[-1] - self.k)
         return entropy, best.indices[:, 0], probability
 
 
@@ -491,7 +491,7 @@ def make_entropy_reader(stepper: Stepper, estimator: EntropyEstimator, probes: S
     return READERS[estimator.kind](stepper, estimator, len(probes))
 
 
-def make_entropy_readers(
+def make_readers_by_estimator(
     stepper: Stepper, estimators: Mapping[EntropyEstimator, Sequence[int]]
 ) -> dict[EntropyEstimator, tuple[Sequence[int], EntropyReader]]:
     """Each estimator's layers and reader. Raises as ``make_entropy_reader``."""

@@ -17,7 +17,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import ConfidenceParameters, OperatingPoint
 from emad_ref.probes.contrast import get_score_function
 from emad_ref.probes.estimators import EntropyReader, make_entropy_reader
-from emad_ref.probes.pruned_vocabulary import CandidateTokens, ReadoutHeads, SeparateHeads, adaptive_vocabulary_size
+from emad_ref.probes.pruned_vocabulary import CandidateTokens, ReadoutHeads, UncachedHeads, adaptive_vocabulary_size
 from emad_ref.probes.signal_values import (
     ProbeOutput,
     hidden_state_cosine,
@@ -43,7 +43,7 @@ from emad_ref.signals import (
 class HeadProbe:
     """Base of all probes: without memory, and with a full head at the exit, through the point's lens if any.
 
-    ``heads``: computes the readouts, as a trace's ``SharedHeads``; by default the stepper's own head.
+    ``heads``: computes the readouts, as a trace's ``CachedHeads``; by default the stepper's own head.
 
     Raises:
         BadArgument: a lens that is not attached to the stepper, or that lacks one of the probes.
@@ -110,7 +110,7 @@ class PrunedProbe(HeadProbe):
     """
 
     def __init__(self, stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | None = None):
-        self.pruned_heads = heads or SeparateHeads(stepper)
+        self.pruned_heads = heads or UncachedHeads(stepper)
         super().__init__(stepper, point, self.pruned_heads)
         shrink = _parameters(point).shrink
         if shrink is not None and adaptive_vocabulary_size(stepper.vocabulary_size, shrink, 1.0) < 2:

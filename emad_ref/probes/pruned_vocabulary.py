@@ -4,9 +4,9 @@
 
 S at the next layer is the best k of S by logit, starting from all of V after the minimum layer j, whose head is the
 last full one below the exit. Pruned tokens are not read again. Rows differ in S, and under the adaptive rule in k: each
-row gathers its own rows of W, and rows of equal k share one batched product (``SeparateHeads``). No row is padded to
+row gathers its own rows of W, and rows of equal k share one batched product (``UncachedHeads``). No row is padded to
 the k of another, because padding would be executed. A trace of thousands of rows counts no executed work; there one
-product with all of W is faster and gives the same logits (``SharedHeads``).
+product with all of W is faster and gives the same logits (``CachedHeads``).
 
 Every readout counts k·E multiply-adds a row. The operating point holds k; thresholds are handled elsewhere.
 """
@@ -46,7 +46,7 @@ class ReadoutHeads(Protocol):
         """Logits [rows, widest] of states [rows, D] for each row's first k = sizes[row] of ``ids``, −inf beyond."""
 
 
-class SeparateHeads:
+class UncachedHeads:
     """Executes the counted work: V·E multiply-adds a row for a full head, k·E for a pruned one."""
 
     def __init__(self, stepper: Stepper):
@@ -68,7 +68,7 @@ class SeparateHeads:
         return logits[np.argsort(order)]
 
 
-class SharedHeads:
+class CachedHeads:
     """One full head for consecutive readouts of the same states: many rules on thousands of tokens at once.
 
     Pruned logits are picked from it, so executed work differs from the counted work.

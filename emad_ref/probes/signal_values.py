@@ -97,7 +97,7 @@ def to_numpy(signal: Tensor) -> Floats:
 CACHED_BYTES = 2**18  # of logits: with log-probabilities, probabilities and their product they fill 1 MiB
 
 
-def iterate_row_blocks(logits: Tensor, cached: int | None = None) -> Iterator[slice]:
+def iterate_row_slices(logits: Tensor, cached: int | None = None) -> Iterator[slice]:
     """Slices of the rows of ``logits`` [n, V], in order: two rows or more, of ``cached`` bytes for each thread.
 
     ``cached``: ``CACHED_BYTES`` by default. No block has a single row of several: PyTorch splits the sum over a single
@@ -114,4 +114,4 @@ def iterate_row_blocks(logits: Tensor, cached: int | None = None) -> Iterator[sl
 
 def apply_in_row_blocks(logits: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
     """``read(logits)`` [n, …] of ``logits`` [n ≥ 1, V]."""
-    return torch.cat([read(logits[rows]) for rows in iterate_row_blocks(logits)])
+    return torch.cat([read(logits[rows]) for rows in iterate_row_slices(logits)])

@@ -157,7 +157,7 @@ class Translator:
         return (x + (moved + self.bias)).to(hidden.dtype)
 
 
-class TranslatorKind(NamedTuple):
+class TranslatorProperties(NamedTuple):
     """Properties common to translators that are used together: ``width`` D of the states, ``rank``, ``dtype``."""
 
     width: int
@@ -165,13 +165,13 @@ class TranslatorKind(NamedTuple):
     dtype: torch.dtype
 
 
-def translator_kind(name: str, translators: Mapping[Any, Translator], each: str) -> TranslatorKind:
+def common_translator_properties(name: str, translators: Mapping[Any, Translator], each: str) -> TranslatorProperties:
     """The common kind of at least one translator.
 
     Raises:
         BadArgument: several widths, ranks or dtypes; ``name`` and ``each`` of its keys are for the message.
     """
-    kinds = {TranslatorKind(len(one.bias), one.rank, one.bias.dtype) for one in translators.values()}
+    kinds = {TranslatorProperties(len(one.bias), one.rank, one.bias.dtype) for one in translators.values()}
     if len(kinds) > 1:
         kinds_text = sorted(str(tuple(kind)) for kind in kinds)
         raise BadArgument(name, kinds_text, f"one width, rank and dtype in all {each}")
@@ -200,14 +200,14 @@ class TunedLens:
     dtype: str
     layers: int
     translators: Mapping[int, Translator]
-    kind: TranslatorKind = field(init=False)
+    kind: TranslatorProperties = field(init=False)
 
     def __post_init__(self) -> None:
         layers = list(self.translators)
         if not layers or layers != sorted(layers) or not all(1 <= layer < self.layers for layer in layers):
             expected = f"some layers in 1–{self.layers - 1}, ascending"
             raise BadArgument("lens.translators", layers, expected, "the last layer is what a lens is fitted to")
-        object.__setattr__(self, "kind", translator_kind("lens.translators", self.translators, "layers"))
+        object.__setattr__(self, "kind", common_translator_properties("lens.translators", self.translators, "layers"))
         if self.rank == 0:
             raise BadArgument("lens.translators", "biases alone", "full matrices, or a rank ≥ 1")
 
@@ -328,14 +328,14 @@ class StateTranslators:
     dtype: str
     layers: int
     pairs: Mapping[Pair, Translator]
-    kind: TranslatorKind = field(init=False)
+    kind: TranslatorProperties = field(init=False)
 
     def __post_init__(self) -> None:
         pairs = list(self.pairs)
         if not pairs or pairs[0][0] < 1 or pairs != list_exit_layer_pairs(self.exit_layers, self.layers):
             expected = f"of each exit e in 1–{self.layers - 2} all pairs (e, e + 1) … (e, {self.layers - 1}), ascending"
             raise BadArgument("translators.pairs", pairs, expected)
-        object.__setattr__(self, "kind", translator_kind("translators.pairs", self.pairs, "pairs"))
+        object.__setattr__(self, "kind", common_translator_properties("translators.pairs", self.pairs, "pairs"))
 
     @property
     def exit_layers(self) -> tuple[int, ...]:

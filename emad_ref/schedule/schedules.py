@@ -208,7 +208,7 @@ class TokenPositions:
 DepthResolver = Callable[[OperatingPoint, NDArray[np.int16]], None]
 
 
-def asks_every_token(point: OperatingPoint, decided: Ints) -> Bools:
+def mask_of_all_tokens(point: OperatingPoint, decided: Ints) -> Bools:
     return np.ones(len(decided), dtype=np.bool_)
 
 
@@ -254,7 +254,7 @@ class Schedule:
     flow: Callable[[FlowInputs], Flow]
     why: str
     settle: DepthResolver | None
-    asked: Callable[[OperatingPoint, Ints], Bools] = asks_every_token
+    asked: Callable[[OperatingPoint, Ints], Bools] = mask_of_all_tokens
     ran: Callable[[TokenPositions, Ints, int, int], LayerCounts] = single_pass_layer_counts
     counted: Callable[[TokenPositions, Ints, Ints, int], LayerTotals] = single_pass_layer_totals
     unreplayable: str = ""

@@ -24,7 +24,7 @@ from emad_ref.signals import perplexity_rise_from_nats
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.fronts import LOSS_RESAMPLES, estimate_saving_at_loss
 from emad_ref.statistics.units import DocumentMembership
-from emad_ref.sweep.components import criterion_points, restrict_gate_to_probes
+from emad_ref.sweep.components import points_by_criterion, restrict_trace_and_gate
 from emad_ref.sweep.front import LossTable, lower_hull_corners
 from emad_ref.sweep.oracle_savings import (
     FREE_DEPTH,
@@ -95,7 +95,7 @@ def compare_criteria(
         BadArgument: as ``criteria`` and ``ceiling``.
     """
     suffix = f", {called}" if called else ""
-    families = criterion_points(chosen.trace, probes, gate, schedule="monotone" if monotone else FREE_DEPTH)
+    families = points_by_criterion(chosen.trace, probes, gate, schedule="monotone" if monotone else FREE_DEPTH)
     compared = [
         ComparedFamily(f"{name}{suffix}", *(savings_curve(name, read.trace, geometry, points, range(len(points)))
                for read in (judged, chosen)))
@@ -173,9 +173,9 @@ def saving_figure_rows(
     for family in families:
         (net, blocks), names = judged.loss_table_pair(family.judged), family.judged.names
         sheet = net if family.chosen is None or chosen is None else chosen.loss_table_pair(family.chosen)[0]
-        savings, losses = sheet.full_sample
+        savings, losses = sheet.savings_and_losses
         (corners,) = lower_hull_corners(savings[None], losses[None])
-        (saved, lost), (layers, _) = net.full_sample, blocks.full_sample
+        (saved, lost), (layers, _) = net.savings_and_losses, blocks.savings_and_losses
         rows += [
             {
                 "family": family.name,
@@ -215,7 +215,7 @@ def compute_savings_figure(
     through = {"chosen": chosen.tuned, "judged": judged.tuned}
     if fitted.gate is not None:
         for split, trace in through.items():
-            through[split], gate = restrict_gate_to_probes(trace, fitted.gate, lens_layers, probes)
+            through[split], gate = restrict_trace_and_gate(trace, fitted.gate, lens_layers, probes)
     before = ReadoutTrace(through["chosen"], chosen.text.document_of_window)
     tuned = ReadoutTrace(through["judged"], judged.text.document_of_window)
     own = ReadoutTrace(judged.own, judged.text.document_of_window)

@@ -19,7 +19,7 @@ import torch
 from emad_ref.benchmark.clock import time_pairs
 from emad_ref.calibration.cached_lens import SAMPLED_TOKENS
 from emad_ref.calibration.lens_fit import LensPlan
-from emad_ref.calibration.trace import iterate_head_blocks, iterate_states_after, readout_columns
+from emad_ref.calibration.trace import iterate_head_slices, iterate_states_after, readout_columns
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import DraftingDecoder
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS
@@ -139,7 +139,7 @@ def measure_unit_costs(model: LoadedModel, text: ScreeningText) -> UnitCosts:
     decoder = WalkedDecoder(stepper, full_depth(stepper.layers), max_rows=BATCH_ROWS)
     seconds = partial(_seconds, synchronize=decoder.synchronize)
     forward, states = seconds(lambda: [*iterate_states_after(stepper, batch)][-1])
-    rows = states[: next(iterate_head_blocks(stepper, tokens)).stop]
+    rows = states[: next(iterate_head_slices(stepper, tokens)).stop]
     target = torch.zeros(len(rows), dtype=torch.int64, device=stepper.device)
 
     def read() -> None:

@@ -21,7 +21,7 @@ from emad_ref.calibration.cached_lens import fit_lens_from_cache
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.lens_fit import LensPlan, held_out_windows
 from emad_ref.calibration.linear_maps import fit_gate
-from emad_ref.calibration.trace import Trace, take_trace_pair
+from emad_ref.calibration.trace import Trace, take_own_and_lens_traces
 from emad_ref.calibration.windows import MOST_WINDOWS, TokenSequence, select_windows_round_robin, window_size
 from emad_ref.errors import EmadError
 from emad_ref.models.loading import LoadedModel
@@ -298,7 +298,7 @@ def take_split_traces(
 ) -> SplitTraces:
     """Both traces of ``text`` after ``layers``; ``fitted`` is attached to ``stepper``. Others as in ``take_trace``."""
     gate = {} if fitted.gate is None else {fitted.gate: tuple(fitted.lens.translators)}
-    own, tuned = take_trace_pair(
+    own, tuned = take_own_and_lens_traces(
         stepper, text.windows, fitted.lens.digest, estimators=gate, layers=layers, progress=progress, file=file
     )
     return SplitTraces(text, own, tuned)

@@ -98,7 +98,7 @@ class PointFamily:
     @property
     def largest_validation_saving(self) -> float:
         """The largest saving of any point on validation."""
-        savings, _ = self.validation.loss_table.full_sample
+        savings, _ = self.validation.loss_table.savings_and_losses
         return float(savings.max())
 
 
@@ -238,7 +238,11 @@ class _ResampledFronts:
     ):
         self.counts = judged_counts
         self.sides = [
-            _FamilyFronts(sheet, lower_hull_corners(*before.resample(chosen_counts)), *sheet.resample(judged_counts))
+            _FamilyFronts(
+                sheet,
+                lower_hull_corners(*before.resampled_savings_and_losses(chosen_counts)),
+                *sheet.resampled_savings_and_losses(judged_counts),
+            )
             for before, sheet in zip(chosen, judged, strict=True)
         ]
 
@@ -351,7 +355,9 @@ def _savings_at_loss(
 ) -> Floats:
     """[draws] savings at a loss of ``most``, for samples with these counts [draws, documents]."""
     return largest_savings_within_loss(
-        lower_hull_corners(*before.resample(before_counts)), *judged.resample(judged_counts), most
+        lower_hull_corners(*before.resampled_savings_and_losses(before_counts)),
+        *judged.resampled_savings_and_losses(judged_counts),
+        most,
     )
 
 

@@ -73,7 +73,7 @@ def saturation_point(layers: int, lens: str | None = None, schedule: ScheduleNam
     )
 
 
-def restrict_gate_to_probes(
+def restrict_trace_and_gate(
     trace: Trace, gate: EntropyEstimator, fitted: Sequence[int], probes: Sequence[int]
 ) -> tuple[Trace, EntropyEstimator]:
     """The gate restricted to ``probes``, a subset of its ``fitted`` layers, and the trace with its readings.
@@ -94,7 +94,7 @@ def restrict_gate_to_probes(
     return trace_of_gate, selected
 
 
-def criterion_points(
+def points_by_criterion(
     trace: Trace,
     probes: Sequence[int],
     gate: EntropyEstimator | None = None,
@@ -104,7 +104,7 @@ def criterion_points(
 ) -> dict[str, list[OperatingPoint]]:
     """Each criterion at up to ``count`` thresholds, from one that hardly any token reaches to one that all reach.
 
-    ``gate``: as from ``restrict_gate_to_probes`` for these probes; None: left out. Saturation is left out if the trace
+    ``gate``: as from ``restrict_trace_and_gate`` for these probes; None: left out. Saturation is left out if the trace
     does not record it, and decides only at probes with a layer below them.
 
     Raises:
@@ -321,7 +321,8 @@ def _combination_points(way: ComponentCombination, readout: ReadoutTraces, count
     """Points of the combination's parameter on this readout, strict first."""
     schedule, profile, trace = SCHEDULES[way.depth, way.kept], readout.profile, readout.chosen
     if way.criterion == "gate":
-        return criterion_points(trace, profile.probes, readout.gate, schedule=schedule, count=count)[DIVERGENCE.label]
+        points = points_by_criterion(trace, profile.probes, readout.gate, schedule=schedule, count=count)
+        return points[DIVERGENCE.label]
     if way.criterion == "oracle":
         root_divergence = np.sqrt(trace.divergence()[:, [probe - 1 for probe in profile.probes]])
         settings = space_thresholds(root_divergence, count)

@@ -57,13 +57,13 @@ class LossTable:
             lost = int(np.flatnonzero(~np.isfinite(self.loss).all(axis=0))[0])
             raise BadArgument("loss", f"infinite at point {lost}", "finite losses", "compare next tokens told right")
 
-    def resample(self, counts: Floats) -> tuple[Floats, Floats]:
+    def resampled_savings_and_losses(self, counts: Floats) -> tuple[Floats, Floats]:
         """(savings, losses), both [draws, points], of samples with ``counts`` [draws, documents] of each document."""
         spent = counts @ self.flops
         return 1 - spent / spent[:, :1], counts @ self.loss / (counts @ self.tokens)[:, None]
 
     @property
-    def full_sample(self) -> tuple[Floats, Floats]:
+    def savings_and_losses(self) -> tuple[Floats, Floats]:
         """(savings, losses), both [points], of the whole split.
 
         Computed column by column and not as a product of matrices, whose last bit depends on the number of columns:
@@ -161,7 +161,7 @@ class FamilyFront:
     @property
     def savings(self) -> Floats:
         """[points] net savings on the judged split."""
-        savings, _ = self.sheet.full_sample
+        savings, _ = self.sheet.savings_and_losses
         return savings
 
     @property
@@ -198,7 +198,7 @@ class FamilyFront:
 
 def choose_front(names: Sequence[str], chosen_on: LossTable, judged_on: LossTable) -> FamilyFront:
     """Choose the front on one split, and measure it on another."""
-    savings, losses = chosen_on.full_sample
+    savings, losses = chosen_on.savings_and_losses
     (corners,) = lower_hull_corners(savings[None], losses[None])
     return FamilyFront(tuple(names), corners, judged_on)
 

@@ -98,7 +98,7 @@ def _weighted_quantile(values: Ints, counts: Ints, share: float) -> float:
     return float(low + (high - low) * (place % 1))
 
 
-def loss_table(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) -> list[PointLoss]:
+def point_losses(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) -> list[PointLoss]:
     """One row per point, in order."""
     reference = replay(trace, full_depth(trace.layers))
     full = full_depth_flops(trace, geometry)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.token_comparison import prompts_by_next_token
+from emad_ref.audit.token_comparison import prompts_and_next_tokens
 from emad_ref.audit.tolerances import check_declared_noise, find_first_excess
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.suite_support import Auditor
@@ -31,7 +31,7 @@ def test_without_exits_tokens_are_the_models_own_greedy_continuation(
     drawn, _ = subject.draw_prompts(emad_rng, [min(TEXT, subject.window_size - 1)] * texts, 1)
     read = [each.tokens for each in drawn]
     read += [np.append(text[:1], emad_rng.integers(0, subject.stepper.vocabulary_size, len(text) - 1)) for text in read]
-    prompts, wanted = prompts_by_next_token(subject.reference_lens, read, MOST_SAID)
+    prompts, wanted = prompts_and_next_tokens(subject.reference_lens, read, MOST_SAID)
     with subject.open_decoder(subject.full_depth_point, max_rows=TOGETHER) as decoder:
         said = [
             emitted.tolist()

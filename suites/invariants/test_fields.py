@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.point_fields import VARIANTS, FieldsCheck, ModelDimensions
-from emad_ref.audit.session_checks import WIDEST_PARTLY_SHOWN, check_last_logits, partial_feed_sizes
+from emad_ref.audit.session_checks import WIDEST_PARTLY_SHOWN, check_last_logits, fed_and_shown_token_counts
 from emad_ref.audit.threshold_comparisons import check_threshold_comparisons
 from emad_ref.audit.work import check_work_counters
 from emad_ref.decoding.reference import WalkedDecoder
@@ -21,7 +21,7 @@ from pytest_emad.suite_support import Auditor
 LENGTH, FED, NEW = 6, 14, 8
 FEWEST_PART = 3  # at least one variant of three, of our own decoder on a large model
 ROWS, BATCHES = 4, 6
-SHOWN = sum(n for n, _ in partial_feed_sizes(WIDEST_PARTLY_SHOWN))  # tokens fed under every number of logits wanted
+SHOWN = sum(n for n, _ in fed_and_shown_token_counts(WIDEST_PARTLY_SHOWN))  # tokens fed, whatever logits are shown
 COUNTED = 24  # tokens after a prompt of a quarter of the window
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit.decoding_checks import check_decisions, check_generation, judge_record
+from emad_ref.audit.decoding_checks import check_decisions, check_generation, require_valid_record
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.positions import (
     check_positions,
@@ -99,7 +99,7 @@ def check_generation_to_window_end(
     with subject.open_decoder_with_prompts(point, rng, lengths, 1) as (under_test, prompts, _):
         judge = Judge.for_check("generation", under_test, needed=0)
         with judge.tally:
-            judge_record(judge, under_test.decoder.generate(prompts, new, frozenset()), prompts, new)
+            require_valid_record(judge, under_test.decoder.generate(prompts, new, frozenset()), prompts, new)
     return judge.tally.to_finding()
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from emad_ref.audit.requests import (
     VARIATIONS,
+    check_and_time_streams,
     check_batches,
     check_interleaved_requests,
     check_repeated_requests,
@@ -23,7 +24,6 @@ from emad_ref.audit.requests import (
     check_shared_prefixes,
     check_simultaneous_requests,
     check_simultaneous_samples,
-    check_streams,
 )
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.point import OperatingPoint
@@ -167,7 +167,7 @@ def test_streamed_tokens_are_those_of_whole_answers(
 
     lengths = subject.draw_short_lengths(emad_rng, STREAMED, STREAMED_NEW)
     with subject.open_decoder_with_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
-        finding, arrivals = check_streams(under_test, prompts, STREAMED_NEW)
+        finding, arrivals = check_and_time_streams(under_test, prompts, STREAMED_NEW)
         emad_audit(finding)
         seeds = emad_rng.choice(2**16, 2, replace=False).tolist()
         try:

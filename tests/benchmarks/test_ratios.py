@@ -26,7 +26,7 @@ from emad_ref.protocol import Prompt
 from emad_ref.replay import replay_all
 from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByPair
-from emad_ref.sweep.losses import loss_table
+from emad_ref.sweep.losses import point_losses
 from pytest_emad.suite_support import CLOCK, record_benchmark_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
@@ -184,7 +184,7 @@ def test_a_thousand_points_cost_a_fifth_of_one_pass(benchmark, name):
         plain += seconds_of(lambda part=part: forward(rows[part * quarter : (part + 1) * quarter]))
         for _ in range(SWEPT_POINTS // 4):
             replayed.append(seconds_of(lambda: void(next(replays))))
-        tabled += seconds_of(lambda part=part: void(loss_table(trace, stepper.geometry, points[part::4])))
+        tabled += seconds_of(lambda part=part: void(point_losses(trace, stepper.geometry, points[part::4])))
     shares = {
         "replay / pass": sum(replayed) / plain,
         "loss table / pass": tabled / plain,

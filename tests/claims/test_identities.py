@@ -33,7 +33,7 @@ from emad_ref.point import full_depth
 from emad_ref.protocol import Unsupported
 from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.statistics.verdicts import Leg, load_register
-from emad_ref.sweep.losses import loss_table
+from emad_ref.sweep.losses import point_losses
 from tests.decoders.foreign_decoder import ForeignDecoder
 
 REGISTER = load_register()
@@ -176,7 +176,7 @@ def test_losses_of_windows_are_summed_within_the_documents_they_were_cut_from(na
         for length, number in cut
     ]
     trace = concatenate_traces([trace_stepwise(int8.stepper, text) for text in texts])
-    loss, full = loss_table(trace, int8.geometry, [fixed_entropy_point(4, (1,), 1e9), full_depth(4)])
+    loss, full = point_losses(trace, int8.geometry, [fixed_entropy_point(4, (1,), 1e9), full_depth(4)])
     nll, reference, tokens = sum_nll_by_document(texts, trace, loss, full)
     assert tokens.values.tolist() == [8 + 4, 6]
     assert nll.values.tolist() == [loss.nll_nats[0] + loss.nll_nats[1], loss.nll_nats[2]]

@@ -24,7 +24,7 @@ from emad_ref.probes.estimators import (
     LowRankIndex,
     TopKEntropy,
     apply_softcap,
-    entropy_from_top_logits,
+    estimate_entropy_and_top1_p,
     low_rank_factors,
     make_entropy_reader,
 )
@@ -41,7 +41,7 @@ aten = torch.ops.aten
 
 def bounded(logits, k):
     """(Ĥ, top-1 probability) with the ``k`` largest of float64 ``logits`` [V] retrieved exactly."""
-    return (float(part) for part in entropy_from_top_logits(logits.topk(k).values, len(logits) - k))
+    return (float(part) for part in estimate_entropy_and_top1_p(logits.topk(k).values, len(logits) - k))
 
 
 @given(LOGITS, st.data())
@@ -66,14 +66,14 @@ def test_the_bound_never_loosens_as_more_is_retrieved(drawn):
 def test_capping_after_retrieval_is_capping_before(drawn, cap, data):
     logits = torch.from_numpy(drawn)
     k = data.draw(st.integers(1, len(logits)))
-    after, _ = entropy_from_top_logits(apply_softcap(logits.topk(k).values, cap), len(logits) - k)
+    after, _ = estimate_entropy_and_top1_p(apply_softcap(logits.topk(k).values, cap), len(logits) - k)
     assert float(after) == pytest.approx(next(bounded(apply_softcap(logits, cap), k)), abs=ROUNDED)
 
 
 def test_a_missed_top_token_breaks_the_bound():
     """Two tokens share all mass; retrieval misses one, and the estimate claims certainty."""
     logits = torch.tensor([20.0, 20.0, *[-20.0] * 98], dtype=torch.float64)
-    seen, _ = entropy_from_top_logits(logits[[0, *range(2, 11)]], 90)
+    seen, _ = estimate_entropy_and_top1_p(logits[[0, *range(2, 11)]], 90)
     assert float(entropy_nats(logits)) == pytest.approx(math.log(2))
     assert float(seen) < 1e-6
 

@@ -128,7 +128,7 @@ def test_choices_are_the_models_own_after_the_same_history(partners, walked):
     for rule in RULES:
         walk = walked[rule, 0]
         for model in (SMALL, LARGE):
-            agrees = texts.find_greedy_choices(partners, wanted, walk, model)
+            agrees = texts.greedy_choice_mask(partners, wanted, walk, model)
             assert agrees[walk.model == model].all(), "what it wrote itself"
             history = np.concatenate([wanted.prompt, walk.tokens])
             for at in (0, 7, len(walk.tokens) - 1):
@@ -146,7 +146,7 @@ def test_options_are_read_by_the_model_in_charge(partners):
     ]
     rule = SwitchingRule(float(np.median(alone[0][2].entropy_bits)), 2, 1, SMALL)
     for at, heard in enumerate(PrefixTrees(rows=1).score_continuations(partners, options, rule)):
-        assert heard.model.tolist() == rule.models(heard.entropy_bits.tolist())[:-1].tolist()
+        assert heard.model.tolist() == rule.model_by_token(heard.entropy_bits.tolist())[:-1].tolist()
         for name in ("log_p", "greedy", "entropy_bits"):
             own = np.array([getattr(side[at], name) for side in alone])
             assert getattr(heard, name).tolist() == own[heard.model, np.arange(len(heard.model))].tolist()

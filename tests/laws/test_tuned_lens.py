@@ -330,7 +330,7 @@ def test_layers_without_a_translator_are_read_by_the_models_own_head() -> None:
     assert [np.array_equal(trace.nll_nats[:, at], raw.nll_nats[:, at]) for at in range(LAYERS)] == [
         True, True, False, True, True, True,
     ]  # fmt: skip
-    assert trace.lens_macs_ahead.tolist() == [0, 0, 2 * 32 * 4, 0, 0, 0]
+    assert trace.lens_layer_macs.tolist() == [0, 0, 2 * 32 * 4, 0, 0, 0]
 
 
 def test_a_lens_lives_as_long_as_the_model_it_is_attached_to() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.token_comparison import GoldenTokens, golden_thresholds, largest_threshold_change
+from emad_ref.audit.token_comparison import GoldenTokens, largest_threshold_change, thresholds_to_golden_json
 from emad_ref.claims.base import Answer, ClaimContext, Question, RunPlan
 from emad_ref.measurements.study import Study
 from emad_ref.point import OperatingPoint
@@ -113,7 +113,7 @@ def test_nothing_is_decoded_where_none_is_on_record() -> None:
 
 
 def test_never_is_never() -> None:
-    never = golden_thresholds(at(-np.inf))
+    never = thresholds_to_golden_json(at(-np.inf))
     assert largest_threshold_change(never, never) == 0
     assert (
         largest_threshold_change(never | {"thresholds": never["thresholds"] * 2}, never) == np.inf

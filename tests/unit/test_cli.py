@@ -383,7 +383,7 @@ def test_the_profile_of_another_model_is_refused(small, tmp_path, capsys):
 )
 def test_bad_options_are_refused_before_the_long_pass(small, monkeypatch, tmp_path, options):
     monkeypatch.setattr(run_module, "measure_batch_statistics", lambda *_, **__: pytest.fail("the pass was run"))
-    monkeypatch.setattr(run_module, "count_target_tokens", lambda *_, **__: pytest.fail("the corpus was read"))
+    monkeypatch.setattr(run_module, "count_targets_by_token", lambda *_, **__: pytest.fail("the corpus was read"))
     assert cli.main(["calibrate", "small", str(tmp_path / "p.json"), *options]) == 1
     assert not list(tmp_path.iterdir())
 

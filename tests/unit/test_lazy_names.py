@@ -103,6 +103,7 @@ def test_members_of_what_is_on_offer_keep_their_earlier_names() -> None:
     assert not partner.undecided
     assert partner.feed_depth((1, 2)).tolist() == [[full.ceiling] * 2]
     assert (full.adaptive, full.fixed, full.table.shape) == (full.has_adaptive_depth, full.has_fixed_depth, (1, 0))
+    assert emad_ref.SwitchingRule.models is emad_ref.SwitchingRule.model_by_token
     assert (record.Tokens, record.Work.difference) == (record.TokenTable, record.Work.describe_difference)
     session, _ = partner.decoder.begin([emad_ref.Prompt(np.arange(3))], 1)
     assert session.length.tolist() == [3]

@@ -35,11 +35,11 @@ def test_the_margin_is_chosen_on_text_that_calibration_did_not_see(monkeypatch):
     tiny = load("emad-tiny")
     profile = take_profile(tiny, documents=FEW)
     read, tables = [], []
-    documents_of, loss_table = tuning.iterate_corpus_documents, tuning.loss_table
+    documents_of, point_losses = tuning.iterate_corpus_documents, tuning.point_losses
     monkeypatch.setattr(
         tuning, "iterate_corpus_documents", lambda c, split, **o: read.append(split) or documents_of(c, split, **o)
     )
-    monkeypatch.setattr(tuning, "loss_table", lambda *given: tables.append(loss_table(*given)) or tables[-1])
+    monkeypatch.setattr(tuning, "point_losses", lambda *given: tables.append(point_losses(*given)) or tables[-1])
     chosen = choose_margin(tiny, profile, documents=FEW)
     assert read == ["validate"]
     (reference,), margins = tables

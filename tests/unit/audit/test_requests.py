@@ -22,13 +22,13 @@ from emad_ref.audit.reference_logits import PrefixLens
 from emad_ref.audit.requests import (
     MAX_STOP_TOKENS,
     VARIATIONS,
+    check_and_time_streams,
     check_batches,
     check_interleaved_requests,
     check_row_endings,
     check_shared_prefixes,
     check_simultaneous_requests,
     check_simultaneous_samples,
-    check_streams,
     draw_stop_tokens,
     prompt_variations,
     swapped_half_variations,
@@ -270,7 +270,7 @@ class FewerTimes(Threaded):
 def test_threads_and_streams_of_a_decoder_in_this_process(made: type[Threaded], check: str, words: str) -> None:
     asked = DecoderUnderTest(made(), lens_of(tiny_neox()), full_depth(LAYERS), TOLERANCE)
     if check == "streams":
-        finding, _ = check_streams(asked, PROMPTS, NEW)
+        finding, _ = check_and_time_streams(asked, PROMPTS, NEW)
     else:
         finding = check_simultaneous_requests(asked, PROMPTS, NEW, np.random.default_rng(0))
     assert finding.passed is not bool(words), finding.detail
@@ -284,7 +284,7 @@ def test_what_takes_one_request_at_a_time_and_streams_nothing_declines() -> None
         with pytest.raises(Unsupported, match="one request at a time"):
             check_simultaneous_requests(decoder, PROMPTS, NEW, rng)
         with pytest.raises(Unsupported, match="streams n"):
-            check_streams(decoder, PROMPTS, NEW)
+            check_and_time_streams(decoder, PROMPTS, NEW)
     for prompts, new in ((PROMPTS[:1], NEW), (PROMPTS, 2)):
         with pytest.raises(BadArgument, match="max_new, prompts"):
             check_simultaneous_requests(plain, prompts, new, rng)

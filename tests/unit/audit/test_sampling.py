@@ -277,7 +277,7 @@ def test_honest_draws_are_rarely_refuted_for_what_is_rare(monkeypatch: pytest.Mo
 def test_probabilities_of_events_are_sums_of_tokens() -> None:
     (row, *_) = rows_of(plainly)
     p = np.exp(row.log_probabilities(1.0))
-    for what, (happened, chance) in audited.mark_rare_events(row, 1.0, np.random.default_rng(0)).items():
+    for what, (happened, chance) in audited.rare_event_masks_and_probs(row, 1.0, np.random.default_rng(0)).items():
         assert ((happened == 0) | (happened == 1)).all()
         if what == "tokens beyond the 32 likeliest":
             np.testing.assert_allclose(chance, np.sort(p, axis=-1)[:, :-32].sum(axis=-1))

@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit.decoding_checks import judge_record
+from emad_ref.audit.decoding_checks import require_valid_record
 from emad_ref.audit.finding import Finding, Tally
 from emad_ref.audit.spot_checks import (
     KEPT_REQUESTS,
     AuditedDecoder,
-    TimedRequest,
+    TimedOutputs,
     check_speedup_explained,
     check_timed_lengths,
     check_timed_requests,
@@ -165,26 +165,26 @@ TIMED_PROMPTS, _ = drawn((6, 6, 6), 1)
 POINTS = {"full": full_depth(TINY_LAYERS), "adaptive": POINT}
 
 
-def emitted_by(decoder: type, rows: int = 3) -> TimedRequest:
+def emitted_by(decoder: type, rows: int = 3) -> TimedOutputs:
     """One request as arms made it: an honest full depth, ``decoder`` at the point, and full depth without a record."""
     model, prompts = tiny_neox(), TIMED_PROMPTS[:rows]
     full = CachedDecoder(model, POINTS["full"]).generate(prompts, TIMED_NEW, frozenset())
     adaptive = decoder(model, POINT).generate(prompts, TIMED_NEW, frozenset())
-    return TimedRequest(prompts, {"full": full, "adaptive": adaptive}, {"generate": full.emitted})
+    return TimedOutputs(prompts, {"full": full, "adaptive": adaptive}, {"generate": full.emitted})
 
 
-def judged(request: TimedRequest, *, counted: bool = True, rows: list[int] | None = None) -> Finding:
+def judged(request: TimedOutputs, *, counted: bool = True, rows: list[int] | None = None) -> Finding:
     noise = dict.fromkeys(("full", "adaptive", "generate"), TOLERANCE)
     return check_timed_requests([request], POINTS, TIMED_NEW, lens_of(tiny_neox()), noise, counted=counted, rows=rows)
 
 
-def with_record(request: TimedRequest, **changes: object) -> TimedRequest:
+def with_record(request: TimedOutputs, **changes: object) -> TimedOutputs:
     changed = replace(request.records["adaptive"], **changes)
     return replace(request, records=dict(request.records) | {"adaptive": changed})
 
 
 @pytest.fixture(scope="module")
-def honest() -> TimedRequest:
+def honest() -> TimedOutputs:
     return emitted_by(CachedDecoder)
 
 
@@ -217,7 +217,7 @@ def test_a_decoder_that_lies_where_it_is_timed_is_named(defect: str, said: str) 
     assert said in finding.detail
 
 
-def test_another_token_is_found_in_an_arm_without_a_record(honest: TimedRequest) -> None:
+def test_another_token_is_found_in_an_arm_without_a_record(honest: TimedOutputs) -> None:
     tokens = [row.copy() for row in honest.emitted["generate"]]
     tokens[2][TIMED_NEW - 1] = (tokens[2][TIMED_NEW - 1] + 1) % TINY_VOCABULARY
     finding = judged(replace(honest, emitted={"generate": tokens}))
@@ -226,14 +226,14 @@ def test_another_token_is_found_in_an_arm_without_a_record(honest: TimedRequest)
     assert "the argmax at that depth" in finding.detail
 
 
-def test_work_of_half_the_tokens_is_found(honest: TimedRequest) -> None:
+def test_work_of_half_the_tokens_is_found(honest: TimedOutputs) -> None:
     work = honest.records["adaptive"].work[0]
     finding = judged(with_record(honest, work={0: replace(work, tokens=work.tokens // 2)}))
     assert finding.passed is False
     assert "work.tokens" in finding.detail
 
 
-def test_of_many_rows_some_are_held_against_the_lens_and_all_against_the_ledger(honest: TimedRequest) -> None:
+def test_of_many_rows_some_are_held_against_the_lens_and_all_against_the_ledger(honest: TimedOutputs) -> None:
     emitted = [row.copy() for row in honest.emitted["generate"]]
     emitted[0][TIMED_NEW - 1] = (emitted[0][TIMED_NEW - 1] + 1) % TINY_VOCABULARY
     assert judged(replace(honest, emitted={"generate": emitted}), rows=[1, 2]).passed is True, "row 0 is not looked at"
@@ -247,14 +247,14 @@ def test_rows_are_not_chosen_where_the_lens_has_to_count() -> None:
     record = CachedDecoder(tiny_neox(), POINT).generate(TIMED_PROMPTS, TIMED_NEW, frozenset())
     judge = Judge(Tally("t"), lens_of(tiny_neox()), pruned, TOLERANCE)
     with pytest.raises(BadArgument, match=r"rows=\[0\], but expected None"):
-        judge_record(judge, record, TIMED_PROMPTS, TIMED_NEW, rows=[0])
+        require_valid_record(judge, record, TIMED_PROMPTS, TIMED_NEW, rows=[0])
 
 
-def test_ties_are_counted_and_excused_however_many(honest: TimedRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ties_are_counted_and_excused_however_many(honest: TimedOutputs, monkeypatch: pytest.MonkeyPatch) -> None:
     def all_tied(judge: Judge, *_: object) -> None:
         judge.tally.ties += TIMED_NEW
 
-    monkeypatch.setattr(Judge, "judge_tokens", all_tied)
+    monkeypatch.setattr(Judge, "require_tokens", all_tied)
     finding = judged(replace(honest, records={}))
     assert (finding.passed, finding.ties) == (True, 3 * TIMED_NEW)
     assert finding.detail == f"{3 * TIMED_NEW} positions compared, {3 * TIMED_NEW} ties"
@@ -270,7 +270,7 @@ def test_lengths_are_those_asked_for_in_every_request() -> None:
     assert check_timed_lengths({"full": [whole[:1]]}, 2, TIMED_NEW).passed is False, "a row is missing"
 
 
-def test_a_record_may_be_read_twice(honest: TimedRequest) -> None:
+def test_a_record_may_be_read_twice(honest: TimedOutputs) -> None:
     assert isinstance(honest.records["full"], Record)
     assert judged(honest) == judged(honest)
 

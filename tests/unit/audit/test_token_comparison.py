@@ -21,7 +21,7 @@ from emad_ref.audit.token_comparison import (
     golden_key,
     is_decoded_tie,
     logit_margins,
-    prompts_by_next_token,
+    prompts_and_next_tokens,
     threshold_distances,
 )
 from emad_ref.calibration.windows import TokenSequence
@@ -63,13 +63,13 @@ def test_each_token_that_is_likeliest_has_the_prompt_where_it_leads_most_and_the
         return given
 
     texts = [np.array([7, 8, 9]), np.array([4, 4])]
-    prompts, tokens = prompts_by_next_token(LogitLens(logits), texts, 9)
+    prompts, tokens = prompts_and_next_tokens(LogitLens(logits), texts, 9)
     assert [(prompt.tokens.tolist(), token) for prompt, token in zip(prompts, tokens, strict=True)] == [
         ([7], [0]),
         ([4, 4], [1]),
         ([7, 8, 9], [2]),
     ]
-    assert prompts_by_next_token(LogitLens(logits), texts, 2)[1] == tokens[:2]
+    assert prompts_and_next_tokens(LogitLens(logits), texts, 2)[1] == tokens[:2]
 
 
 def rows(*different: int, length: int = MANY) -> list[list[int]]:

@@ -12,7 +12,7 @@ import pytest
 from emad_ref.audit.finding import Tally
 from emad_ref.audit.reference_logits import ProbeReadouts
 from emad_ref.audit.trajectory import Judge, Trajectory
-from emad_ref.audit.work import check_work_counters, implied_work, judge_counted_work
+from emad_ref.audit.work import check_work_counters, implied_work, require_counted_work
 from emad_ref.exit_rules import early_exit_point
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt
@@ -22,14 +22,14 @@ POINT = OperatingPoint("p", "emad", 4, 4, (1, 2), ((0.5, 0.5),))
 SIGNAL = np.array([[0.9, 0.8], [0.7, 0.4], [0.6, np.nan]])
 ROW = Trajectory("row 0", np.arange(5), 2, np.array([4, 2, 2]), SIGNAL, np.ones(3, dtype=bool))
 
-WHOLE = ProbeReadouts.with_full_heads(POINT, 3)
+WHOLE = ProbeReadouts.from_full_heads(POINT, 3)
 
 
 def complaint(
     work: Work | None, rows: list[Trajectory], exact: bool = True, point: OperatingPoint = POINT
 ) -> str | None:
     with Tally("t") as tally:
-        judge_counted_work(Judge(tally, None, point, 0.0, exact_context=exact), work, rows, [WHOLE] * len(rows))
+        require_counted_work(Judge(tally, None, point, 0.0, exact_context=exact), work, rows, [WHOLE] * len(rows))
     return tally.complaint
 
 
@@ -90,7 +90,7 @@ def test_a_size_that_follows_a_confidence_may_be_off_by_what_the_tolerance_expla
     work = implied_work(row, readouts, point)
     work.readout_macs[READOUTS.index("subset"), 1] += off
     with Tally("t") as tally:
-        judge_counted_work(Judge(tally, None, point, 0.25, exact_context=True), work, [row], [readouts])
+        require_counted_work(Judge(tally, None, point, 0.25, exact_context=True), work, [row], [readouts])
     assert (tally.complaint is None) is passes, tally.complaint
     assert errors == [0.25]
 
@@ -162,10 +162,10 @@ def test_context_has_an_upper_bound(context: Any, complains: str | None) -> None
 def test_a_model_of_one_layer_has_a_ledger() -> None:
     point = OperatingPoint("p", "emad", 1, 1)
     row = replace(ROW, depth=np.array([1, 1, 1]), signal=np.empty((3, 0)))
-    readouts = ProbeReadouts.with_full_heads(point, 3)
+    readouts = ProbeReadouts.from_full_heads(point, 3)
     with Tally("t") as tally:
         judge = Judge(tally, None, point, 0.0, exact_context=True)
-        judge_counted_work(judge, implied_work(row, readouts, point), [row], [readouts])
+        require_counted_work(judge, implied_work(row, readouts, point), [row], [readouts])
     assert tally.complaint is None
 
 
@@ -174,7 +174,7 @@ def test_tokens_that_are_fed_at_once_may_all_run_as_deep_as_the_deepest() -> Non
     wide = replace(both, tokens=2 * np.array([5, 5, 4, 4]))
     for widest, passes in ((1, False), (2, True)):
         with Tally("t") as tally:
-            judge_counted_work(Judge(tally, None, POINT, 0.0), wide, [ROW, ROW], [WHOLE] * 2, widest=widest)
+            require_counted_work(Judge(tally, None, POINT, 0.0), wide, [ROW, ROW], [WHOLE] * 2, widest=widest)
         assert (tally.complaint is None) is passes, tally.complaint
 
 

@@ -14,7 +14,7 @@ from emad_ref.calibration.calibration_run import (
     BadCheckpoint,
     CalibrationPlan,
     calibrate,
-    count_target_tokens,
+    count_targets_by_token,
     limit_tokens,
 )
 from emad_ref.calibration.entropy_statistics import measure_batch_statistics
@@ -306,10 +306,10 @@ def test_a_limit_reads_no_further_than_it_must(stepper):
 def test_token_counts_are_of_the_targets_that_calibration_reads():
     read = [TokenSequence(np.array([0, 3, 3, 5])), TokenSequence(np.array([0, 5, 6, 7]), 1)]
     corpora = {"x": lambda: read}
-    assert count_target_tokens(corpora, 8, None).tolist() == [0, 0, 0, 2, 0, 1, 1, 1]
-    assert count_target_tokens(corpora, 8, 4).tolist() == [0, 0, 0, 2, 0, 1, 1, 0]
+    assert count_targets_by_token(corpora, 8, None).tolist() == [0, 0, 0, 2, 0, 1, 1, 1]
+    assert count_targets_by_token(corpora, 8, 4).tolist() == [0, 0, 0, 2, 0, 1, 1, 0]
     with pytest.raises(EmptyCorpus, match="at least one document of two tokens"):
-        count_target_tokens({"x": list}, 8, None)
+        count_targets_by_token({"x": list}, 8, None)
 
 
 def test_memory_does_not_grow_with_the_corpus(stepper):

@@ -16,8 +16,8 @@ from emad_ref.calibration.trace import (
     compute_sequence_states,
     concatenate_traces,
     stream_traces,
+    take_own_and_lens_traces,
     take_trace,
-    take_trace_pair,
     trace_batch,
     trace_stepwise,
 )
@@ -89,7 +89,7 @@ def test_a_pair_of_traces_is_each_of_the_two_and_reads_the_last_head_once(steppe
     tuned = take_trace(stepper, texts, lens=lens, estimators=estimators, divergence=True, layers=layers)
     logits = CausalStepper.logits
     monkeypatch.setattr(CausalStepper, "logits", lambda self, hidden: seen.append(len(hidden)) or logits(self, hidden))
-    pair = take_trace_pair(stepper, texts, lens, estimators=estimators, layers=layers)
+    pair = take_own_and_lens_traces(stepper, texts, lens, estimators=estimators, layers=layers)
     assert sum(seen) == len(own) * (2 * len(own.read_layers or range(LAYERS)) - 1)
     for one, expected in zip(pair, (own, tuned), strict=True):
         assert (one.lens, one.read_layers, one.macs_per_row) == (
@@ -106,7 +106,7 @@ def test_a_pair_of_traces_is_each_of_the_two_and_reads_the_last_head_once(steppe
 
 def test_a_pair_of_no_text_is_refused(stepper):
     with pytest.raises(EmptyCorpus, match="at least one document"):
-        take_trace_pair(stepper, [], attached(stepper, range(1, LAYERS), 3))
+        take_own_and_lens_traces(stepper, [], attached(stepper, range(1, LAYERS), 3))
 
 
 @pytest.mark.parametrize("divergence", [False, True])
@@ -145,7 +145,7 @@ def test_every_layer_is_read_at_a_sample_of_positions(stepper, monkeypatch):
     assert some.sampled.tolist() == sampled.tolist()
     assert 0 < sampled.sum() < len(whole) / 3
     assert sum(seen) == 3 * len(whole) + (LAYERS - 3) * sampled.sum()
-    sample = some.fully_read_positions
+    sample = some.fully_read_trace
     for name in ("nll_nats", "top1", "token", "position"):
         assert np.allclose(getattr(sample, name), getattr(whole, name)[sampled], atol=ROUNDING), name
     assert np.allclose(sample.entropy_nats, whole.entropy_nats[sampled], atol=ROUNDING)
@@ -155,9 +155,9 @@ def test_every_layer_is_read_at_a_sample_of_positions(stepper, monkeypatch):
     assert np.allclose(sums, by_hand)
     assert sums[2] == 0
     assert not some.has_layers_for(truncated(LAYERS, 3))
-    assert whole.fully_read_positions is whole
+    assert whole.fully_read_trace is whole
     with pytest.raises(BadArgument, match=r"take_trace\(sample_every"):
-        assert take_trace(stepper, texts, layers=(2, 4)).fully_read_positions
+        assert take_trace(stepper, texts, layers=(2, 4)).fully_read_trace
 
 
 class Screen(io.StringIO):

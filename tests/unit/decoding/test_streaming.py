@@ -11,8 +11,8 @@ from emad_ref.decoding.streaming import (
     IncrementalDetokenizer,
     encode_prompt,
     stream,
-    stream_decoded_tokens,
     stream_pair,
+    stream_tokens_and_depths,
 )
 from emad_ref.decoding.switching import SwitchingRule, switch
 from emad_ref.errors import BadArgument
@@ -38,7 +38,7 @@ def test_tokens_and_depths_are_those_of_generate(tiny, temperature, stops):
     prompt = encode_prompt(tiny, TEXT)
     stop = frozenset(tiny.tokenizer.encode(".")) if stops else frozenset()
     record = decoder.generate([prompt], 20, stop)
-    found = list(stream_decoded_tokens(decoder, prompt, 20, stop))
+    found = list(stream_tokens_and_depths(decoder, prompt, 20, stop))
     assert [token for token, _ in found] == record.emitted[0].tolist()
     assert [depth for _, depth in found] == record.tokens.select_sequence(0, DECODE).depth.tolist()
     assert (len(found) < 20) == stops
@@ -98,7 +98,7 @@ def test_an_encoder_decoder_reads_the_text_as_its_source():
 
 def test_no_new_token_is_refused(tiny):
     with pytest.raises(BadArgument, match="max_new=0"):
-        next(stream_decoded_tokens(WalkedDecoder(tiny.stepper, POINT), Prompt(np.array([1])), 0))
+        next(stream_tokens_and_depths(WalkedDecoder(tiny.stepper, POINT), Prompt(np.array([1])), 0))
 
 
 def test_a_prompt_is_clean_text_as_a_document_is(tiny):

@@ -58,19 +58,19 @@ def transcribed(entropies, tau, w, d_min, start):
 @given(st.lists(bits, max_size=40), rules)
 def test_models_are_the_papers_formula(entropies, rule):
     expected = transcribed(entropies, rule.threshold_bits, rule.window, rule.least_run, rule.start)
-    assert rule.models(entropies).tolist() == expected
+    assert rule.model_by_token(entropies).tolist() == expected
 
 
 @given(st.lists(bits, max_size=40), rules)
 def test_no_run_but_the_last_is_shorter_than_the_minimum(entropies, rule):
-    chosen = rule.models(entropies)
+    chosen = rule.model_by_token(entropies)
     ends = np.flatnonzero(np.diff(chosen)) + 1
     assert (np.diff(np.concatenate([[0], ends])) >= rule.least_run).all()
 
 
 def test_the_large_model_wins_at_equality():
-    assert SwitchingRule(2.0, 1, 1, SMALL).models([2.0]).tolist() == [SMALL, LARGE]
-    assert SwitchingRule(2.0, 1, 1, LARGE).models([2.0]).tolist() == [LARGE, LARGE]
+    assert SwitchingRule(2.0, 1, 1, SMALL).model_by_token([2.0]).tolist() == [SMALL, LARGE]
+    assert SwitchingRule(2.0, 1, 1, LARGE).model_by_token([2.0]).tolist() == [LARGE, LARGE]
 
 
 def test_the_window_means_what_there_is_then_the_last_w():
@@ -157,7 +157,7 @@ def test_every_token_is_its_models_own_on_the_whole_history(small, large, start,
         assert np.abs(done.entropy_bits[row] - entropy_bits(own)).max() < EXACT
         if temperature == 0:
             assert emitted.tolist() == own.argmax(axis=-1).tolist()
-        assert done.model[row].tolist() == rule.models(done.entropy_bits[row].tolist())[:-1].tolist()
+        assert done.model[row].tolist() == rule.model_by_token(done.entropy_bits[row].tolist())[:-1].tolist()
         assert done.rolling_bits[row].tolist() == rolling_means(done.entropy_bits[row].tolist(), rule.window).tolist()
 
 

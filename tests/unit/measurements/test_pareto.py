@@ -36,7 +36,7 @@ from emad_ref.statistics.rates import estimate_entropy_slope
 from emad_ref.sweep import losses
 from emad_ref.sweep.front import lower_hull_corners
 from emad_ref.sweep.grids import EMAD_FAMILY, SETTINGS_PER_FAMILY, NetSavingFunction
-from emad_ref.sweep.losses import loss_table
+from emad_ref.sweep.losses import point_losses
 from tests.handmade_traces import window_trace
 from tests.small_measurements import small_evidence
 from tests.small_models import LAYERS, small_config, small_model
@@ -154,7 +154,7 @@ def test_a_family_is_by_document_and_starts_at_full_depth(run: SimpleNamespace, 
     for split, trace in ((emad.validation, run.validation), (emad.evaluation, run.evaluation)):
         assert len(split.tokens) == SEQUENCES // 2
         assert set(split.tokens.values) == {2 * LENGTH}
-        full, point, *_ = loss_table(trace, geometry, [full_depth(LAYERS), *sweeps.points_by_family[EMAD_FAMILY]])
+        full, point, *_ = point_losses(trace, geometry, [full_depth(LAYERS), *sweeps.points_by_family[EMAD_FAMILY]])
         assert split.loss.values[:, 0] == pytest.approx(full.nll_nats.reshape(-1, 2).sum(axis=1))
         assert split.loss.values[:, 1] == pytest.approx(point.nll_nats.reshape(-1, 2).sum(axis=1))
         spent = split.flops.values.sum(axis=0)
@@ -168,12 +168,12 @@ def test_points_are_chosen_on_validation_and_judged_on_evaluation(
     (chosen,) = [
         row for row in sweeps.compute_validation_losses(EMAD_FAMILY) if row.point.thresholds == point.thresholds
     ]
-    (judged,) = loss_table(run.evaluation, run.subject.loaded.geometry, [point])
-    assert chosen.perplexity == loss_table(run.validation, run.subject.loaded.geometry, [point])[0].perplexity
+    (judged,) = point_losses(run.evaluation, run.subject.loaded.geometry, [point])
+    assert chosen.perplexity == point_losses(run.validation, run.subject.loaded.geometry, [point])[0].perplexity
     assert sweeps.compute_evaluation_loss(point).perplexity == judged.perplexity != chosen.perplexity
     emad = sweeps.make_family(EMAD_FAMILY)
     assert emad.front.sheet.loss.tolist() == emad.evaluation.loss.values.tolist()
-    savings, losses = emad.validation.loss_table.full_sample
+    savings, losses = emad.validation.loss_table.savings_and_losses
     assert emad.front.corners.tolist() == lower_hull_corners(savings[None], losses[None])[0].tolist()
 
 
@@ -182,9 +182,9 @@ def test_a_point_is_judged_once(profile: Profile, monkeypatch: pytest.MonkeyPatc
 
     def counted(trace, geometry, points):
         asked.append(list(points))
-        return losses.loss_table(trace, geometry, asked[-1])
+        return losses.point_losses(trace, geometry, asked[-1])
 
-    monkeypatch.setattr(pareto, "loss_table", counted)
+    monkeypatch.setattr(pareto, "point_losses", counted)
     fresh, point = BaselineComparison(traces(profile, model())), profile.point(0.0)
     assert fresh.compute_evaluation_loss(point) is fresh.compute_evaluation_loss(point)
     assert asked == [[point]]
@@ -342,7 +342,7 @@ def test_early_exits_are_chosen_on_the_first_validation_windows_and_judged_on_th
         first = text(split, SEQUENCES)[: FIRST[split]]
         assert found.token.tolist() == np.concatenate([one.tokens[:-1] for one in first]).tolist()
     mine = take_trace(run.subject.stepper, text("evaluate", SEQUENCES)[:3], rules=points[:1])
-    (expected,) = loss_table(mine, run.subject.loaded.geometry, [points[-1]])
+    (expected,) = point_losses(mine, run.subject.loaded.geometry, [points[-1]])
     assert rules.compute_evaluation_loss(points[-1]).nll_nats.tolist() == expected.nll_nats.tolist()
     assert rules.compute_evaluation_loss(full_depth(LAYERS)).perplexity_rise == 0.0
     assert rules.compute_validation_losses("early exit: JSD")[-1].nll_nats.shape == (2,)

@@ -133,4 +133,4 @@ def test_a_document_between_two_positions_where_every_layer_is_read_counts_in_no
     assert tokens.values.min() >= 1
     assert 0 < len(tokens.values) < len(made.traces.document_lengths.values), "some documents have no such position"
     assert sums.number.tolist() == tokens.number.tolist()
-    assert tokens.values.sum() == len(made.traces.evaluation.fully_read_positions)
+    assert tokens.values.sum() == len(made.traces.evaluation.fully_read_trace)

@@ -17,7 +17,7 @@ from emad_ref.probes.contrast import (
     contrast_log_p,
     get_score_function,
     jensen_shannon_nats,
-    most_divergent_amateur,
+    most_divergent_layer_and_log_p,
     plausibility_alpha,
     plausibility_mask,
 )
@@ -109,7 +109,7 @@ def test_distributions_without_common_tokens_are_ln_2_apart() -> None:
 def test_the_amateur_is_the_most_different_layer_per_layer_of_distance() -> None:
     z = {layer: torch.log_softmax(logits, dim=-1) for layer, logits in drawn(2, 3, 4, 7).items()}
     z[3] = z[7] + 0.0  # identical to the expert: never chosen
-    layers, chosen = most_divergent_amateur(z[7], {m: z[m] for m in (2, 3, 4)}, 7)
+    layers, chosen = most_divergent_layer_and_log_p(z[7], {m: z[m] for m in (2, 3, 4)}, 7)
     for row in range(7):
         divergence = {m: float(jensen_shannon_nats(z[7][row], z[m][row])) / (7 - m) for m in (2, 3, 4)}
         expected = max(divergence, key=lambda m: divergence[m])
@@ -121,8 +121,8 @@ def test_distance_is_discounted() -> None:
     """Layer 2 differs most from layer 6, but not four times as much as layer 5 does."""
     expert, far, near = (torch.tensor([row], dtype=torch.float64).log() for row in ([0.9, 0.1], [0.1, 0.9], [0.5, 0.5]))
     assert jensen_shannon_nats(expert, far) > jensen_shannon_nats(expert, near)
-    assert most_divergent_amateur(expert, {2: far, 5: near}, 6)[0].tolist() == [5]
-    assert most_divergent_amateur(expert, {4: far, 5: near}, 6)[0].tolist() == [4]
+    assert most_divergent_layer_and_log_p(expert, {2: far, 5: near}, 6)[0].tolist() == [5]
+    assert most_divergent_layer_and_log_p(expert, {4: far, 5: near}, 6)[0].tolist() == [4]
 
 
 def test_a_decaying_share_falls_with_depth_and_confidence() -> None:

@@ -11,7 +11,7 @@ from emad_ref.probes.estimators import (
     ExactIndex,
     LowRankEntropy,
     LowRankIndex,
-    entropy_from_top_logits,
+    estimate_entropy_and_top1_p,
     low_rank_factors,
     recall_at_k,
 )
@@ -58,7 +58,7 @@ def test_the_mean_is_kept_for_the_softcap(rows, states):
     """Without a cap a shift of all logits changes nothing; under one it does."""
     z = states @ rows.T
     estimate = LowRankEntropy(low_rank_factors(rows, WIDTH), VOCABULARY, softcap=10.0)
-    expected, _ = entropy_from_top_logits((10 * torch.tanh(z / 10)).sort(dim=1, descending=True).values, 0)
+    expected, _ = estimate_entropy_and_top1_p((10 * torch.tanh(z / 10)).sort(dim=1, descending=True).values, 0)
     assert torch.allclose(estimate(states)[0], expected, atol=1e-9)
 
 

@@ -16,7 +16,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import full_depth
 from emad_ref.probes import pruned_vocabulary
 from emad_ref.probes.probe import HeadProbe
-from emad_ref.probes.pruned_vocabulary import CandidateTokens, SeparateHeads, SharedHeads, adaptive_vocabulary_size
+from emad_ref.probes.pruned_vocabulary import CachedHeads, CandidateTokens, UncachedHeads, adaptive_vocabulary_size
 from emad_ref.record import READOUTS, Work
 from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5
@@ -52,7 +52,7 @@ def some_race(sizes: tuple[int, ...]) -> CandidateTokens:
     return CandidateTokens(VOCABULARY, ids, sizes, {})
 
 
-@pytest.mark.parametrize("heads", [SeparateHeads, SharedHeads])
+@pytest.mark.parametrize("heads", [UncachedHeads, CachedHeads])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=list(SIZES))
 @torch.inference_mode()
 def test_each_rows_tokens_have_the_full_heads_logits(
@@ -74,7 +74,7 @@ def test_pytorch_counts_what_is_charged(stepper: Stepper, hidden: torch.Tensor, 
     """Rows of different sizes: no row pays for another's."""
     work, race = Work.none(LAYERS), some_race(sizes)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-        race.read_layer(SeparateHeads(stepper), hidden, 2, work)
+        race.read_layer(UncachedHeads(stepper), hidden, 2, work)
     assert flops(work, stepper.geometry).total == counter.get_total_flops() > 0
     assert work.readout_rows[SUBSET].tolist() == [0, 3, 0, 0, 0, 0]
     assert work.readout_rows[FULL].sum() == 0
@@ -87,8 +87,8 @@ def test_pytorch_counts_what_is_charged(stepper: Stepper, hidden: torch.Tensor, 
 def test_what_is_picked_from_a_shared_head_is_charged_as_if_gathered(stepper: Stepper, hidden: torch.Tensor) -> None:
     race, one, other = some_race(SIZES["mixed"]), Work.none(LAYERS), Work.none(LAYERS)
     with torch.inference_mode():
-        race.read_layer(SeparateHeads(stepper), hidden, 2, one)
-        race.read_layer(SharedHeads(stepper), hidden, 2, other)
+        race.read_layer(UncachedHeads(stepper), hidden, 2, one)
+        race.read_layer(CachedHeads(stepper), hidden, 2, other)
     assert one == other
 
 

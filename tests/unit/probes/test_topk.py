@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.probes.estimators import ExactIndex, TopKEntropy, apply_softcap, entropy_from_top_logits
+from emad_ref.probes.estimators import ExactIndex, TopKEntropy, apply_softcap, estimate_entropy_and_top1_p
 from emad_ref.probes.signal_values import entropy_nats
 
 VOCABULARY, WIDTH = 97, 16
@@ -25,25 +25,25 @@ def test_the_estimate_is_the_entropy_of_the_logits_with_the_tail_at_the_floor(k)
     written_out = np.concatenate([shown, np.repeat(shown[:, -1:], VOCABULARY - k, axis=1)], axis=1)
     p = np.exp(written_out - written_out.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
-    entropy, probability = entropy_from_top_logits(values, VOCABULARY - k)
+    entropy, probability = estimate_entropy_and_top1_p(values, VOCABULARY - k)
     assert entropy.numpy() == pytest.approx(stats.entropy(p, axis=1), rel=1e-12)
     assert probability.numpy() == pytest.approx(p[:, 0], rel=1e-12)
 
 
 def test_a_floor_of_no_mass_leaves_no_tail():
     values = torch.tensor([[1.0, 0.0, -torch.inf]])
-    assert float(entropy_from_top_logits(values, 1000)[0]) == pytest.approx(float(entropy_nats(values)), rel=1e-6)
+    assert float(estimate_entropy_and_top1_p(values, 1000)[0]) == pytest.approx(float(entropy_nats(values)), rel=1e-6)
 
 
 def test_logits_that_are_no_numbers_are_not_certainty():
-    assert torch.isnan(entropy_from_top_logits(torch.tensor([[torch.nan, 0.0]]), 5)[0]).all()
+    assert torch.isnan(estimate_entropy_and_top1_p(torch.tensor([[torch.nan, 0.0]]), 5)[0]).all()
 
 
 def test_half_precision_is_summed_in_float32():
     values = logits().topk(32).values.bfloat16()
-    entropy, _ = entropy_from_top_logits(values, 50_000)
+    entropy, _ = estimate_entropy_and_top1_p(values, 50_000)
     assert entropy.dtype == torch.float32
-    assert entropy.numpy() == pytest.approx(entropy_from_top_logits(values.double(), 50_000)[0].numpy(), rel=1e-5)
+    assert entropy.numpy() == pytest.approx(estimate_entropy_and_top1_p(values.double(), 50_000)[0].numpy(), rel=1e-5)
 
 
 def test_the_cap_is_gemmas_and_keeps_the_order():

@@ -100,8 +100,8 @@ def test_every_draw_has_a_hull_and_a_mixture_of_its_own() -> None:
     rng = np.random.default_rng(3)
     chosen, judged = (sheet((0.2, 1.1), (0.4, 1.2), (0.6, 2.0), spread=0.05, seed=seed) for seed in (1, 2))
     counts = rng.multinomial(4, [0.25] * 4, size=6).astype(float)
-    corners = lower_hull_corners(*chosen.resample(counts))
-    savings, losses = judged.resample(counts)
+    corners = lower_hull_corners(*chosen.resampled_savings_and_losses(counts))
+    savings, losses = judged.resampled_savings_and_losses(counts)
     mixed = mix_to_saving(corners, savings, np.full(6, 0.3))
     for draw, count in enumerate(counts):
         rows = np.repeat(np.arange(4), count.astype(int))

@@ -31,7 +31,7 @@ from emad_ref.sweep.grids import (
     softmax_response_points,
     truncation_points,
 )
-from emad_ref.sweep.losses import loss_table
+from emad_ref.sweep.losses import point_losses
 from tests.handmade_traces import window_trace
 from tests.small_models import small_config
 from tests.unit.calibration.test_profile import PROFILE
@@ -68,7 +68,7 @@ def require_even(points: list[OperatingPoint], saved: NetSavingFunction, count: 
 
 def test_what_a_point_saves_is_what_its_row_of_the_loss_table_says(trace, saved) -> None:
     points = [full_depth(LAYERS), truncated(LAYERS, 2), DEEP.point(0.0), DEEP.point(1.9999)]
-    assert [saved(point) for point in points] == [row.net_reduction for row in loss_table(trace, GEOMETRY, points)]
+    assert [saved(point) for point in points] == [row.net_reduction for row in point_losses(trace, GEOMETRY, points)]
 
 
 @pytest.mark.parametrize("count", [5, 17, 33])

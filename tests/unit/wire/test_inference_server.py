@@ -24,13 +24,13 @@ from emad_ref.audit.log_probs import check_log_probs
 from emad_ref.audit.requests import (
     ABORTED_AFTER,
     VARIATIONS,
+    check_and_time_streams,
     check_batches,
     check_repeated_requests,
     check_row_endings,
     check_sampled_streams,
     check_shared_prefixes,
     check_simultaneous_requests,
-    check_streams,
 )
 from emad_ref.audit.sampling import check_sampling
 from emad_ref.audit.trajectory import DecoderUnderTest
@@ -101,7 +101,7 @@ def checked(check: str, url: str, seconds: float = 60.0) -> Finding:
     if check == "at once":
         return check_simultaneous_requests(under_test, PROMPTS, NEW, rng)
     if check == "streams":
-        finding, arrivals = check_streams(under_test, PROMPTS, 2 * NEW)
+        finding, arrivals = check_and_time_streams(under_test, PROMPTS, 2 * NEW)
         assert list(arrivals) == [0, 1, 2, 8] or not finding.passed
         return finding
     if check == "repetitions":
@@ -573,7 +573,7 @@ def test_no_stream_asks_for_more_than_the_window_holds() -> None:
     with serve(Strict(complete, window=WINDOW)) as url:
         under_test = DecoderUnderTest(opened(url), lens_of(tiny_neox()), FULL, TOLERANCE, window=WINDOW)
         try:
-            finding, _ = check_streams(under_test, PROMPTS, NEW)
+            finding, _ = check_and_time_streams(under_test, PROMPTS, NEW)
         except Unsupported as refusal:
             pytest.fail(f"a server that streams was told to stream nothing: {refusal}")
     assert finding.passed is True, finding.detail
