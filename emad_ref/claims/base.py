@@ -315,7 +315,7 @@ def make_unmet_quality_verdict(evidence: ModelMeasurements, asked: ClaimContext)
     return None
 
 
-def is_usable(verdict: Verdict, point: str) -> bool:
+def is_point_usable(verdict: Verdict, point: str) -> bool:
     """Whether a verdict of ``decide_quality`` lets the point of this name stand: judged, and no leg of it falsified."""
     outcomes = [leg.outcome for leg in verdict.legs if leg.name.startswith(f"{point}: ")]
     return "falsified" not in outcomes and any(said in ("survived", "inconclusive") for said in outcomes)

@@ -355,7 +355,7 @@ def _guarantee_verdict(beyond: ExitEvaluation, asked: ClaimContext) -> Verdict:
         return asked.unmeasured("the exit carries no guarantee")
     if guarantee.loss != EXCESS.name:
         return asked.unmeasured(f"its guarantee is about the loss {guarantee.loss!r}, which is not measured here")
-    losses = None if point is None else beyond.excess_nll
+    losses = None if point is None else beyond.excess_nll_by_document
     return decide_guarantee(
         GuaranteeEvidence(
             losses,

@@ -29,7 +29,7 @@ from emad_ref.measurements.early_exits import (
     can_use_paper_settings,
     compute_flop_ratios,
     count_timed_flops,
-    minimum_exit_layers,
+    scale_minimum_exit_layers,
     split_flops_per_item,
     time_rules,
 )
@@ -94,7 +94,7 @@ def compute_never_exiting_ratios(subject: ModelUnderTest, before: str, after: st
     geometry = subject.loaded.geometry
     if not subject.is_seq2seq or not can_use_paper_settings(geometry):
         return {}
-    return compute_token_ratios(subject.name, geometry, minimum_exit_layers(geometry.layers), before, after)
+    return compute_token_ratios(subject.name, geometry, scale_minimum_exit_layers(geometry.layers), before, after)
 
 
 def compute_paper_model_ratios(before: str, after: str) -> NeverExiting:

@@ -28,7 +28,7 @@ class TimedArm:
 
 
 def gather_timed_arms(pair: PairMeasurements, timed: TimingResult, arms: Iterable[str]) -> Mapping[str, TimedArm]:
-    """Those of ``arms`` that were timed, in that order; where one model alone did the work, it was the large one."""
+    """Arm → its times and FLOPs, for those of ``arms`` that were timed; work of one model is the large one's."""
     found, seconds = {}, timed.seconds_by_pair()
     for arm in arms:
         if arm in seconds:

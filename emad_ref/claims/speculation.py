@@ -104,7 +104,7 @@ def decide_switching_speed(found: SwitchingSpeedEvidence, asked: ClaimContext) -
 def make_unscored_timing_legs(
     arms: Mapping[str, TimedArm], new: int, asked: ClaimContext, absent: Mapping[str, str]
 ) -> tuple[Leg, ...]:
-    """What was timed where no score can be asked: ratios and speeds, none of which decides anything."""
+    """Legs of time ratios and speeds for a pair without a score to judge; none of them decides anything."""
     return (*_numbers(_gains(arms, asked)), *_switching_beside(arms, new, absent))
 
 
@@ -249,7 +249,7 @@ def decide_against_speculation(found: SpeculationEvidence, asked: ClaimContext) 
 
 
 def compute_flop_matching_emad_share(arms: Mapping[str, TimedArm]) -> float:
-    """w: the share of requests at the point that makes EMAD's FLOPs speculation's; 1 where no share does.
+    """w: the share of requests under EMAD, the rest at full depth, that costs speculation's FLOPs; 1 if none does.
 
     Full depth costs F, the point E, speculation S: w E + (1 − w) F = S.
     """

@@ -19,7 +19,7 @@ from emad_ref.claims.base import (
     Question,
     answer_unmet_exit_premise,
     decoder_unusable_reason,
-    is_usable,
+    is_point_usable,
     make_unmet_exit_verdict,
 )
 from emad_ref.decoding.teacher_forcing import teacher_forced_nll_sums
@@ -175,7 +175,7 @@ def _checks(found: SpeedupEvidence) -> list[Leg]:
 
 
 def answer_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """Of the points put forward that F1 lets stand, the one that saves most; beside it its row of the point table."""
+    """The answer on the proposed point that saves most of those F1 lets stand; beside it its row of the point table."""
     if evidence.subject.is_seq2seq:
         reason = evidence.subject.quality_unavailable_reason
         return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
@@ -270,7 +270,7 @@ def choose_point_to_time(evidence: ModelMeasurements, asked: ClaimContext) -> tu
         )
         return evidence.latency.most_saving_point, reason
     f1 = asked.verdict_of("EMAD-F1", evidence)
-    standing = [loss for loss in evidence.points.proposed_losses if is_usable(f1, loss.point.name)]
+    standing = [loss for loss in evidence.points.proposed_losses if is_point_usable(f1, loss.point.name)]
     if not standing:
         return evidence.latency.most_saving_point, f"no usable point: {_refuted(f1, asked)}"
     return max(standing, key=lambda loss: loss.net_reduction).point, ""

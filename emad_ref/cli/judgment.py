@@ -25,7 +25,7 @@ from emad_ref.cli.arguments import add_examples, pytest_to_verb_option_names
 from emad_ref.console import print_error
 from emad_ref.errors import BadArgument, stop_run_on_error
 from emad_ref.measurements import option_values
-from emad_ref.measurements.study import BUDGETS, PairNames, Study, select_pair
+from emad_ref.measurements.study import BUDGETS, PairNames, Study, select_pair_names
 from emad_ref.models.names import require_weights_available
 from emad_ref.report.deselection import NO_PAIR
 from emad_ref.report.schema import SCHEMA
@@ -133,7 +133,7 @@ def judge_claims(args: argparse.Namespace) -> JudgmentResult:
     known, run = _known_verdicts(args), _run_conditions(args, plan)
     attachments, claims, failures, warnings, comparisons = Attachments(), [], [], [], []
     tables: list[dict[str, Any]] = []
-    pair = select_pair(args.pair, args.small_model, args.large_model, [args.model])
+    pair = select_pair_names(args.pair, args.small_model, args.large_model, [args.model])
     for answer in _answer_claims(args, plan, _choose_claims(args, plan, pair), pair):
         row, verdict = register[answer.verdict.id], answer.verdict
         key = verdict_key(row.id, answer.fingerprint or verdict.model, answer.corpus, run)

@@ -71,7 +71,7 @@ def first_amateur_layer(minimum: int) -> int:
     return min(FIRST_AMATEUR, minimum - 1)
 
 
-def minimum_exit_layers(layers: int) -> tuple[int, ...]:
+def scale_minimum_exit_layers(layers: int) -> tuple[int, ...]:
     """The paper's minimum exit layers, 7 and 19 of 24, at the same share of ``layers`` ≥ 4."""
     scaled = (round(layers * minimum / PUBLISHED_LAYERS) for minimum in PUBLISHED_MINIMA)
     # contrasts need a layer below, pruning one above that is not the last
@@ -429,7 +429,7 @@ class EarlyExitMeasurements:
     @property
     def minimum_exit_layers(self) -> tuple[int, ...]:
         """The paper's minimum layers for this depth."""
-        return minimum_exit_layers(self.subject.stepper.layers)
+        return scale_minimum_exit_layers(self.subject.stepper.layers)
 
     @property
     def task_layer_pairs(self) -> list[tuple[str, int]]:

@@ -215,7 +215,7 @@ class ExitEvaluation:
         )
 
     @property
-    def excess_nll(self) -> ByDocument:
+    def excess_nll_by_document(self) -> ByDocument:
         """[documents] NLL that the exit's point adds, nats per token, as its guarantee counts it.
 
         Of each window, as many tokens count as windows had that certified it.

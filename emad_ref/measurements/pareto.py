@@ -20,7 +20,7 @@ from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.attachments import AttachedTable, Attachments
-from emad_ref.measurements.early_exits import RULES, minimum_exit_layers
+from emad_ref.measurements.early_exits import RULES, scale_minimum_exit_layers
 from emad_ref.measurements.traces import LensTraces, documents_of_windows
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth
@@ -313,7 +313,7 @@ def make_confidence_comparison(traces: LensTraces) -> FamilyComparison:
     for name, rule in CONFIDENCES.items():
         signal, pruning = rule
         try:
-            dial = confidence_sweep(signal, layers, vocabulary, minimum_exit_layers(layers)[0], pruning)
+            dial = confidence_sweep(signal, layers, vocabulary, scale_minimum_exit_layers(layers)[0], pruning)
             dials[f"early exit: {name}"] = dial
         except BadArgument as refusal:  # a vocabulary too small to prune, or too few layers
             refused[name] = str(refusal)

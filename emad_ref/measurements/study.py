@@ -167,7 +167,7 @@ class PairNames:
         return ""
 
 
-def select_pair(
+def select_pair_names(
     pair: tuple[str, str] | None, small: str | None, large: str | None, models: Iterable[str], prefix: str = "--"
 ) -> tuple[str, str] | None:
     """The pair named by the options; the bundled pair if all ``models`` are bundled; else None.

@@ -11,7 +11,7 @@ import pytest
 
 from emad_ref.audit.finding import Finding
 from emad_ref.claims import speedup
-from emad_ref.claims.base import ClaimContext, is_usable
+from emad_ref.claims.base import ClaimContext, is_point_usable
 from emad_ref.claims.speedup import (
     SpeedupEvidence,
     TimedBatch,
@@ -259,7 +259,8 @@ def f1(*legs: Leg) -> Verdict:
 )
 def test_a_point_stands_that_was_judged_and_not_refuted(outcomes, usable):
     legs = [leg(f"p: {at}", outcome) for at, outcome in enumerate(outcomes)]
-    assert is_usable(f1(*legs, leg("p2: perplexity", "survived"), leg("q: perplexity", "falsified")), "p") is usable
+    verdict = f1(*legs, leg("p2: perplexity", "survived"), leg("q: perplexity", "falsified"))
+    assert is_point_usable(verdict, "p") is usable
 
 
 def evidence(trained: bool = True):

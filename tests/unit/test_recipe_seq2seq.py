@@ -12,7 +12,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import PRUNINGS, SHRINK
-from emad_ref.measurements.early_exits import minimum_exit_layers
+from emad_ref.measurements.early_exits import scale_minimum_exit_layers
 from emad_ref.probes.pruned_vocabulary import adaptive_vocabulary_size
 from emad_ref.text.seq2seq_pairs import (
     COLOURS,
@@ -110,12 +110,12 @@ def test_every_word_of_the_world_is_one_token_first_and_later_and_end_of_text_cl
 def test_prunings_of_this_vocabulary_keep_sets_of_different_sizes(words):
     """Else no claim about them could come out either way."""
     layers = RECIPES["emad-t5-tiny-tuned"].layers
-    for minimum in minimum_exit_layers(layers):
+    for minimum in scale_minimum_exit_layers(layers):
         fixed, decaying = (PRUNINGS[name](minimum, layers, len(words)).kept for name in ("fixed", "decaying"))
         assert all(k < most for k, most in zip(decaying, fixed, strict=True))
         assert max(fixed) < adaptive_vocabulary_size(len(words), SHRINK, 1.0)
     fixed, decaying = (
-        PRUNINGS[name](minimum_exit_layers(layers)[0], layers, len(words)).kept for name in ("fixed", "decaying")
+        PRUNINGS[name](scale_minimum_exit_layers(layers)[0], layers, len(words)).kept for name in ("fixed", "decaying")
     )
     assert decaying[-1] <= fixed[-1] / 2
 

@@ -28,7 +28,7 @@ from emad_ref.measurements.early_exits import (
     first_amateur_layer,
     make_minimum_layer_tables,
     make_rule_table,
-    minimum_exit_layers,
+    scale_minimum_exit_layers,
     split_flops_per_item,
     time_rules,
 )
@@ -142,7 +142,7 @@ def test_long_references_are_contrasted_block_by_block(
     ("layers", "minima"), [(24, (7, 19)), (12, (4, 10)), (10, (3, 8)), (8, (2, 6)), (6, (2, 4)), (4, (2,))]
 )
 def test_minimum_layers_stand_at_the_papers_share_of_depth(layers: int, minima: tuple[int, ...]) -> None:
-    assert minimum_exit_layers(layers) == minima
+    assert scale_minimum_exit_layers(layers) == minima
 
 
 def test_both_readings_of_jsd_meet_softmax_response_at_the_layer_from_which_they_decide(

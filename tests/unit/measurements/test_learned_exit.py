@@ -133,7 +133,7 @@ def test_a_guarantee_is_judged_on_as_many_tokens_of_a_window_as_certified_it(tmp
     loss = decoded_columns(evidence.subject.stepper, evidence.loaded.geometry, short, [full_depth(LAYERS), point])
     by, tokens = evidence.traces.sum_by_document, np.array([float(text.n_decided) for text in short])
     expected = excess_loss(by(loss.nll_nats[:, [1]]), by(loss.nll_nats[:, 0]), by(tokens))
-    found = evidence.exit_evaluation.excess_nll
+    found = evidence.exit_evaluation.excess_nll_by_document
     assert found.values == pytest.approx(expected.values[:, 0], abs=1e-6)
     assert found.values.max() > 1e-4
 
