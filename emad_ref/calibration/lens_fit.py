@@ -375,6 +375,7 @@ def build_lens(stepper: Stepper, plan: LensPlan, state: LensFitState) -> TunedLe
 
 
 def require_plan_fits_model(stepper: Stepper, plan: LensPlan) -> None:
+    """Raise BadArgument for layers or a rank of ``plan`` that the model does not have."""
     if not all(1 <= layer < stepper.layers for layer in plan.layers):
         expected = f"layers in 1–{stepper.layers - 1} of this model"
         raise BadArgument("layers", plan.layers, expected, "the last is what a lens is fitted to")

@@ -127,6 +127,7 @@ EndOfText = Callable[[Sequence[int]], bool]  # whether the tokens emitted so far
 
 
 def never_end_of_text(tokens: Sequence[int]) -> bool:
+    """False: no text ends before its last token; the default of ``ended``."""
     return False
 
 

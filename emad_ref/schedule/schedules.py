@@ -209,6 +209,7 @@ DepthResolver = Callable[[OperatingPoint, NDArray[np.int16]], None]
 
 
 def mask_of_all_tokens(point: OperatingPoint, decided: Ints) -> Bools:
+    """True for each of the ``decided`` tokens: the rule reads them all."""
     return np.ones(len(decided), dtype=np.bool_)
 
 
