@@ -33,13 +33,13 @@ from pytest_emad.suite_support import CLOCK, record_benchmark_samples
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 
 WIDE = "two blocks of Pythia-1.4B's shape"
-TIMED = {"emad-tiny": (16, 128, 20), "random:pythia-410m": (2, 128, 4)}  # windows a batch, tokens a window, pairs
-BESIDE_HEADS = {  # the same, and least throughput; where every layer has its head a turn is long enough with less
+TIMED = {"emad-tiny": (16, 128, 20), "random:pythia-410m": (2, 128, 4)}  # windows per batch, tokens per window, pairs
+BESIDE_HEADS = {  # the same, and minimum throughput; with a head per layer, fewer windows make a turn long enough
     "emad-tiny": (16, 128, 20, 0.7),
     "random:pythia-410m": (1, 65, 16, 0.9),
     WIDE: (1, 65, 40, 0.95),
 }
-LEAST = {"emad-tiny": 0.95, "random:pythia-410m": 0.6}  # throughput of the probes beside a plain forward's
+LEAST = {"emad-tiny": 0.95, "random:pythia-410m": 0.6}  # throughput of the probes relative to a plain forward
 
 
 def model_of(name):
@@ -50,7 +50,7 @@ def model_of(name):
 
 
 def allowed(geometry, probes, keys):
-    """Throughput beside a plain forward's if a calibration were its blocks and heads alone, at ``keys`` a token."""
+    """Return the throughput relative to a plain forward that blocks and heads alone allow, at ``keys`` per token."""
     block, head = geometry.block_flops() + geometry.attention_flops(keys), geometry.head_flops()
     return (geometry.layers * block + head) / (probes[-1] * block + len(probes) * head)
 

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 
 VOCABULARY, WIDTH, BLOCKS, CONTEXT, K = 50_304, 1024, 2, 64, 64
 PAIRS, WARM_UP = 40, 3
-MOST = {  # blocks; measured on one thread of a shared machine, with room for its noise
+MOST = {  # blocks; measured on one thread of a shared machine, with an allowance for noise
     "lowrank 64": 0.4,  # 0.12
     "lowrank 128": 0.7,  # 0.29
     "lowrank 64, exact logits": 0.5,  # 0.14
@@ -49,13 +49,13 @@ def stepper():
         num_attention_heads=16,
         max_position_embeddings=2 * CONTEXT,
     )
-    torch.manual_seed(0)  # weights, whose values do not matter to time
+    torch.manual_seed(0)  # random weights: their values do not affect the time
     return CausalStepper(hf.GPTNeoXForCausalLM(config).eval())
 
 
 @pytest.fixture(scope="module")
 def samples(stepper):
-    """Paired seconds of one block and of one reading by each estimator."""
+    """Return paired seconds of one block and of one reading by each estimator."""
     generator = torch.Generator().manual_seed(1)
     states = torch.randn(WARM_UP + PAIRS, 1, WIDTH, generator=generator)
     with torch.inference_mode():
@@ -79,7 +79,7 @@ def samples(stepper):
 
 
 class WrongWayRound:
-    """The same readout with the big factor stored [V, r]: what the layout is worth."""
+    """The same readout with the large factor stored as [V, r], to measure the effect of the layout."""
 
     def __init__(self, rows, found):
         self.inner, self.outer = found.inner, found.outer.T.contiguous()
@@ -93,7 +93,7 @@ def normed(stepper, estimate):
 
 
 def one_block(stepper, states):
-    """A decode step through one block against CONTEXT keys; the blocks take turns, so that none stays in the cache."""
+    """Run one decode step of one block against CONTEXT keys; the blocks alternate, so that none stays in the cache."""
     cache = stepper.new_cache(1, 2 * CONTEXT)
     ids = torch.arange(CONTEXT)[None]
     prompt = stepper.prepare_forward(np.arange(CONTEXT)[None], cache)
@@ -108,7 +108,7 @@ def one_block(stepper, states):
 
 
 def void(_):
-    """A timed arm returns nothing: a number would be taken as its own measurement."""
+    """Wrap an arm to return nothing: ``time_pairs`` takes a returned number as the measurement."""
 
 
 def test_a_cheap_probe_is_a_fraction_of_a_block(benchmark, samples):

@@ -23,16 +23,16 @@ from emad_ref.statistics.units import ByPair
 
 pytestmark = pytest.mark.slow
 
-HELD, PAIRS, SKIPPED = 64, 60, 3  # tokens before the chunk; timed pairs; layers that drafting has run already
-MOST = {2: 1.35, 4: 1.55, 8: 1.9}  # n → passes over one token that a pass over n tokens may take
-SMALLS, LARGES = (16, 16, 24), (30, 4, 8)  # pairs, tokens of the prompt, new ones: short turns where tokens take long
+HELD, PAIRS, SKIPPED = 64, 60, 3  # tokens before the chunk; timed pairs; layers that the draft has already run
+MOST = {2: 1.35, 4: 1.55, 8: 1.9}  # n → allowed cost of a pass over n tokens, in passes over one token
+SMALLS, LARGES = (16, 16, 24), (30, 4, 8)  # pairs, prompt tokens, new tokens: short turns for slow models
 SMALL = {"hidden_size": 128, "num_hidden_layers": 12, "num_attention_heads": 4, "vocab_size": 2048}
 GROUPED = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 352, "max_position_embeddings": 512}
 LARGE = {
     "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "vocab_size": 50304,
     "num_key_value_heads": 16, "intermediate_size": 2816, "max_position_embeddings": 512,
 }  # fmt: skip
-CONFIGS = {  # family and size → config, turns, and what generate takes at least beside our full depth
+CONFIGS = {  # family and size → config, turns, minimum of generate's time over full depth's
     "llama, small": (hf.LlamaConfig(**GROUPED), SMALLS, 1.2),
     "qwen3, small": (hf.Qwen3Config(**GROUPED, head_dim=32), SMALLS, 1.2),
     "olmo2, small": (hf.Olmo2Config(**GROUPED), SMALLS, 1.2),
@@ -52,7 +52,7 @@ def one_thread():
 @pytest.mark.parametrize("first", [0, SKIPPED])
 @torch.inference_mode()
 def test_a_chunk_takes_little_more_than_one_token(first):
-    """Fused, and beside the same chunk through the modules."""
+    """Relative to one token, fused; and relative to the same chunk through the modules."""
     model = load("emad-tiny-plain").model
     steppers = {"fast": CausalStepper(model), "walked": CausalStepper(model, backend="walked")}
     rng = np.random.default_rng(0)
@@ -88,7 +88,7 @@ def test_full_depth_is_faster_than_generate_and_never_slower_than_the_modules(na
     torch.manual_seed(0)
     model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
-    lay_out_weights(model)  # as loading does
+    lay_out_weights(model)  # as after loading
     fast, walked, layers = CausalStepper(model), CausalStepper(model, backend="walked"), config.num_hidden_layers
     rng = np.random.default_rng(0)
     prompts = rng.integers(1, config.vocab_size, (pairs + 2, prompt))

@@ -23,7 +23,7 @@ from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByPair
 
 K, RANK = 64, 64
-TIMED, TURNS = (12, 12), (60, 4)  # pairs, new tokens: of all estimators side by side, of a cheap one and its rival
+TIMED, TURNS = (12, 12), (60, 4)  # pairs, new tokens: of all estimators together, of one cheap one alone
 ESTIMATORS = (
     EntropyEstimator(),
     EntropyEstimator("topk", k=K),
@@ -46,7 +46,7 @@ def stepper():
 
 @pytest.fixture(scope="module")
 def points(stepper):
-    """Estimator's name, or ``no probes``, → a point that never exits."""
+    """Map the estimator's name, or ``no probes``, to a point that never exits."""
     layers, width = stepper.layers, stepper.unembedding.shape[1]
     probes = tuple(range(4, layers, 4))
     weights = tuple(map(tuple, np.random.default_rng(0).normal(size=(len(probes), width + 1))))
@@ -58,7 +58,7 @@ def points(stepper):
 
 
 def timed(stepper, points, pairs, new):
-    """Estimator's name → time of decoding over that without probes, with its interval; printed."""
+    """Return, and print, each estimator's decoding time over that without probes, with its interval."""
     prompts = np.random.default_rng(1).integers(0, stepper.vocabulary_size, pairs + 1)
 
     def arm(decoder):

@@ -31,11 +31,11 @@ from pytest_emad.suite_support import CLOCK, record_benchmark_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 
-SHAPES = {  # pairs, tokens of the prompt, new ones, least ratio; where a token takes long, short turns and more of them
+SHAPES = {  # pairs, prompt tokens, new tokens, minimum ratio; slow models take more and shorter turns
     "emad-tiny": (40, 32, 48, 1.9),
     "random:pythia-410m": (30, 4, 8, 1.05),
 }
-SHARES = {"three quarters": 3, "half": 2, "a quarter": 1}  # of the layers, in quarters
+SHARES = {"three quarters": 3, "half": 2, "a quarter": 1}  # shares of the layers, in quarters
 MOST_OVER = 1.05  # × the straight line
 COLD = 2**24  # bytes written between two tokens: several times what a core's own cache holds
 SWEPT_TOKENS, SWEPT_POINTS = {"emad-tiny": 50_000, "random:pythia-410m": 1_000}, 1000
@@ -56,7 +56,7 @@ def generate(model, ids, new):
 
 @pytest.fixture(scope="module")
 def samples(loaded):
-    """Paired seconds of the model's generate and of our decoder at full depth."""
+    """Return paired seconds of the model's ``generate`` and of the reference decoder at full depth."""
     pairs, _, new, _ = SHAPES[loaded.name]
     model, stepper = loaded.model, loaded.stepper
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
@@ -71,11 +71,11 @@ def samples(loaded):
 
 @pytest.fixture(scope="module", params=["cold", "as they come"])
 def shared(request, loaded):
-    """Paired seconds of our decoder at full depth, at shares of the layers and at one layer.
+    """Return paired seconds of the reference decoder at full depth, at shares of the layers and at one layer.
 
-    ``cold``: each token finds its weights outside the core's own cache, where those of all layers together lie anyhow.
-    One layer of a small model stays in it from token to token, takes less time there than any layer of a whole model,
-    and would put the line through it too low; as they come, that is seen and printed.
+    ``cold``: before each token the core's cache is overwritten, as the weights of all layers together overwrite it.
+    Otherwise the one layer of a small model stays in the cache, takes less time than any layer of a whole model, and
+    makes the fitted line too low; that case is timed and printed, too.
     """
     pairs, _, new, _ = SHAPES[loaded.name]
     layers = loaded.stepper.layers
@@ -112,7 +112,7 @@ def drawn(loaded):
 
 
 def void(_):
-    """A timed arm returns nothing: a number would be taken as its own measurement."""
+    """Wrap an arm to return nothing: ``time_pairs`` takes a returned number as the measurement."""
 
 
 def test_full_depth_is_no_slower_than_generate(benchmark, loaded, samples):
@@ -140,7 +140,7 @@ def test_a_share_of_the_layers_takes_that_share_of_the_blocks_time(benchmark, lo
 
 
 def swept(trace):
-    """``SWEPT_POINTS`` points: thresholds × probe sets × schedules that replay knows."""
+    """Return ``SWEPT_POINTS`` points: thresholds × probe sets × schedules that replay supports."""
     layers, rng = trace.layers, np.random.default_rng(1)
     every = [tuple(range(stride, layers, stride)) for stride in (1, 2, 3, 4)] + [(layers // 3, 2 * layers // 3)]
     grid = list(itertools.product(SWEPT_SCHEDULES, every))
@@ -156,10 +156,10 @@ def swept(trace):
 
 @pytest.mark.parametrize("name", SWEPT_TOKENS)
 def test_a_thousand_points_cost_a_fifth_of_one_pass(benchmark, name):
-    """Depth, loss and token at every position, beside a plain forward pass, which knows nothing of any exit.
+    """Replay gives depth, loss and token at every position; the baseline is a plain forward pass without exits.
 
-    Sums, FLOPs and quantiles on top (a loss table) are held to a fifth of the pass that both are made from, the trace
-    with a head after every layer; of a plain pass, too, where a token takes milliseconds.
+    A loss table (sums, FLOPs, quantiles) may add a fifth of the traced pass, with a head after every layer; a fifth of
+    the plain pass, too, where a token takes milliseconds.
     """
     loaded = load(name)
     stepper, length = loaded.stepper, 128
@@ -180,7 +180,7 @@ def test_a_thousand_points_cost_a_fifth_of_one_pass(benchmark, name):
     plain, replayed, tabled = 0.0, [], 0.0
     replays = replay_all(trace, points)
     quarter = -(-len(rows) // 4)
-    for part in range(4):  # next to one another: what else runs on the machine changes by the minute
+    for part in range(4):  # interleaved, because a machine's load changes within minutes
         plain += seconds_of(lambda part=part: forward(rows[part * quarter : (part + 1) * quarter]))
         for _ in range(SWEPT_POINTS // 4):
             replayed.append(seconds_of(lambda: void(next(replays))))
@@ -203,7 +203,7 @@ def test_a_thousand_points_cost_a_fifth_of_one_pass(benchmark, name):
 
 
 def seconds_of(run):
-    """CPU seconds of this process."""
+    """Return the CPU seconds of this process."""
     start = time.process_time()
     run()
     return time.process_time() - start

@@ -43,21 +43,21 @@ def examples(count, seed):
 
 
 def generated(lm, rows, seed):
-    """Answers that end at a stop string, at the end of text, or after ``NEW`` tokens."""
+    """Return answers that end at a stop string, at the end of text, or after ``NEW`` tokens."""
     settings = {"until": ["\n\n"], "max_gen_toks": NEW, "do_sample": False}
     requests = [SimpleNamespace(args=(e.prompt, settings)) for e in examples(max(4, rows), seed)]
     return lm.generate_until(requests, disable_tqdm=True)
 
 
 def scored(lm, rows, seed):
-    """Options of several tokens after contexts of several lengths."""
+    """Return scores of options of several tokens after contexts of several lengths."""
     found = examples(max(4, rows), seed)
     requests = [SimpleNamespace(args=(e.prompt, f" {o}")) for e in found for o in e.options or (e.answer,)]
     return lm.loglikelihood(requests, disable_tqdm=True)
 
 
 def void(_):
-    """A timed arm returns nothing: a number would be taken as its own measurement."""
+    """Wrap an arm to return nothing: ``time_pairs`` takes a returned number as the measurement."""
 
 
 @pytest.mark.parametrize("rows", [1, 8, 32])

@@ -34,10 +34,10 @@ from pytest_emad.suite_support import CLOCK, record_benchmark_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 
-LENGTH, WINDOWS = 128, 16  # tokens a window, windows a batch
+LENGTH, WINDOWS = 128, 16  # tokens per window, windows per batch
 UNITS, TURNS = 6, 5
 LEAST_GAIN = 1.7
-LEAST_OF_TWO = LEAST_GAIN / 2  # of what two processes get done, which on two whole cores is twice as much
+LEAST_OF_TWO = LEAST_GAIN / 2  # share of the throughput of two processes, which is twice as much on two whole cores
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def calibrated(loaded, plan, rows, crew=None):
 
 
 def read(whence, plan, rows):
-    """What a worker does with its share, without handing anything in."""
+    """Run a worker's share without returning results."""
     torch.set_num_threads(1)
     for _ in local_statistics_source(load_cached(whence).stepper, plan)(
         iterate_batches(map(TokenSequence, rows), plan.tokens_per_batch)
@@ -100,7 +100,7 @@ def test_two_workers_get_done_what_two_processes_do(benchmark, loaded, plan, row
         ProcessPoolExecutor(1, mp_context=fresh) as left,
         ProcessPoolExecutor(1, mp_context=fresh) as right,
     ):
-        apart(left, right)(0)  # before a nanny sets in this process's environment what its workers shall find
+        apart(left, right)(0)  # before a nanny sets the environment of its workers in this process
         with (
             distributed.LocalCluster(n_workers=1, **each) as one,
             distributed.LocalCluster(n_workers=2, **each) as two,
@@ -126,10 +126,10 @@ def test_two_workers_get_done_what_two_processes_do(benchmark, loaded, plan, row
 
 
 def test_two_workers_are_not_held_up_by_who_cuts_and_adds(benchmark, loaded, plan, rows):
-    """With a share s of a calibration's time in the process that hands out, two workers give 1 / (s + 1/2) at most."""
+    """With a share s of the time in the dispatching process, two workers give a speedup of 1 / (s + 1/2) at most."""
 
     def seconds_of(crew=None):
-        start = time.process_time()  # of this process: workers are others
+        start = time.process_time()  # of this process, without the workers
         profile = calibrated(loaded, plan, rows, crew)
         return profile.to_json(), time.process_time() - start
 

@@ -25,7 +25,7 @@ def log_normal(sigma: float) -> Draw:
 
 
 def ruined(share: float) -> Draw:
-    """A tenth of the rise is everybody's; the rest is that of a few documents."""
+    """All documents share a tenth of the rise; a few have the rest."""
     return lambda rng, n: 0.1 + 0.4 * rng.standard_normal(n) + 0.9 / share * (rng.random(n) < share)
 
 
@@ -43,7 +43,7 @@ RISES: dict[str, Draw] = {
 
 
 def cut(tokens: np.ndarray) -> np.ndarray:
-    """What is read of documents of so many tokens."""
+    """Return the number of tokens read from documents of these lengths."""
     return np.clip(tokens, 1, MOST_WINDOWS * LONGEST_WINDOW).astype(np.int64)
 
 
@@ -55,7 +55,7 @@ LENGTHS: dict[str, Draw] = {
 
 
 def one_dominates(rng: np.random.Generator, n: int) -> np.ndarray:
-    """One document has 60 % of all tokens: text that was not dealt in windows, as lm-eval's."""
+    """One document has 60 % of all tokens, as text of lm-eval that is not cut into windows."""
     tokens = rng.integers(100, 300, n)
     tokens[0] = int(1.5 * tokens[1:].sum())
     return tokens
@@ -72,7 +72,7 @@ def _mean_by_length(lengths: str, rises: str) -> float:
 def documents(
     rng: np.random.Generator, rise: float, count: int, rises: str, lengths: str, longer_lose_more: bool = False
 ) -> NllPair:
-    """``count`` documents of a corpus whose perplexity rises by ``rise``; the rise of each may grow with its length."""
+    """Make ``count`` documents with perplexity rise ``rise``; a document's rise may grow with its length."""
     tokens = one_dominates(rng, count) if lengths == "one dominates" else LENGTHS[lengths](rng, count)
     each = RISES[rises](rng, count)
     if longer_lose_more:

@@ -9,8 +9,8 @@ from emad_ref.statistics.units import ByItem, ByPair
 
 
 def right(rng: np.random.Generator, items: int, accuracy: float, lost: float, gained: float) -> tuple[ByItem, ByItem]:
-    """Right by a reference and by a candidate, which loses a share ``lost`` of what the reference gets right and gains
-    a share ``gained`` of what it does not."""
+    """Return which items a reference and a candidate get right: the candidate loses a share ``lost`` of the reference's
+    right items and gains a share ``gained`` of its wrong ones."""
     reference = rng.random(items) < accuracy
     change = rng.random(items)
     return ByItem.from_independent_items(reference), ByItem.from_independent_items(
@@ -19,7 +19,7 @@ def right(rng: np.random.Generator, items: int, accuracy: float, lost: float, ga
 
 
 def seconds(rng: np.random.Generator, ratios: dict[str, float], pairs: int = 40) -> dict[str, ByPair]:
-    """Arm → seconds: a request's own length times the arm's share of it, each measured with 10 % of noise."""
+    """Map each arm to seconds: the request's length times the arm's share, each measured with 10 % noise."""
     length = rng.uniform(0.5, 2.0, pairs)
     return {arm: ByPair(length * ratio * np.exp(0.1 * rng.standard_normal(pairs))) for arm, ratio in ratios.items()}
 
@@ -31,7 +31,7 @@ def raced(
     accepted: dict[str, float] | None = None,
     pairs: int = 40,
 ) -> dict[str, TimedArm]:
-    """Arms whose ``times`` and ``work`` stand in these proportions; ``accepted``: mean acceptance of those drafting."""
+    """Make arms with these proportions of ``times`` and ``work``; ``accepted``: mean acceptance of drafting arms."""
     spent, rates = seconds(rng, work, pairs), accepted or {}
 
     def drafted(arm: str) -> tuple[float, ...]:
@@ -41,9 +41,9 @@ def raced(
 
 
 def covers(leg, truth: float) -> None:
-    """The leg reports, and its interval, twice as wide, holds the true number.
+    """Check: the leg reports, and its interval, doubled in width, contains the true number.
 
-    As it is, a 95 % interval would miss one time in twenty, and dozens are looked at.
+    A plain 95 % interval misses one time in twenty, and dozens are checked.
     """
     assert leg.outcome == "measured"
     assert leg.interval is not None, leg

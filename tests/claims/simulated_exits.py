@@ -27,7 +27,7 @@ TOGETHER = 4  # items of a cluster where items are not independent
 
 @dataclass(frozen=True)
 class Cell:
-    """``n`` clusters; ``icc``: which share of their noise the items of one have in common; 0: items are distinct."""
+    """``n`` clusters; ``icc``: the share of noise that the items of a cluster share; 0: items are distinct."""
 
     n: int = ITEMS
     icc: float = 0.0
@@ -47,7 +47,7 @@ class Cell:
         return np.repeat(np.arange(self.n), self.each)
 
     def noise(self, rng: np.random.Generator) -> np.ndarray:
-        """[items] standard normal, correlated by ``icc`` within a cluster."""
+        """Return standard normal noise [items], correlated by ``icc`` within a cluster."""
         return clustered(rng, self.n, self.each, self.icc)[0]
 
     def column(self, values: np.ndarray) -> ByItem:
@@ -58,7 +58,7 @@ PLAIN = Cell()
 
 
 def scores(rng: np.random.Generator, gained: float, cell: Cell = PLAIN) -> tuple[ByItem, ByItem]:
-    """(ours, theirs): ours is ``gained`` better in expectation."""
+    """Return (ours, theirs): ours is better by ``gained`` in expectation."""
     theirs = rng.uniform(0.3, 0.7, cell.items)
     return cell.column(theirs + gained + NOISE_SCORE * cell.noise(rng)), cell.column(theirs)
 
@@ -71,7 +71,7 @@ def contest(
     gained: float | None = 0.0,
     cell: Cell = PLAIN,
 ) -> RuleComparison:
-    """Ours leaves ``sooner`` blocks earlier in expectation; ``gained``: None for the same score on every item."""
+    """Make ours exit ``sooner`` blocks earlier in expectation; ``gained``: None for the same score on every item."""
     tokens = rng.integers(2, 12, cell.items)
     blocks = DEEP + 0.5 * rng.standard_normal(cell.items)
     ours_blocks = blocks - sooner + NOISE_BLOCKS * cell.noise(rng)
@@ -81,18 +81,18 @@ def contest(
 
 
 def alike(rng: np.random.Generator, where: str, cell: Cell = PLAIN, sizes: str = "") -> RuleComparison:
-    """A rule against itself."""
+    """Compare a rule with itself."""
     one = contest(rng, where, cell=cell)
     return RuleComparison(where, one.ours, one.ours, sizes)
 
 
 def exited(score: ByItem, blocks: np.ndarray, tokens: np.ndarray) -> ExitScores:
-    """Items whose tokens leave after ``blocks`` [items] on average."""
+    """Make items whose tokens exit after ``blocks`` [items] on average."""
     return ExitScores(score, score.with_values(blocks * tokens), score.with_values(tokens))
 
 
 def near(truths: dict[str, float], within: float) -> Callable[[Verdict], None]:
-    """A check: the legs of these names are there and lie within ``within`` of the truth."""
+    """Check: the legs of these names exist and differ from the truth by at most ``within``."""
 
     def check(verdict: Verdict) -> None:
         legs = leg_by_name(verdict)

@@ -49,12 +49,12 @@ Truth = Literal["holds", "fails", "edge", "power", "tied", "premise", "value"]
 REGISTER = load_register()
 SEED = 20
 ERROR = 0.05  # one-sided level of every verdict
-UNLIKELY = 1e-3  # chance that an honest rule fails a case of few draws
+UNLIKELY = 1e-3  # probability that a correct rule fails a case of few draws
 MOST, LEAST = 0.06, 0.80  # measured error rate and power
 MEASURED, RECOUNTED = 500, 5_000
 
-UNITS = (36, 60, 200)  # 36 documents of unequal lengths count as at least 30, the fewest that are decided on
-SCORED = (100, 200)  # items of a score: a hundred are the fewest
+UNITS = (36, 60, 200)  # 36 documents of unequal lengths have an effective number of 30, the minimum of a verdict
+SCORED = (100, 200)  # items of a score: the minimum is a hundred
 ICC = (0.0, 0.3)
 
 WANTED: dict[Truth, frozenset[Outcome]] = {
@@ -69,12 +69,12 @@ DECIDED: tuple[Outcome, Outcome] = ("survived", "falsified")
 
 @dataclass(frozen=True)
 class Case:
-    """``found(rng)``: evidence as ``decide`` takes it. ``draws``: how often it is made and judged anew.
+    """``found(rng)`` makes the evidence for ``decide``. ``draws``: the number of draws, each with its own verdict.
 
-    ``least``   share of draws that must have a wanted outcome (power; 1 for arithmetic).
-    ``check``   looks at every verdict, and asserts what else its truth says of it.
-    ``wanted``  of a case of ``power``: the outcome that its truth asks for.
-    ``thresholds``  that a user's file sets in place of the row's own.
+    ``least``   minimum share of draws with a wanted outcome (power; 1 for arithmetic).
+    ``check``   inspects every verdict, and asserts its other properties.
+    ``wanted``  of a case of ``power``: the outcome that its truth requires.
+    ``thresholds``  of a user's file, in place of the row's own.
     ``sampled``  drawn without --run-slow, too.
     """
 
@@ -96,10 +96,10 @@ def celled(
     *,
     n: Sequence[int] = UNITS,
     icc: Sequence[float] = ICC,
-    draws: int = 5,  # of four, a rule with the least power may get none right
+    draws: int = 5,  # of four draws, a rule with the minimum power may get none right
     **options: Any,
 ) -> Iterator[Case]:
-    """One case for every number of units and every ICC; ``made(n, icc)`` gives its ``found``.
+    """Return one case for every number of units and every ICC; ``made(n, icc)`` gives its ``found``.
 
     ``icc=(0.0,)`` for rows whose units are independent by construction. ``options`` are those of ``Case``.
     Of a rate, the fewest units with the largest ICC and the most with the smallest are sampled; ``hold_rates`` measures
@@ -114,19 +114,19 @@ def celled(
 
 
 def clustered(rng: np.random.Generator, clusters: int, each: int, icc: float) -> tuple[Floats, Ints]:
-    """Normal values of mean 0, variance 1 and this ICC, ``each`` to a cluster: (values, cluster), both [items]."""
+    """Return (values, cluster), [items]: normal values of mean 0, variance 1 and this ICC, ``each`` per cluster."""
     cluster = np.repeat(np.arange(clusters), each)
     shared, own = rng.standard_normal(clusters)[cluster], rng.standard_normal(len(cluster))
     return np.sqrt(icc) * shared + np.sqrt(1 - icc) * own, cluster
 
 
 def asked(claim: str, rng: np.random.Generator, other_legs: int = 0) -> ClaimContext:
-    """The shipped row, asked about a simulated model."""
+    """Return the context of the shipped row with a simulated model."""
     return ClaimContext(REGISTER[claim], "simulated", rng, other_legs)
 
 
 def says(*parts: str) -> Callable[[Verdict], None]:
-    """A check: the verdict's reason holds these."""
+    """Check: the verdict's reason contains these texts."""
 
     def check(verdict: Verdict) -> None:
         assert all(part in verdict.reason for part in parts), verdict.reason
@@ -138,7 +138,7 @@ Decide = Callable[[Any, ClaimContext], Verdict]
 
 
 def judged(claim: str, decide: Decide, case: Case, draws: range) -> list[Verdict]:
-    """A verdict for each draw. Asserts what the case checks of each."""
+    """Return a verdict for each draw, after the case's check of each. Asserts."""
     verdicts = []
     for draw in draws:
         found = case.found(np.random.default_rng([SEED, draw]))
@@ -153,7 +153,7 @@ def judged(claim: str, decide: Decide, case: Case, draws: range) -> list[Verdict
 
 
 def hold(claim: str, decide: Decide, case: Case) -> None:
-    """Draw, decide, and compare with the truth. Asserts."""
+    """Draw, decide, and compare the outcomes with the truth. Asserts."""
     verdicts = judged(claim, decide, case, range(case.draws))
     outcomes = Counter(verdict.verdict for verdict in verdicts)
     require_enough(case, verdicts)
@@ -174,14 +174,14 @@ def hold(claim: str, decide: Decide, case: Case) -> None:
 
 
 def require_enough(case: Case, verdicts: Sequence[Verdict]) -> None:
-    """Raise AssertionError where a rate is asked of too few units, which no rule decides on."""
+    """Raise AssertionError if a rate is measured on too few units for any verdict."""
     if case.truth in ("edge", "power"):
         few = [verdict for verdict in verdicts if re.search(r"at least [\d,]+ (are )?needed", verdict.reason)]
         assert len(few) < len(verdicts), f"measures nothing: {verdicts[0].reason}"
 
 
 def hold_rates(claim: str, decide: Decide, case: Case) -> None:
-    """Measure the rates of a case at the edge or of power. Asserts."""
+    """Measure the error rates of an ``edge`` case or the power of a ``power`` case. Asserts."""
     outcomes: Counter[Outcome] = Counter()
     for start, stop in ((0, MEASURED), (MEASURED, RECOUNTED)):
         verdicts = judged(claim, decide, case, range(start, stop))

@@ -15,33 +15,33 @@ from emad_ref.statistics.verdicts import Verdict
 from emad_ref.sweep.grids import SAVING_LEVELS
 from tests.claims.simulation import Case, celled
 
-# ---------------------------------------------------------------- what the cases are made of
+# ---------------------------------------------------------------- building blocks
 #
-# Duels of known outcome for EMAD-R1 to R4, whose rule is one: families whose true fronts lie a known way apart.
+# Duels of known outcome for EMAD-R1 to R4, which share one rule: families at a known distance between their fronts.
 #
-# A family is a curve of loss over saving. Documents differ in how hard they are, how much they save, and how far they
-# are from the curve, which neighbouring points share. Each saving of a family is in ``SAVINGS``, so both sides' hulls
+# A family is a curve of loss over saving. Documents differ in difficulty, in saving, and in their distance from the
+# curve, which neighbouring points share. Every saving of a family is in ``SAVINGS``, so both sides' hulls
 # pass through the same places and differ by the curve alone.
 
 SAVINGS = np.linspace(0.0, 0.65, 27)
 CHOSEN_ON = 60  # validation documents
-SPREAD = 0.05  # nats per token between documents, at the last saving, around the curve
+SPREAD = 0.05  # nats per token: between documents, at the largest saving, around the curve
 Curve = Callable[[Floats], Floats]
 Rivals = tuple[PointFamily, PointFamily]
 
 
 def convex(savings: Floats) -> Floats:
-    """Nats per token lost at each saving: what is saved last costs most."""
+    """Return nats lost per token at each saving: the last saving costs most."""
     return 0.3 * savings**2
 
 
 def linear(savings: Floats) -> Floats:
-    """No point is better than a mixture of full depth and the last one."""
+    """Return a linear curve: no point is better than a mixture of full depth and the last one."""
     return 0.2 * savings
 
 
 class Text:
-    """``documents`` of a split: how long, how hard, and how willing to save each is."""
+    """``documents`` of one split: the length, difficulty and saving of each."""
 
     def __init__(self, rng: np.random.Generator, documents: int):
         self.rng, self.tokens = rng, rng.integers(60, 300, documents)
@@ -50,7 +50,7 @@ class Text:
         self.willingness = 1 + 0.3 * rng.uniform(-1, 1, documents)
 
     def split(self, curve: Curve, savings: Floats = SAVINGS) -> FamilySplit:
-        """A family's points on this text; the first of ``savings`` is full depth's, 0."""
+        """Return a family's points on this text; the first of ``savings`` is full depth's, 0."""
         shape = len(self.tokens), len(savings)
         away = np.cumsum(self.rng.standard_normal(shape), axis=1) / np.sqrt(shape[1])
         away[:, 0] = 0.0
@@ -67,7 +67,7 @@ def family(name: str, texts: tuple[Text, Text], curve: Curve, savings: Floats = 
 
 
 def met(rise: float, documents: int = 200, curve: Curve = convex, savings: Floats = SAVINGS):
-    """EMAD's curve lies above the rival's by ``rise`` nats per token at the last saving, in proportion before it."""
+    """Put EMAD's curve above the rival's by ``rise`` nats per token at the largest saving, in proportion below it."""
 
     def found(rng: np.random.Generator) -> Rivals:
         texts = Text(rng, CHOSEN_ON), Text(rng, documents)
@@ -82,13 +82,13 @@ def renamed(side: PointFamily) -> PointFamily:
 
 
 def itself(rng: np.random.Generator) -> Rivals:
-    """A rival that is EMAD under another name."""
+    """Return a rival that is EMAD under another name."""
     ours = family("emad", (Text(rng, CHOSEN_ON), Text(rng, 200)), convex)
     return ours, renamed(ours)
 
 
 def halved(side: PointFamily) -> PointFamily:
-    """The family on every second document, full depth on the others."""
+    """Apply the family to every second document, full depth to the others."""
 
     def half(split: FamilySplit) -> FamilySplit:
         odd = (np.arange(len(split.tokens)) % 2 == 1)[:, None]
@@ -102,7 +102,7 @@ def halved(side: PointFamily) -> PointFamily:
 
 
 def on_every_second(curve: Curve, documents: int = 200):
-    """EMAD against itself on every second document: its front at half the saving, or worse where it bends."""
+    """EMAD against itself on every second document: half the saving, or worse where its front bends."""
 
     def found(rng: np.random.Generator) -> Rivals:
         ours = family("emad", (Text(rng, CHOSEN_ON), Text(rng, documents)), curve)
@@ -141,7 +141,7 @@ def alike(curve: Curve) -> Callable[[int, float], Callable[[np.random.Generator]
     return lambda documents, icc: met(0.0, documents, curve)
 
 
-SHORT = [  # one rule for four rivals: error rates in every cell are measured once, for EMAD-R1
+SHORT = [  # one rule for four rivals, so EMAD-R1 alone measures the error rates of every cell
     Case("EMAD wins at every saving", "holds", met(-0.1), draws=1, check=both_sides_save_the_same),
     Case("EMAD loses at every saving", "fails", met(0.1), draws=1, check=both_sides_save_the_same),
     *celled("both are alike", "edge", alike(convex), n=(60,), icc=(0.0,), draws=2),
@@ -160,20 +160,20 @@ LONG = [
 
 # ---------------------------------------------------------------- EMAD-E6
 #
-# Foreign thresholds that do a known damage, and remedies that take a known part of it away.
+# Foreign thresholds with a known damage, and remedies that remove a known part of it.
 
 FOREIGN = "world:mixed"
 ONE = np.array([0.0, 0.5])  # full depth, and thresholds at m = 0
-OWN = 0.02  # nats per token that the own profile's loses where it saves all
+OWN = 0.02  # nats per token that the own profile's thresholds lose at the largest saving
 
 
 def losing(nats: float) -> Curve:
-    """Nats per token at the most that is saved, in proportion before it."""
+    """Return nats per token lost at the largest saving, in proportion below it."""
     return lambda savings: nats * savings / ONE[-1]
 
 
 def damaged(plain: float, documents: int = 200, saved: float = 0.5, **remedied: float):
-    """Nats per token lost where half the FLOPs are saved: without a remedy, and under each; ``saved`` by each."""
+    """Return nats lost per token at half the FLOPs: without a remedy and under each; ``saved`` by each."""
 
     def found(rng: np.random.Generator) -> ProfileShiftEvidence:
         texts = Text(rng, CHOSEN_ON), Text(rng, documents)
@@ -192,7 +192,7 @@ def same_damage(documents: int, icc: float):
 
 
 def decided_alike(rng: np.random.Generator) -> ProfileShiftEvidence:
-    """All bins fell back to their parent."""
+    """All bins used their parent's thresholds."""
     found = damaged(0.3)(rng)
     return ProfileShiftEvidence(found.own, found.plain, {"position": found.plain}, FOREIGN)
 

@@ -16,7 +16,7 @@ from tests.claims.simulation import Case, celled, says
 
 # ---------------------------------------------------------------- EE-7
 #
-# Calibration sets that share no item, on losses whose true risk is known, set by set and threshold by threshold.
+# Calibration sets without common items, on losses of known true risk, set by set and threshold by threshold.
 
 LAYERS = 8
 MEAN_EXIT = np.linspace(7.0, 3.0, len(THRESHOLDS))
@@ -25,14 +25,14 @@ POOL, SETS = 200, 64
 
 
 def losses(rng: np.random.Generator, *shape: int, risk: tuple[float, ...] = RISK) -> np.ndarray:
-    """[..., λ] 0 or 1: an item that strays at a threshold strays at every looser one."""
+    """Return [..., λ] losses 0 or 1: an item with a loss at one threshold has it at every looser one."""
     return (rng.random(shape)[..., None] < np.array(risk)).astype(float)
 
 
 def found(
     *misled: float, sets: int = SETS, pool: int = POOL, risk: tuple[float, ...] = RISK
 ) -> Callable[[np.random.Generator], PromiseEvidence]:
-    """One task per share of sets that see no loss at all, and so choose the loosest threshold, whatever it risks."""
+    """Return one task for each share of sets with no loss; those choose the loosest threshold, whatever its risk."""
 
     def draw(rng: np.random.Generator) -> PromiseEvidence:
         tasks = {}
@@ -82,15 +82,15 @@ EE_7 = [
 
 # ---------------------------------------------------------------- EMAD-X2
 #
-# Exits whose risk is known, beside calibration sets that certify known thresholds.
+# Exits of known risk, with calibration sets that certify known thresholds.
 
 EXIT_RISK, ERROR = 0.1, 0.05
-GRID = (0.01, 0.03, 0.3)  # risks of three thresholds, strict to loose: the last breaks the promise
+GRID = (0.01, 0.03, 0.3)  # risks of three thresholds, strict to loose: the last one exceeds the guarantee
 EXIT_POOL = 400
 
 
 def exit_losses(rng: np.random.Generator, mean: float, count: int) -> np.ndarray:
-    """[count] in 0–1, most of them small."""
+    """Return [count] losses in 0–1, most of them small."""
     return rng.beta(2 * mean, 2 * (1 - mean), count) if mean else np.zeros(count)
 
 
@@ -104,7 +104,7 @@ def promised(
     full: float = 0.0,
     grid: tuple[float, ...] = GRID,
 ) -> Callable[[np.random.Generator], GuaranteeEvidence]:
-    """An exit of this mean loss; ``sets`` of which shares are ``broken`` or chose ``full`` depth."""
+    """Make an exit of this mean loss; shares of its ``sets`` are ``broken`` or chose ``full`` depth."""
 
     def found(rng: np.random.Generator) -> GuaranteeEvidence:
         fresh = None if mean is None else ByDocument.from_whole_documents(exit_losses(rng, mean, count))
@@ -120,7 +120,7 @@ def promised(
 
 
 def costly(share: float, count: int, rest: float = 0.0) -> Callable[[np.random.Generator], GuaranteeEvidence]:
-    """A guarantee as screenings give it, B = 0.2 and δ = 0.01: this share of documents lose B, the others ``rest``."""
+    """Make a screening guarantee, B = 0.2 and δ = 0.01: this share of documents loses B, the others ``rest``."""
 
     def found(rng: np.random.Generator) -> GuaranteeEvidence:
         lost = np.where(rng.random(count) < share, 0.2, rest)
@@ -134,7 +134,7 @@ def open_for_want_of_power(verdict: Verdict) -> None:
     assert "certifies an exit in 40% of draws" in verdict.reason
 
 
-DOCUMENTS = {"icc": (0.0,)}  # whole ones: independent by construction
+DOCUMENTS = {"icc": (0.0,)}  # whole documents, independent by construction
 EMAD_X2 = [
     Case("half of what is tolerated, and power", "holds", promised(0.05), draws=10),
     Case("200 sets keep it, and certify", "holds", promised(0.05, sets=200, full=0.1), draws=10),
@@ -146,7 +146,7 @@ EMAD_X2 = [
     Case("a twentieth of the sets break it", "edge", promised(0.05, sets=200, broken=ERROR), draws=40),
     Case("four in five certify", "edge", promised(0.05, sets=200, full=0.2), draws=40),
     *celled("twice as much is lost", "power", lambda n, _: promised(0.2, count=n), n=(60, 200), icc=(0.0,)),
-    # below 59 documents no test that holds for every distribution certifies anything, and at 80 too little
+    # below 59 documents no distribution-free test certifies anything, and with 80 it certifies too little
     *celled("nearly nothing is lost", "power", lambda n, _: promised(0.01, count=n), n=(100, 200), icc=(0.0,),
             wanted="survived"),
     Case("a tenth of the sets break it", "power", promised(0.05, sets=400, broken=0.1), draws=5),

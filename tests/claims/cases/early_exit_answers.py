@@ -20,7 +20,7 @@ from tests.claims.simulation import SCORED, Case, celled, says
 
 # ---------------------------------------------------------------- EE-3
 #
-# Items that leave a known number of blocks earlier, at a known loss; and JSD that only has to wait a block longer.
+# Items that exit a known number of blocks earlier at a known loss; JSD only waits one block longer.
 
 NONE = RuleComparisons((), LAYERS)
 
@@ -28,7 +28,7 @@ NONE = RuleComparisons((), LAYERS)
 def contrastive_exits(
     *legs: tuple[float, float], cell: Cell = PLAIN
 ) -> Callable[[np.random.Generator], ContrastiveExits]:
-    """(blocks earlier, score gained) per setting."""
+    """Return (blocks earlier, score gained) per setting."""
 
     def draw(rng: np.random.Generator) -> ContrastiveExits:
         made = (
@@ -40,7 +40,7 @@ def contrastive_exits(
 
 
 def handicapped(rng: np.random.Generator) -> ContrastiveExits:
-    """Alike but for the block that JSD must wait: only the comparison as published shows a difference."""
+    """Both sides equal but for the block that JSD must wait: only the comparison as published shows a difference."""
     published = contest(rng, "s0", sooner=-1.0)
     return RuleComparisons((alike(rng, "s0"),), LAYERS), RuleComparisons((published,), LAYERS)
 
@@ -80,7 +80,7 @@ EE_3 = [
 
 # ---------------------------------------------------------------- EE-9
 #
-# Adaptive pruning that leaves a known number of blocks before its rivals, or decides as they do.
+# Adaptive pruning that exits a known number of blocks before its rivals, or decides as they do.
 
 SIZES = "k = 54–545 (adaptive) and 4, 4 (fixed)"
 
@@ -113,7 +113,7 @@ EE_9 = [
 
 # ---------------------------------------------------------------- EE-10
 #
-# Exits and scores a known way apart, of either sign.
+# Exits and scores at a known distance of either sign.
 
 
 def weighted_exits(sooner: float, gained: float):
@@ -121,7 +121,7 @@ def weighted_exits(sooner: float, gained: float):
 
 
 def truth(sooner: float, gained: float):
-    """Means of 120 items with deviations of 0.5 blocks and 0.03 stray by less than 4 deviations / √120."""
+    """Means of 120 items with deviations of 0.5 blocks and 0.03 differ by less than 4 deviations / √120."""
     exits = near({"task, j=2: exit": sooner}, 0.19)
     scores = near({"task, j=2: score": gained}, 0.012)
 
@@ -144,7 +144,7 @@ EE_10 = [
 
 
 def copies(sooner: float, gained: float):
-    """Every fifth text changes."""
+    """Change every fifth text."""
 
     def draw(rng: np.random.Generator) -> StateCopies:
         copied = contest(rng, "task, j=2", sooner=sooner, gained=gained)
@@ -172,7 +172,7 @@ EE_12 = [
 
 # ---------------------------------------------------------------- EE-13
 #
-# A tuned model that leaves a known number of blocks before the pre-trained one.
+# A tuned model that exits a known number of blocks before the pre-trained one.
 
 
 def tuned_exits(*sooner: float, cell: Cell = PLAIN) -> Callable[[np.random.Generator], RuleComparisons]:
@@ -188,7 +188,7 @@ def untouched(rng: np.random.Generator) -> RuleComparisons:
 
 
 def both_exits_are_shown(verdict: Verdict) -> None:
-    """The tuned side is ours: 0.5 blocks below the other. 120 items, deviations of 0.5 and 0.7, uneven lengths."""
+    """The tuned side exits 0.5 blocks below the other. 120 items, deviations of 0.5 and 0.7, uneven lengths."""
     near({"s0, pre-trained: mean exit": DEEP, "s0, tuned: mean exit": DEEP - 0.5}, 0.32)(verdict)
 
 
@@ -208,7 +208,7 @@ EE_13 = [
 
 # ---------------------------------------------------------------- EE-15
 #
-# Items that early exits answer a known amount better, or worse, than full depth.
+# Items that early exits answer better or worse than full depth by a known amount.
 
 SHALLOW = 0.6  # share of depth that exits leave
 
@@ -216,7 +216,7 @@ SHALLOW = 0.6  # share of depth that exits leave
 def against_full(
     rng: np.random.Generator, where: str, gained: float | None, cell: Cell, share: float
 ) -> RuleComparison:
-    """Exits after ``share`` of all blocks, on every item; full depth beside them."""
+    """Make items with exits after ``share`` of all blocks, and the same items at full depth."""
     made, full = contest(rng, where, gained=gained, cell=cell), np.full(cell.items, float(LAYERS))
     tokens = made.ours.tokens.values
     return RuleComparison(where, exited(made.ours.score, share * full, tokens), exited(made.theirs.score, full, tokens))
@@ -235,7 +235,7 @@ def contrastive_scores(
 
 
 def few(better: int, worse: int) -> Callable[[np.random.Generator], RuleComparisons]:
-    """Of 100 items full depth has half solved; exits change only these."""
+    """Full depth solves 50 of 100 items; exits change only ``better`` and ``worse`` of them."""
 
     def draw(rng: np.random.Generator) -> RuleComparisons:
         cell, full = Cell(100), np.zeros(100)

@@ -23,13 +23,13 @@ from tests.claims.simulation import SCORED, Case, celled
 
 # ---------------------------------------------------------------- EE-1
 #
-# Counted savings of a known size, and items of which pruning loses a known part of the score.
+# Counted savings of known size, and items on which pruning loses a known part of the score.
 
 FULL_HEAD, BLOCKS, ENCODER = 2e6, 5e6, 3e6  # FLOPs per item
 
 
 def pruned(rng: np.random.Generator, where: str, fewer: float, lost: float, cell: Cell = PLAIN) -> PruningComparison:
-    """Confidence ``fewer`` times as cheap, blocks and encoder as before."""
+    """Make the confidence ``fewer`` times as cheap, with blocks and encoder unchanged."""
     before, after = FlopsPerItem(FULL_HEAD, BLOCKS, ENCODER), FlopsPerItem(FULL_HEAD / fewer, BLOCKS, ENCODER)
     ours, theirs = scores(rng, -lost, cell)
     return PruningComparison(where, compute_flop_ratios(before, after), theirs, ours)
@@ -41,7 +41,7 @@ def never(fewer: float, name: str = "simulated") -> NeverExiting:
 
 
 def fixed_pruning(fewer: float, *lost: float, cell: Cell = PLAIN):
-    """One task per loss; the token that never exits saves as much."""
+    """Return one task per loss; the token that never exits saves as much."""
 
     def draw(rng: np.random.Generator) -> PruningEvidence:
         each = tuple(pruned(rng, f"task {i}", fewer, loss, cell) for i, loss in enumerate(lost))
@@ -51,7 +51,7 @@ def fixed_pruning(fewer: float, *lost: float, cell: Cell = PLAIN):
 
 
 def untouched(rng: np.random.Generator) -> PruningEvidence:
-    """A hundredfold and more, and not one score changed."""
+    """Savings of a hundredfold and more, and no changed score."""
     one = pruned(rng, "task 0", 200.0, 0.0)
     return PruningEvidence((replace(one, after=one.before),), never(200.0), never(7.4, "papers"))
 
@@ -100,7 +100,7 @@ EE_1 = [
 
 # ---------------------------------------------------------------- EE-2
 #
-# Decaying against fixed pruning: a ratio of counted FLOPs and a known part of the score, of either sign.
+# Decaying against fixed pruning: a ratio of counted FLOPs and a known difference of scores of either sign.
 
 
 def decaying_pruning(fewer: float, lost: float):
@@ -108,7 +108,7 @@ def decaying_pruning(fewer: float, lost: float):
 
 
 def decaying_truth(fewer: float, lost: float):
-    """Counted legs are exact; a mean of 120 items strays by less than 0.015."""
+    """Counted legs are exact; a mean of 120 items errs by less than 0.015."""
     decoding = (FULL_HEAD + BLOCKS) / (FULL_HEAD / fewer + BLOCKS)
     counted = near({"task: confidence FLOPs": fewer, "task: decoder and confidence FLOPs": decoding}, 1e-12)
     scored = near({"task: score lost": lost}, 0.015)
@@ -132,7 +132,7 @@ EE_2 = [
 
 # ---------------------------------------------------------------- EE-4
 #
-# Adaptive pruning: counted ratios on items, arithmetic beside them, and arithmetic alone.
+# Adaptive pruning: counted ratios on items with the arithmetic, and the arithmetic alone.
 
 
 def adaptive_pruning(fewer: float, lost: float):
@@ -165,7 +165,7 @@ EE_4 = [
 
 # ---------------------------------------------------------------- EE-8
 #
-# The formula on vocabularies and depths for which its value is plain arithmetic.
+# The formula on vocabularies and depths with a value that follows by arithmetic.
 
 
 def formula(*pruned: PrunedModel):
@@ -173,12 +173,12 @@ def formula(*pruned: PrunedModel):
 
 
 def exactly_a_hundred(verdict: Verdict) -> None:
-    """398·200 / (2·199 + 398) = 79,600 / 796: what is reached is supported."""
+    """398·200 / (2·199 + 398) = 79,600 / 796: a value at the threshold is supported."""
     assert (verdict.estimate, verdict.verdict) == (100.0, "survived")
 
 
 def bounded(verdict: Verdict) -> None:
-    """L/j of 24 layers; the surest is the farthest below."""
+    """L/j of 24 layers; the deciding one is the farthest below."""
     bounds = [leg.estimate for leg in verdict.legs if "bound" in leg.name]
     assert bounds == [12.0, 24 / 7]
     kept = 842  # ⌊35000 / (1 + 139·7/24)⌋
@@ -200,7 +200,7 @@ EE_8 = [
 
 # ---------------------------------------------------------------- EE-14
 #
-# Pairs of times whose ratio is known, with noise that both requests of a pair share.
+# Pairs of times with a known ratio, and noise that both requests of a pair share.
 
 PAIRS = 60
 
@@ -215,7 +215,7 @@ def runtimes(faster: float, saved: float):
 
 
 def runtime_truth(faster: float, saved: float):
-    """Logs with a deviation of 0.07 over 60 pairs stray by less than 4 × 0.07 / √60 = 0.037."""
+    """Logs with a deviation of 0.07 over 60 pairs err by less than 4 × 0.07 / √60 = 0.037."""
 
     def check(verdict: Verdict) -> None:
         near({"rule: speed": faster}, 0.04 * faster)(verdict)

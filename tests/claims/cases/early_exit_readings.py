@@ -11,19 +11,19 @@ from tests.claims.simulation import Case
 
 # ---------------------------------------------------------------- EE-5
 #
-# Layers whose confidence and accuracy are known, on items that differ in both.
+# Layers of known confidence and accuracy, on items that differ in both.
 
 ITEMS = 200
-SAID, RIGHT = (0.9, 0.6, 0.5), (0.1, 0.6, 0.9)  # of three layers: overconfident, calibrated, better than it says
+SAID, RIGHT = (0.9, 0.6, 0.5), (0.1, 0.6, 0.9)  # of three layers: overconfident, calibrated, underconfident
 
 
 def items(rng: np.random.Generator) -> np.ndarray:
-    """[tokens] the item of each token, 2 to 11 of each."""
+    """Return the item of each token, [tokens]; items have 2 to 11 tokens."""
     return np.repeat(np.arange(ITEMS), rng.integers(2, 12, ITEMS))
 
 
 def confident_reading(rng: np.random.Generator) -> LayerReadings:
-    """Every token of a layer says the same, its item a little more or less; that it is right is drawn by token."""
+    """Every token of a layer has the same confidence, shifted a little by item; its correctness is drawn by token."""
     item = items(rng)
     said = np.array(SAID) + rng.uniform(-0.05, 0.05, ITEMS)[item][:, None]
     right = rng.random((len(item), len(RIGHT))) < np.array(RIGHT)
@@ -31,14 +31,14 @@ def confident_reading(rng: np.random.Generator) -> LayerReadings:
 
 
 def calibration_errors(verdict: Verdict) -> None:
-    """Of a layer that always says the same, the error of calibration is how far that is from how often it is right."""
+    """The calibration error of a layer of constant confidence is the distance from its confidence to its accuracy."""
     first = leg_by_name(verdict)["task, layer 1"].reason
     assert first.startswith(("confidence 0.89", "confidence 0.90", "confidence 0.91"))
     assert abs(float(first.rpartition("ECE ")[2]) - 0.8) <= 0.03
 
 
 def check_confidence(verdict: Verdict) -> None:
-    # 200 items of 6.5 tokens: a share strays by less than 4 × 0.5 / √1300 = 0.055
+    # 200 items of 6.5 tokens: a share errs by less than 4 × 0.5 / √1300 = 0.055
     near({f"task, layer {n}": said - right for n, (said, right) in enumerate(zip(SAID, RIGHT, strict=True), 1)}, 0.055)(
         verdict
     )
@@ -58,13 +58,13 @@ EE_5 = [
 
 # ---------------------------------------------------------------- EE-6
 #
-# Ranks that halve, or double, from layer to layer.
+# Ranks that halve or double from layer to layer.
 
 RANKED_LAYERS = 4
 
 
 def ranked_reading(rng: np.random.Generator, doublings: int) -> LayerReadings:
-    """Rank 2^(a + doublings·ℓ), one a in five for each token; of its item two values of a, so that items differ."""
+    """Return ranks 2^(a + doublings·ℓ); a is a random bit of the item plus one of the token, so that items differ."""
     item = items(rng)
     low = rng.integers(0, 2, item.max() + 1)[item] + rng.integers(0, 2, len(item))
     layer = np.arange(RANKED_LAYERS) if doublings > 0 else np.arange(RANKED_LAYERS)[::-1]
@@ -95,10 +95,10 @@ EE_6 = [
 
 # ---------------------------------------------------------------- EE-11
 #
-# Contrasts that say a known amount more, or less, than they are right.
+# Contrasts with a known difference between confidence and accuracy.
 
 CONTRAST_LAYERS = 5
-TRUTH = {"α = 0.1": (0.9, 0.6), "α′": (0.6, 0.75)}  # what a contrast says, how often it is right
+TRUTH = {"α = 0.1": (0.9, 0.6), "α′": (0.6, 0.75)}  # confidence of a contrast, its accuracy
 
 
 def contrast_reading(rng: np.random.Generator) -> LayerReadings:
@@ -117,7 +117,7 @@ def contrast_reading(rng: np.random.Generator) -> LayerReadings:
 
 
 def check_contrast(verdict: Verdict) -> None:
-    # 200 items of 6.5 tokens and 5 layers: a share strays by less than 4 × 0.5 / √6500 = 0.025, its items' by 0.01
+    # 200 items of 6.5 tokens and 5 layers: a share errs by less than 4 × 0.5 / √6500 = 0.025, its items' by 0.01
     near({f"task, weighted contrast, {alpha}": said - right for alpha, (said, right) in TRUTH.items()}, 0.035)(verdict)
     constant, decaying = (leg_by_name(verdict)[f"task, weighted contrast, {alpha}"].reason for alpha in TRUTH)
     assert "decay rate" not in constant

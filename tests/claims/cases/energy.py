@@ -12,14 +12,14 @@ from tests.unit.test_energy import Board
 
 # ---------------------------------------------------------------- EMAD-N1
 #
-# A simulated board that each arm makes draw known watts: its readings go through ``benchmark.energy`` to
+# A simulated board draws known watts in each arm: its readings pass through ``benchmark.energy`` to
 # ``decide``.
 
 WATTS, SECONDS, TOKENS, NOISE = 300.0, 6.0, 100, 0.03
 
 
 def read(*ratios: float, pairs: int = 30):
-    """Per batch size, windows in which the point draws ``ratio`` times full depth's watts; NaN: it cannot be read."""
+    """Return windows per batch size; the point draws ``ratio`` times full depth's watts. NaN: no reading."""
 
     def found(rng: np.random.Generator) -> EnergyEvidence:
         energies: dict[int, EnergyResult | NoEnergyReason] = {}

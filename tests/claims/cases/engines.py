@@ -35,9 +35,9 @@ def answers(
     spread: float = 0.5,
     ruined: float = 0.0,
 ):
-    """Documents of mean KL ``kl``, rise of perplexity ``rise`` and mean error ``error``, each spread log-normally.
+    """Make documents of mean KL ``kl``, perplexity rise ``rise`` and mean error ``error``, each spread log-normally.
 
-    ``ruined``: share of documents that lose half a nat a token.
+    ``ruined``: share of documents that lose half a nat per token.
     """
 
     def found(rng: np.random.Generator) -> DistributionEvidence:
@@ -109,7 +109,7 @@ def timed(
     explained: float | None = None,
     generate_s: float | None = None,
 ):
-    """Requests that a rule answers ``speedup`` times as fast and with a share ``saved`` of blocks skipped."""
+    """Make requests that a rule answers ``speedup`` times as fast while it skips a share ``saved`` of blocks."""
 
     def found(rng: np.random.Generator) -> OwnRuleEvidence:
         full = np.exp(0.05 * rng.standard_normal(n))
@@ -142,7 +142,7 @@ NOTHING_STATED = StatedRule("silent")
 
 
 def is_timed_alone(verdict) -> None:
-    """Its blocks cannot be seen, so nothing is said of them; the time is."""
+    """The blocks of this rule cannot be observed, so only its time is judged."""
     outcomes = {leg.name.partition(",")[0]: leg.outcome for leg in verdict.legs}
     assert outcomes["blocks saved"] == "unmeasured"
     assert outcomes["speed-up"] == "survived"
@@ -186,7 +186,7 @@ DRAWN = 64  # sampled tokens of a document at one temperature
 
 
 def sampled(n: int = 208, icc: float = 0.0, *, head: float = 1.0, tail: float = 1.0, copied: float = 0.0):
-    """Documents whose tokens lie in head and tail ``head`` and ``tail`` times as often as stated.
+    """Make documents with tokens in head and tail ``head`` and ``tail`` times as often as stated.
 
     ``copied``: share of second draws that repeat the first token. ``icc``: of the shares of documents.
     """
@@ -200,7 +200,7 @@ def sampled(n: int = 208, icc: float = 0.0, *, head: float = 1.0, tail: float = 
             return {t: ByDocument.from_whole_documents(rng.binomial(DRAWN, each)) for t, each in shares.items()}
 
         def repeated() -> ByDocument:
-            chance = 0.5 * rng.beta(1.0, 2.0, n)  # that two draws of a prompt are equal
+            chance = 0.5 * rng.beta(1.0, 2.0, n)  # probability that two draws of a prompt are equal
             equal = (rng.uniform(size=(2, n)) < chance + copied * (1 - chance)).mean(axis=0)
             return ByDocument.from_whole_documents((equal - chance) / (1 - chance))
 
@@ -231,11 +231,11 @@ ENG_6 = [
     *celled("a fifth of the draws is copied", "power", often(copied=0.2), n=(200,), icc=(0.0,), draws=20),
 ]
 
-RECORD = (0.70, 0.55, 0.45, 0.35)  # share of drafts that accepted each position
+RECORD = (0.70, 0.55, 0.45, 0.35)  # share of drafts accepted at each position
 
 
 def accepting(n: int = 200, icc: float = 0.0, *, shift: float = 0.0, positions: int = len(RECORD)):
-    """Documents of about ten drafts, each of which accepts a position as often as on record, plus ``shift``."""
+    """Make documents of about ten drafts; each position is accepted at the recorded rate plus ``shift``."""
 
     def found(rng: np.random.Generator) -> AcceptanceEvidence:
         drafts = rng.integers(7, 14, n)
@@ -255,7 +255,7 @@ def shifted(shift: float):
 
 
 def measures_length(verdict) -> None:
-    """1 + the shares on record."""
+    """The expected length is 1 + the recorded shares."""
     assert abs(verdict.estimate - 1 - sum(RECORD)) < 0.2
 
 

@@ -20,14 +20,14 @@ from tests.claims.simulation import Case, celled, clustered
 
 # ---------------------------------------------------------------- EMAD-E1
 #
-# Documents whose mean entropy per layer is known; their windows have levels of their own, alike within a document.
+# Documents of known mean entropy per layer; the windows of a document share a level.
 
 WINDOWS = 3  # of a document
 SPREAD_NATS = 0.05  # of a layer, between windows
 
 
 def profile(steps: list[float], documents: int = 60, icc: float = 0.3, spread: float = SPREAD_NATS):
-    """Entropy that changes by ``steps`` nats from layer to layer."""
+    """Make entropy that changes by ``steps`` nats from layer to layer."""
 
     def found(rng: np.random.Generator) -> EntropySums:
         tokens = rng.integers(50, 200, documents * WINDOWS)
@@ -65,11 +65,11 @@ EMAD_E1 = [
 
 # ---------------------------------------------------------------- EMAD-E3
 #
-# Shares from a Transformer's sizes: 24 D² FLOPs of a block against 2 D V of a full head per probe.
+# Shares computed from a Transformer's sizes: 24 D² FLOPs of a block, 2 D V of a full head per probe.
 
 
 def probed(vocabulary: int, width: int = 1024, layers: int = 24, stride: int = 8):
-    """Full heads after every ``stride`` layers but the last, in blocks whose attention costs nothing beside."""
+    """Make full heads after every ``stride`` layers but the last, in blocks of negligible attention cost."""
     share = (layers - 1) // stride * 2 * width * vocabulary / (layers * 24 * width**2)
 
     return lambda rng: {"simulated": {"full": share}}
@@ -99,17 +99,17 @@ EMAD_E3 = [
 
 # ---------------------------------------------------------------- EMAD-E4
 #
-# Tokens whose true entropy, and the error of each estimate of it, are drawn: ρ follows from the two deviations.
+# Tokens with drawn true entropy and drawn error of each estimate: ρ follows from the two deviations.
 #
-# Of two normal columns with correlation r the rank correlation is 6/π · asin(r/2). Documents have levels of their own,
-# of entropy and of error, with a share ``icc`` of the variance: tokens of one document then depend on each other.
+# For two normal columns of correlation r the rank correlation is 6/π · asin(r/2). The entropy and error levels of a
+# document have a share ``icc`` of the variance, so tokens of one document are correlated.
 
 PROBES = (2, 4)
 TOKENS = 12  # of a document
 
 
 def ranked_alike(rho: Mapping[str, float], documents: int = 40, icc: float = 0.2):
-    """Estimators whose rank correlation with full entropy is ``rho``."""
+    """Make estimators of rank correlation ``rho`` with full entropy."""
 
     def found(rng: np.random.Generator) -> EstimatorRankingEvidence:
         full = columns(rng, documents, icc)
@@ -121,7 +121,7 @@ def ranked_alike(rho: Mapping[str, float], documents: int = 40, icc: float = 0.2
 
 
 def columns(rng: np.random.Generator, documents: int, icc: float) -> np.ndarray:
-    """[tokens, probes] standard normal, with correlation ``icc`` within a document."""
+    """Return [tokens, probes] standard normal values, correlated by ``icc`` within a document."""
     return np.stack([clustered(rng, documents, TOKENS, icc)[0] for _ in PROBES], axis=1)
 
 
@@ -171,10 +171,10 @@ EMAD_E4 = [
 
 # ---------------------------------------------------------------- EMAD-E9
 #
-# Texts whose entropy changes by a known number of nats with every doubling of the position.
+# Texts whose entropy changes by a known number of nats with each doubling of the position.
 #
-# Documents have levels and slopes of their own. Half of all tokens are hard; of those a known share comes too late,
-# more in some documents than in others: by ``icc``, the correlation within documents.
+# Documents have their own levels and slopes. Half of all tokens are hard; a known share of them comes after the cap,
+# more in some documents than in others: ``icc`` is the correlation within documents.
 
 HARD_NATS = 6.0  # above easy tokens
 LATE = 0.5  # share of hard tokens above the cap
@@ -191,7 +191,7 @@ def along(
     hard: float = 0.5,
     blocks_saved: float = 0.4,
 ):
-    """``slope`` nats per doubling within documents; ``easier``: nats fewer with every doubling of their length."""
+    """Make ``slope`` nats per doubling within documents; ``easier``: nats less with each doubling of their length."""
 
     def found(rng: np.random.Generator) -> ContextDepthEvidence:
         lengths = 8 * 2 ** rng.integers(0, 4, documents)
@@ -210,7 +210,7 @@ def along(
 
 
 def shares(rng: np.random.Generator, mean: float, icc: float, documents: int) -> np.ndarray:
-    """[documents] of mean ``mean``, drawn so that two tokens of one document correlate by ``icc``."""
+    """Return shares [documents] of mean ``mean``; two tokens of one document correlate by ``icc``."""
     if icc == 0 or mean in (0, 1):
         return np.full(documents, mean)
     together = (1 - icc) / icc
@@ -267,7 +267,7 @@ EMAD_E9 = [
     *celled("entropy is the same everywhere", "edge", context_cell(0.0, 0.2), n=(80, 200)),
     *celled("three quarters of hard tokens come too late", "edge", context_cell(-0.5, MOST), n=(80, 200)),
     *celled("both at their thresholds", "edge", context_cell(0.0, MOST), n=(80, 200)),
-    # thirty documents of ICC 0.3 find neither four times in five: 55 and 80 % of 500 draws
+    # 30 documents of ICC 0.3 have too little power: the outcomes come in 55 and 80 % of 500 draws
     *celled("more hard tokens come too late", "power", context_cell(-0.5, MOST + 0.16), n=(60, 200)),
     *celled(
         "fewer hard tokens come too late", "power", context_cell(-0.5, MOST - 0.16), n=(60, 200), wanted="survived"
@@ -277,7 +277,7 @@ EMAD_E9 = [
 
 # ---------------------------------------------------------------- EMAD-E11
 #
-# Documents whose profile of entropy has a known slope over layers, steep or flat, falling or rising.
+# Documents with a known slope of entropy over layers: steep or flat, falling or rising.
 
 DOCUMENTS, LAYERS = 60, 6
 GAINED = ("emad m=0.20", 0.25, 0.004)
@@ -285,7 +285,7 @@ NOTHING = ("no margin", 0.0, 0.0)
 
 
 def sloped(slope: float, gain: MarginGain = GAINED):
-    """``slope`` nats per layer, between documents with a deviation of 0.05 nats."""
+    """Make ``slope`` nats per layer, with a deviation of 0.05 nats between documents."""
 
     def found(rng: np.random.Generator) -> tuple[EntropySums, MarginGain]:
         tokens = rng.integers(50, 200, DOCUMENTS)
@@ -317,7 +317,7 @@ EMAD_E11 = [
 
 # ---------------------------------------------------------------- EMAD-E13
 #
-# Tied, or not: nothing else can be true.
+# Tied or untied are the only two truths.
 
 
 def speaks_of_a_premise(verdict: Verdict) -> None:

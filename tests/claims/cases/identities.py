@@ -13,14 +13,14 @@ from tests.claims.simulation import Case, celled, clustered
 
 # ---------------------------------------------------------------- EMAD-E2
 #
-# Logits in single precision beside the same sums in double: what rounding does, and what a missing layer does.
+# Logits in single precision against the same sums in double: the effect of rounding, and of a missing layer.
 
 POSITIONS, WIDTH, VOCABULARY = 40, 64, 200
 TOLERANCE = 2e-4  # logits of size 8; single precision rounds their sums to about 5e-6
 
 
 def decoded(missing: float = 0.0, broken: bool = False):
-    """Logits of ``POSITIONS`` states; one state lacks a share of ``missing`` of what it should attend to."""
+    """Return logits of ``POSITIONS`` states; one state lacks a share ``missing`` of its attention input."""
 
     def found(rng: np.random.Generator) -> LogitDifferences:
         states, head = rng.standard_normal((POSITIONS, WIDTH)), rng.standard_normal((WIDTH, VOCABULARY))
@@ -49,13 +49,13 @@ EMAD_E2 = [
 
 # ---------------------------------------------------------------- EMAD-E5
 #
-# Requests whose tokens stop at known depths: executed blocks are their sum, or some more.
+# Requests with tokens of known depths: executed blocks equal their sum, or exceed it.
 
 REQUESTS, TOKENS, LAYERS = 4, 23, 12
 
 
 def executed(more: int = 0, shallowest: int = 1):
-    """Depth that only falls; ``more`` blocks run in the last request than were decided, as backfill would."""
+    """Make depth that only falls; in the last request ``more`` blocks run than were decided, as backfill would."""
 
     def found(rng: np.random.Generator) -> BlockCounts:
         depth = np.sort(rng.integers(shallowest, LAYERS + 1, (REQUESTS, TOKENS)))[:, ::-1]
@@ -90,11 +90,11 @@ EMAD_E5 = [
 
 # ---------------------------------------------------------------- EMAD-E12
 #
-# An int8 copy whose logits move by known amounts and whose perplexity rises at a known rate, window by window.
+# An int8 copy with a known shift of logits and a known rate of perplexity rise, window by window.
 
 INT8_TOLERANCE, INT8_POSITIONS = 1e-4, 12
 WINDOWS, SPREAD_NATS = 3, 0.008  # of a document; per token, between windows
-ENOUGH = 800  # documents that let a rise of half the threshold survive
+ENOUGH = 800  # number of documents at which a rise of half the threshold survives
 
 
 def copied(rise: float = 0.002, saves: float = 0.3, moved: float = 1e-5, documents: int = ENOUGH, icc: float = 0.3):

@@ -14,9 +14,9 @@ from emad_ref.statistics.verdicts import Verdict
 from tests.claims import document_shapes as shapes
 from tests.claims.simulation import Case, celled, says
 
-# ---------------------------------------------------------------- what the cases are made of
+# ---------------------------------------------------------------- building blocks
 #
-# Ways of decoding whose truth is known: what each saves and loses on the same simulated documents.
+# Ways of decoding with known savings and losses on the same simulated documents.
 
 EACH = 1000.0  # work of a token at full depth
 LOSES, SAVES = 0.004, 0.05  # nats per token and share of work, between documents of one text
@@ -35,7 +35,7 @@ class Text:
         self.measured = FullDepthBaseline(full, ByDocument.from_whole_documents(self._tokens))
 
     def spent(self, name: str, saves: float, rises: float) -> DocumentLossAndWork:
-        """One that saves this share and whose perplexity rises by so much, on average."""
+        """Return a way that saves this share and raises perplexity by this rate on average."""
         lost = math.log1p(rises) + LOSES * self._rng.standard_normal(len(self._tokens))
         share = saves + SAVES * self._rng.standard_normal(len(self._tokens))
         nll, work = self._nll + self._tokens * lost, EACH * self._tokens * (1 - share)
@@ -44,9 +44,9 @@ class Text:
 
 # ---------------------------------------------------------------- EMAD-X1
 #
-# Criteria that save and lose known shares, one of them chosen, beside an oracle.
+# Criteria with known savings and losses, one of them chosen, and an oracle.
 
-WEAK = ((0.05, 0.001), (0.1, 0.004), (0.12, 0.03), (0.3, 0.05))  # each saves too little, or loses too much
+WEAK = ((0.05, 0.001), (0.1, 0.004), (0.12, 0.03), (0.3, 0.05))  # each saves too little or loses too much
 
 
 def criteria(
@@ -55,7 +55,7 @@ def criteria(
     count: int = 800,
     slack: float | None = 0.45,
 ) -> Callable[[np.random.Generator], CriterionEvidence]:
-    """Of criteria that each (save, lose) so much the chosen one is screened with the ``others``, too."""
+    """Each criterion has its (saving, loss); the chosen one is screened together with the ``others``."""
 
     def found(rng: np.random.Generator) -> CriterionEvidence:
         text = Text(rng, count)
@@ -69,11 +69,11 @@ def criteria(
 
 
 WHY = "no criterion is within 1 % on validation"
-DOCUMENTS = {"icc": (0.0,)}  # whole ones: independent by construction
+DOCUMENTS = {"icc": (0.0,)}  # whole documents, independent by construction
 
 
 def shaped(rises: str) -> Callable[[int, float], Callable[[np.random.Generator], CriterionEvidence]]:
-    """The only criterion saves 30 % and loses a per cent, in documents whose rises have this shape."""
+    """The only criterion saves 30 % and loses one per cent, in documents with rises of this shape."""
 
     def made(n: int, icc: float) -> Callable[[np.random.Generator], CriterionEvidence]:
         def found(rng: np.random.Generator) -> CriterionEvidence:
@@ -89,7 +89,7 @@ def shaped(rises: str) -> Callable[[int, float], Callable[[np.random.Generator],
 
 
 def names(outcome: str, part: str) -> Callable[[Verdict], None]:
-    """A leg of this outcome, whose name or reason holds this."""
+    """Check: a leg of this outcome has this text in its name or reason."""
 
     def check(verdict: Verdict) -> None:
         said = [f"{leg.name} {leg.reason}" for leg in verdict.legs if leg.outcome == outcome]
@@ -138,7 +138,7 @@ EMAD_X1 = [
 
 # ---------------------------------------------------------------- EMAD-X5
 #
-# Oracles that save known shares of blocks.
+# Oracles with known savings of blocks.
 
 
 def ceilings(rng: np.random.Generator) -> OracleCosts:
@@ -167,7 +167,7 @@ EMAD_X5 = [
 
 # ---------------------------------------------------------------- EMAD-X6
 #
-# Parts whose exchange gains known shares of FLOPs.
+# Components whose replacement changes FLOPs by known shares.
 
 GAINS = {"readout": 0.0, "monotone rule": 0.2, "criterion": 0.02}
 
@@ -180,7 +180,7 @@ def exchanges(rng: np.random.Generator) -> ComponentCosts:
 
 
 def check_exchanges(verdict: Verdict) -> None:
-    """The largest gain first, each a difference of shares, and the row is read by it."""
+    """The largest gain comes first, each gain is a difference of shares, and the row is decided by it."""
     parts = [leg.name.partition(":")[0] for leg in verdict.legs]
     assert parts == ["monotone rule", "criterion", "readout"]
     for part, leg in zip(parts, verdict.legs, strict=True):

@@ -16,19 +16,19 @@ from emad_ref.statistics.verdicts import Verdict
 from tests.claims import document_shapes as shapes
 from tests.claims.simulation import SCORED, Case, celled
 
-# ---------------------------------------------------------------- what the cases are made of
+# ---------------------------------------------------------------- building blocks
 #
-# Operating points whose truth is known: documents with a perplexity rise of their own, items with a known accuracy.
+# Operating points of known truth: documents with their own perplexity rise, items with known accuracy.
 
 SPREAD_NATS = 0.004  # per token, between documents of one text
 
 
 def documents(rng: np.random.Generator, rise: float, count: int, spread: float = SPREAD_NATS) -> NllPair:
-    """Documents of different length and level, whose perplexity rises by ``rise`` on average."""
+    """Make documents of different length and level whose perplexity rises by ``rise`` on average."""
     tokens = rng.integers(100, 300, count)
     full = tokens * rng.uniform(1.0, 3.0, count)
     each = math.log1p(rise) + spread * rng.standard_normal(count)
-    # a rate that depends on the length would move Σ x / Σ n away from the mean rate: the truth is the latter
+    # a rate that depended on the length would move Σ x / Σ n away from the mean rate; the truth is the mean rate
     return (
         ByDocument.from_whole_documents(full + tokens * each),
         ByDocument.from_whole_documents(full),
@@ -48,10 +48,10 @@ def items(
     each: int = 1,
     correlation: float = 0.0,
 ) -> TaskAccuracy:
-    """Items of which full depth solves a share of ``solved``, and the point a share of ``lost`` fewer.
+    """Make items: full depth solves a share ``solved``, the point a share ``lost`` fewer.
 
-    ``gained``: share that only the point solves, so that as many more are lost.
-    ``each``: items per cluster; ``correlation`` within it: with this probability its items share one draw of luck.
+    ``gained``: share that only the point solves, in which case as many more are lost.
+    ``each``: items per cluster; ``correlation``: probability that the items of a cluster share one draw.
     """
     clusters = -(-count // each)
     cluster = np.repeat(np.arange(clusters), each)[:count]
@@ -64,7 +64,7 @@ def items(
 
 
 def _luck(rng: np.random.Generator, cluster: np.ndarray, alike: np.ndarray) -> np.ndarray:
-    """Uniform numbers, one per item; items of a cluster that is ``alike`` share theirs."""
+    """Return uniform numbers, one per item; items of a cluster that is ``alike`` share theirs."""
     shared = rng.random(len(alike))[cluster]
     return np.where(alike[cluster], shared, rng.random(len(cluster)))
 
@@ -80,9 +80,9 @@ def point(
     idle: Mapping[str, float] | None = None,
     **options: float,
 ) -> PointMeasurements:
-    """A point that saves ``saves``, with one corpus, and tasks on which it loses ``lost`` of all items.
+    """Make a point that saves ``saves``, with one corpus, and tasks on which it loses ``lost`` of all items.
 
-    ``idle``: tasks on which it saves nothing, and what it loses there all the same; ``options`` of ``items``.
+    ``idle``: tasks without savings, and the loss there; ``options`` of ``items``.
     """
     lost = {"a": 0.0, "b": 0.0, "c": 0.0} if lost is None else lost
     tasks = {task: items(rng, share, answered, **options) for task, share in lost.items()}
@@ -92,7 +92,7 @@ def point(
 
 # ---------------------------------------------------------------- EMAD-F1
 #
-# One point put forward, or two, whose perplexity and accuracy are lost at known rates.
+# One or two points put forward, with known losses of perplexity and accuracy.
 
 
 def put_forward(**options: Any):
@@ -111,7 +111,7 @@ def unscored(rng: np.random.Generator) -> QualityEvidence:
 
 
 def itself(rng: np.random.Generator) -> QualityEvidence:
-    """Full depth against itself under another name: nothing is lost, and nothing is seen to be saved on any task."""
+    """Full depth against itself under another name: no loss, and no observed saving on any task."""
     nll, _, tokens = documents(rng, 0.0, 200)
     tasks = point(rng, lost={}, idle={"a": 0.0, "b": 0.0, "c": 0.0}).tasks
     return QualityEvidence([PointMeasurements("full depth again", 0.3, {"world": (nll, nll, tokens)}, tasks)])
@@ -130,7 +130,7 @@ def names_a(verdict: Verdict) -> None:
 
 
 def open_for_want_of_tasks(verdict: Verdict, outcome: str = "unmeasured") -> None:
-    """Never survived: one task that falls, or none, beside tasks that cannot."""
+    """Never survived: one task with a loss, or none, and tasks that cannot decide."""
     assert verdict.verdict == "inconclusive", verdict.reason
     (leg,) = (leg for leg in verdict.legs if "the criterion speaks of two" in leg.reason)
     assert leg.outcome == outcome
@@ -138,7 +138,7 @@ def open_for_want_of_tasks(verdict: Verdict, outcome: str = "unmeasured") -> Non
 
 
 def open_and_names_inventory(verdict: Verdict) -> None:
-    """One task counts: its loss stands in a leg that decides nothing."""
+    """One task counts: its loss is in a leg that decides nothing."""
     open_for_want_of_tasks(verdict, "inconclusive")
     assert "worst task that counts: inventory loses 9" in verdict.reason
 
@@ -152,7 +152,7 @@ def risen(rise: float):
 
 
 def shaped(rise: float, rises: str, lengths: str, longer_lose_more: bool = False):
-    """Documents of this shape beside tasks that lose nothing."""
+    """Make documents of this shape, and tasks without loss."""
 
     def made(n: int, icc: float):
         def found(rng: np.random.Generator) -> QualityEvidence:
@@ -177,14 +177,14 @@ SHAPES = [
 
 
 def at_the_threshold():
-    """A case for every shape: one draw in every run, 500 where rates are measured."""
+    """Return a case for every shape: one draw in every run, 500 where rates are measured."""
     for rises, lengths, longer, numbers in SHAPES:
         name = f"rises {rises}, lengths {lengths}{', longer ones lose more' * longer}"
         yield from celled(name, "edge", shaped(0.01, rises, lengths, longer), n=numbers, draws=1, icc=(0.0,))
 
 
 def fallen(**lost: float):
-    """``n`` distinct items a task; of an ICC above 0, ``n`` paragraphs of four questions."""
+    """Make ``n`` distinct items per task; with ICC above 0, ``n`` paragraphs of four questions."""
 
     def made(n: int, icc: float):
         each = PARAGRAPH if icc else 1
@@ -193,7 +193,7 @@ def fallen(**lost: float):
     return made
 
 
-DOCUMENTS = {"icc": (0.0,)}  # whole ones: independent by construction
+DOCUMENTS = {"icc": (0.0,)}  # whole documents, independent by construction
 ITEMS = {"n": (*SCORED, 800)}
 EMAD_F1 = [
     Case("quality holds", "holds", put_forward(rise=0.002), draws=10),
@@ -245,11 +245,11 @@ EMAD_F1 = [
 
 # ---------------------------------------------------------------- EMAD-F1-literal
 #
-# Sweeps of margins: the larger the margin, the less is saved and lost. One bad point among many is enough.
+# Sweeps of margins: a larger margin saves and loses less. One bad point falsifies.
 
 
 def sweep(rises: Sequence[float], **options: Any):
-    """Points that save between 50 % and 10 %, the last of them too little to be judged."""
+    """Make points that save between 50 % and 10 %; the last saves too little to be judged."""
 
     def found(rng: np.random.Generator) -> QualityEvidence:
         saved = np.linspace(0.5, 0.1, len(rises))
@@ -290,7 +290,7 @@ EMAD_F1_LITERAL = [
 
 # ---------------------------------------------------------------- EMAD-E10
 #
-# A selected margin whose losses of perplexity and accuracy are known, and selections that are none.
+# A selected margin with known losses of perplexity and accuracy, and selections of no margin.
 
 MARGIN = ("emad m=0.50", 0.3)
 MARGIN_ITEMS = 4000
@@ -308,7 +308,7 @@ def lost(
     answered: int = MARGIN_ITEMS,
     **options: Any,
 ):
-    """Relative rise of perplexity over ``perplexity``; by task, the share of items that only full depth solves.
+    """Make a selection with a rise over ``perplexity`` and, by task, the share of items that only full depth solves.
 
     ``idle``: tasks on which the rule does not act; ``options`` of ``points.items``.
     """
@@ -342,7 +342,7 @@ def names_the_task(verdict: Verdict) -> None:
 
 
 def not_survived(verdict: Verdict) -> None:
-    """One task that counts, which holds: beside tasks that cannot fall it says little."""
+    """Never survived: one task counts and holds, the other tasks cannot lose anything."""
     assert verdict.verdict == "inconclusive", verdict.reason
     (leg,) = (leg for leg in verdict.legs if leg.outcome == "unmeasured")
     assert leg.reason.startswith("1 of 3 tasks counts: facts not exercised: saves 0.4 %")
@@ -358,7 +358,7 @@ def margin_risen(rise: float, **options: Any):
 
 
 def margin_shaped(rises: str):
-    """Documents whose rises have this shape, a per cent in all; no tasks."""
+    """Make documents with rises of this shape, one per cent in all, and no tasks."""
 
     def made(n: int, icc: float):
         def found(rng: np.random.Generator) -> SelectedMarginEvidence:
@@ -370,7 +370,7 @@ def margin_shaped(rises: str):
 
 
 def margin_fallen(**drops: float):
-    """``n`` distinct items a task; of an ICC above 0, ``n`` paragraphs of four questions."""
+    """Make ``n`` distinct items per task; with ICC above 0, ``n`` paragraphs of four questions."""
 
     def made(n: int, icc: float):
         each = 4 if icc else 1

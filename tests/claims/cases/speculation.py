@@ -27,10 +27,10 @@ from tests.claims.simulation import Case, celled
 
 # ---------------------------------------------------------------- EAD-F2
 #
-# Requests whose time and work stand in a known ratio between switching and speculation, and items of which it is known
-# what share of the large model's right answers switching keeps.
+# Requests with known ratios of time and work between switching and speculation, and items of which switching keeps
+# a known share of the large model's right answers.
 
-KEPT, WANTED = 0.967, 0.415  # the paper's: of the score, at this saving
+KEPT, WANTED = 0.967, 0.415  # the paper's values: share of the score, at this saving
 SAVED = 0.45
 
 
@@ -44,8 +44,8 @@ def against_speculation(
     pairs: int = 40,
     assisted: float | None = None,
 ):
-    """Speculation takes ``time`` and ``work`` times what switching does, which keeps ``kept`` of the score. By
-    transformers it takes ``assisted`` times as long, None for as long as ours."""
+    """Speculation takes ``time`` and ``work`` times those of switching, which keeps ``kept`` of the score. The
+    speculation of transformers takes ``assisted`` times as long; None: as long as ours."""
 
     def found(rng: np.random.Generator) -> SwitchingSpeedEvidence:
         own = dict.fromkeys(SWITCHING_ARMS, 1.0)
@@ -71,7 +71,7 @@ def the_same_twice(rng: np.random.Generator) -> SwitchingSpeedEvidence:
 
 
 def unassisted(time: float, work: float):
-    """Transformers refuses to assist."""
+    """Transformers refuses assisted generation."""
 
     def found(rng: np.random.Generator) -> SwitchingSpeedEvidence:
         made = against_speculation(time, work, pairs=60)(rng)
@@ -146,7 +146,7 @@ EAD_F2 = [
 
 # ---------------------------------------------------------------- EMAD-R5
 #
-# Requests whose time and work stand in known ratios between EMAD and speculation; items of which EMAD loses some.
+# Requests with known ratios of time and work between EMAD and speculation; items of which EMAD loses some.
 
 WORK = {"large": 2.0, "EMAD": 1.0, "speculative": 2.6, "self-speculative": 1.8}
 ACCEPTED = {"speculative": 0.7, "self-speculative": 0.8}
@@ -165,9 +165,8 @@ def emad(
     unusable: str = "",
     assisted: float = 1.0,
 ):
-    """``faster``: than speculation, ours; by transformers that takes ``assisted`` times as long. ``drop``: of accuracy
-    on one task of two, nothing gained; full depth is always right. A third task is guessed by either arm, each for
-    itself.
+    """``faster``: than our speculation; transformers' takes ``assisted`` times as long. ``drop``: loss of accuracy
+    on one task of two, nothing gained; full depth is always right. Either arm guesses a third task independently.
     """
 
     def found(rng: np.random.Generator) -> SpeculationEvidence:
@@ -187,9 +186,9 @@ def emad(
 
 
 def at_equal_flops(faster: float, drop: float, pairs: int = 40, items: int = 2000):
-    """Speculation saves 20 %, the point 50 %: 40 % of requests at it spend as much. It loses 2.5 times what the mixture
-    does, which is ``faster`` than speculation."""
-    share, point = 0.4, 0.6  # the point's time, full depth's being 1
+    """Speculation saves 20 %, the point 50 %: 40 % of requests at the point spend as much. Speculation loses 2.5 times
+    as much as the mixture, which is ``faster`` than speculation."""
+    share, point = 0.4, 0.6  # the point's time; full depth's is 1
 
     def found(rng: np.random.Generator) -> SpeculationEvidence:
         made = emad(1 / point, drop / share, items=items, pairs=pairs)(rng)
@@ -209,12 +208,12 @@ def at_equal_flops(faster: float, drop: float, pairs: int = 40, items: int = 200
 
 
 def never_fires(rng: np.random.Generator) -> SpeculationEvidence:
-    """EMAD is full depth under another name: no task is exercised."""
+    """EMAD is full depth under another name: no task counts."""
     return emad(1.5, 0.0, saving=0.0)(rng)
 
 
 def itself(rng: np.random.Generator) -> SpeculationEvidence:
-    """EMAD is timed as speculation was, by either implementation."""
+    """EMAD is timed as speculation, by either implementation."""
     found = emad(1.0, 0.0)(rng)
     arms, same = dict(found.arms), found.arms["speculative"]
     return replace(found, arms=arms | {"EMAD": same, ASSISTED: replace(same, spent=None)})
@@ -228,7 +227,7 @@ def lists_the_rivals(verdict: Verdict) -> None:
     assert legs["emad against assisted generation"].outcome == "survived"
     covers(legs[f"emad against {LOOKUP}"], 1.5)
     guessed = legs["emad: accuracy on guessed"]
-    if guessed.outcome == "measured":  # one time in twenty guesses pass for an answer
+    if guessed.outcome == "measured":  # 5 % of guessed tasks count as solved
         assert "not solved" in guessed.reason
 
 
@@ -278,14 +277,14 @@ EMAD_R5 = [
 
 # ---------------------------------------------------------------- EMAD-E8
 #
-# Speculation with and without EMAD whose times stand in a known ratio.
+# Speculation with and without EMAD with a known ratio of times.
 
 VERIFIER, BOTH = "EMAD in the verifier", "EMAD in draft and verifier"
 COMPOSED_ACCEPTED = {NONE: 0.8, VERIFIER: 0.7, BOTH: 0.6}
 
 
 def as_fast(verifier: float, both: float):
-    """How many times faster each is than speculation without EMAD."""
+    """Speed of each relative to speculation without EMAD."""
 
     def found(rng: np.random.Generator) -> ComposedSpeculation:
         return raced(rng, {NONE: 1.0, VERIFIER: 1 / verifier, BOTH: 1 / both}, {}, COMPOSED_ACCEPTED), 8, 4

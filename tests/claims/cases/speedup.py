@@ -23,10 +23,10 @@ from tests.claims.simulation import Case, celled, says
 
 # ---------------------------------------------------------------- EMAD-F2
 #
-# Requests whose true ratio of total times is known; a pair shares its prompts and the mood of the machine.
+# Requests with a known ratio of total times; a pair shares its prompts and the machine's speed.
 
 PAIRS, NOISE = 30, 0.05
-SLOWER = {"full depth": 1.0, "generate": 0.9}  # speeds of baselines, full depth's being 1
+SLOWER = {"full depth": 1.0, "generate": 0.9}  # speeds of baselines; full depth's is 1
 COMPILED = {"full depth": 0.8, "generate": 0.7, "compiled generate": 1.0}
 
 
@@ -37,7 +37,7 @@ def timed(
     unusable: str = "",
     noise: float = NOISE,
 ):
-    """Per batch size, the point ``ratio`` times as fast as a baseline of speed 1."""
+    """Per batch size, make the point ``ratio`` times as fast as a baseline of speed 1."""
 
     def found(rng: np.random.Generator) -> SpeedupEvidence:
         batches = {}
@@ -55,8 +55,8 @@ def timed(
 
 
 def mixed(total: float, pairs: int = 60):
-    """Half of the requests short and twice as fast, half long and hardly: ``total`` times as fast together. The mean of
-    each one's own ratio would say 1.45."""
+    """Half of the requests are short and twice as fast, half long and hardly faster: ``total`` times as fast together.
+    The mean of the requests' own ratios would be 1.45."""
 
     def found(rng: np.random.Generator) -> SpeedupEvidence:
         long = rng.permutation(pairs) % 2 == 0
@@ -75,7 +75,7 @@ def the_same_twice(rng: np.random.Generator) -> SpeedupEvidence:
 
 
 def checked(found, passed: bool, detail: str):
-    """What was emitted while the clock ran has been looked at."""
+    """Mark the emitted tokens of the timed requests as checked."""
 
     def looked_at(rng: np.random.Generator) -> SpeedupEvidence:
         made, check = found(rng), Finding("timed", passed, detail, 96, 0)
@@ -149,7 +149,7 @@ EMAD_F2 = [
 
 # ---------------------------------------------------------------- EMAD-X3
 #
-# Requests whose true ratio of total times is known, as EMAD-F2's: the same rule, asked of another point.
+# Requests with a known ratio of total times, as for EMAD-F2: the same rule on another point.
 
 UNUSABLE_EXIT = "no usable exit: EMAD-X1 is falsified"
 EMAD_X3 = [
@@ -168,13 +168,13 @@ EMAD_X3 = [
 
 # ---------------------------------------------------------------- EMAD-X4
 #
-# Requests drafted and verified in known time, beside EMAD-F2's baselines and other lossless ways.
+# Requests drafted and verified in known time, with EMAD-F2's baselines and other lossless methods.
 
 
 def drafted(
     raced: Callable, beside: float | None = None, kept: float = 0.6
 ) -> Callable[[np.random.Generator], SelfSpeculationEvidence]:
-    """``beside``: how many times faster than full depth prompt lookup is."""
+    """``beside``: the speed of prompt lookup relative to full depth."""
 
     def found(rng: np.random.Generator) -> SelfSpeculationEvidence:
         made = raced(rng)
@@ -189,14 +189,14 @@ def drafted(
 
 
 def lists_what_stands_beside(verdict: Verdict) -> None:
-    """Prompt lookup is twice as fast as full depth, drafting 1.33 times: it stands there, and decides nothing."""
+    """Prompt lookup is twice as fast as full depth, drafting 1.33 times: it is listed and decides nothing."""
     legs = {leg.name: leg for leg in verdict.legs if leg.outcome == "measured"}
     assert 0.6 < legs["batch 1, against prompt lookup"].estimate < 0.73
     assert legs["batch 1: verified tokens that stand"].estimate == 0.6
 
 
 def says_where_the_gain_ends(verdict: Verdict) -> None:
-    """The larger batch is slower: it stands beside, and decides nothing."""
+    """The larger batch is slower: it is listed and decides nothing."""
     (leg,) = [leg for leg in verdict.legs if leg.name.endswith("against full depth") and leg.outcome == "measured"]
     assert not leg.name.startswith("batch 1,")
     assert 0.75 < leg.estimate < 0.85
@@ -223,14 +223,14 @@ EMAD_X4 = [
 
 # ---------------------------------------------------------------- EMAD-E7
 #
-# Pairs of requests whose ratio of times is known; beside them copies that cost a known number of nats.
+# Pairs of requests with a known ratio of times, and copied K/V that costs a known number of nats.
 
 REPAIR_PAIRS, REPAIR_NOISE = 40, 0.05
 COPIED_NATS = 0.2  # per token
 
 
 def repairs(eager: float, deferred: float, *, quality: bool = False, skipped: float = 0.4, pairs: int = REPAIR_PAIRS):
-    """How many times faster than full depth the exact repairs are; requests differ, a pair's noise is 5 %."""
+    """Speed of the exact repairs relative to full depth; requests differ, a pair's noise is 5 %."""
 
     def found(rng: np.random.Generator) -> BackfillEvidence:
         request = rng.uniform(0.5, 1.5, pairs)
@@ -263,7 +263,7 @@ def copies(rng: np.random.Generator, documents: int = 30) -> NllPair:
 
 
 def lists_copying_and_no_more(verdict: Verdict) -> None:
-    """Neither FLOPs nor quality where nothing was replayed; copies are fast, and take no part."""
+    """Neither FLOPs nor quality is listed without replay; copying is fast, and decides nothing."""
     listed = {leg.name: leg for leg in verdict.legs if leg.outcome == "measured"}
     assert list(listed) == ["state copying", "monotone", "blocks left out"]
     assert abs(listed["state copying"].estimate - 1.5) < 0.1

@@ -24,18 +24,18 @@ from tests.claims.simulation import SCORED, Case, celled, clustered
 
 # ---------------------------------------------------------------- EAD-F1
 #
-# Items that a large model answers at a known rate, and of which two rules that take turns keep a known share.
+# Items that a large model answers at a known rate, and two switching rules that keep a known share of it.
 
 ACCURACY = 0.8
 KEPT = {"llama": 0.967, "qwen": 0.929}
 SAVED = (0.4, 0.5)  # by the two neighbours
-SHARE, ABOVE, BELOW = 0.45, 0.6, 0.25  # of the large model: wanted, and under either rule
+SHARE, ABOVE, BELOW = 0.45, 0.6, 0.25  # of the large model: requested, and under either rule
 PROBABILITY = (SHARE - BELOW) / (ABOVE - BELOW)
-GAINED = 0.2  # of the items that the large model gets wrong, either rule gets right
+GAINED = 0.2  # share of the large model's wrong items that either rule answers right
 
 
 def kept(shares: dict[str, float], items: int = 300, lost: float = 0.02):
-    """One task; ``shares``: result → Σ candidate / Σ reference in expectation, ``lost`` of it or more, some gained."""
+    """One task; ``shares``: result → expected Σ candidate / Σ reference; ``lost`` or more is lost, some gained."""
 
     def found(rng: np.random.Generator) -> SwitchingScoreEvidence:
         routed = {}
@@ -49,10 +49,10 @@ def kept(shares: dict[str, float], items: int = 300, lost: float = 0.02):
 
 
 def mixture(share: float, gained: float = GAINED):
-    """One task, one result: two rules mixed on the judged items to exactly the wanted share, as a run does.
+    """One task, one result: two rules mixed on the judged items to exactly the requested share, as a run does.
 
-    Items of a cluster, three each, are alike in difficulty: hard ones are missed more often and cost more tokens. In
-    expectation the mixture keeps ``share`` of the large model's score; of what that gets wrong, ``gained`` is right.
+    The three items of a cluster have one difficulty: hard ones are missed more often and cost more tokens. In
+    expectation the mixture keeps ``share`` of the large model's score; of its wrong items, ``gained`` become right.
     """
 
     def made(items: int, icc: float):
@@ -64,7 +64,7 @@ def mixture(share: float, gained: float = GAINED):
             emitted = rng.integers(30, 90, len(hard))
             runs = []
             for part, off in ((ABOVE, 0.03), (BELOW, -0.03 * PROBABILITY / (1 - PROBABILITY))):
-                # what is kept of right answers, so that with what is gained of wrong ones Σ is (share + off) · Σ alone
+                # kept share of right answers; with the gained share of wrong ones Σ is (share + off) · Σ alone
                 hold = share + off - gained * (1 - ACCURACY) / ACCURACY
                 chance = np.where(alone, hold, gained)
                 by_large = rng.binomial(emitted, part + 0.2 * (hard - 0.5))
@@ -80,7 +80,7 @@ def mixture(share: float, gained: float = GAINED):
 
 
 def always_large(items: int, icc: float):
-    """A rule that never leaves the large model keeps all of its score."""
+    """A rule that always uses the large model keeps all of its score."""
 
     def found(rng: np.random.Generator) -> SwitchingScoreEvidence:
         hard, cluster = clustered(rng, items, 3 if icc else 1, icc)
@@ -97,7 +97,7 @@ def nothing_saves(rng: np.random.Generator) -> SwitchingScoreEvidence:
 
 
 def one_task_is_alike(rng: np.random.Generator) -> SwitchingScoreEvidence:
-    """Beside a task on which all is kept, one on which both models are as good."""
+    """One task on which everything is kept, and one on which both models are equal."""
     large, small = right(rng, 120, ACCURACY, 0.0, 0.0)
     gap = estimate_accuracy_drop(large, small, threshold=0.1)
     return SwitchingScoreEvidence(
@@ -128,7 +128,7 @@ def names_the_task(verdict) -> None:
     assert leg.reason == "0.800 against 0.800"
 
 
-# Of 1,000 items a Wald test finds twice the paper's loss, 6.6 %, nine times in ten
+# With 1,000 items a Wald test finds twice the paper's loss, 6.6 %, nine times in ten
 EAD_F1 = [
     Case("more than all of the score", "holds", kept({"llama": 1.05, "qwen": 1.05}), 10, check=says_what_is_saved),
     Case("a task that cannot tell the models apart is named", "holds", one_task_is_alike, check=names_the_task),
@@ -143,9 +143,9 @@ EAD_F1 = [
 ]
 
 
-# ---------------------------------------------------------------- what the cases are made of
+# ---------------------------------------------------------------- building blocks
 #
-# Rules that differ in one constant: the share of items each loses against the value in force is known.
+# Rules that differ in one constant: each loses a known share of items against the default value.
 
 CONSTANT_ACCURACY = 0.5
 REFERENCE, SAVING = 4, 0.415
@@ -183,7 +183,7 @@ def says_constant(symbol: str, losses: Mapping[int, float]):
 
 # ---------------------------------------------------------------- EAD-A1
 #
-# Values of w that lose, or gain, a known share of the items.
+# Values of w that lose or gain a known share of the items.
 
 WINDOW_LOSSES = {1: 0.3, 5: 0.0, 20: -0.1}
 EAD_A1 = [
@@ -199,7 +199,7 @@ EAD_A1 = [
 
 # ---------------------------------------------------------------- EAD-A2
 #
-# Values of d_min that lose, or gain, a known share of the items.
+# Values of d_min that lose or gain a known share of the items.
 
 DURATION_LOSSES = {1: 0.3, 5: 0.0, 20: -0.1}
 EAD_A2 = [
@@ -215,11 +215,11 @@ EAD_A2 = [
 
 # ---------------------------------------------------------------- EAD-A3
 #
-# Tokens that are decisive, the small model's, and wrong, each with a known chance that differs from item to item.
+# Tokens that are decisive, written by the small model, or wrong, each with a known probability that varies by item.
 
 
 def tokens(decisive: float, small: float, wrong: float, calm_wrong: float, items: int = 100):
-    """Items of 20 to 60 tokens; an item's own chance of error is up to twice the mean, or none."""
+    """Items of 20 to 60 tokens; an item's error probability is up to twice the mean, or 0."""
 
     def found(rng: np.random.Generator) -> DecisiveTokenEvidence:
         length, difficulty = rng.integers(20, 60, items), rng.uniform(0, 2, items)
@@ -244,7 +244,7 @@ def says_shares(*shares: float):
 
 
 def none_and_all_alike(verdict) -> None:
-    """No decisive token at all; of the others, none is wrong in any item."""
+    """No decisive token, and no other token is wrong in any item."""
     first, second, third = verdict.legs
     assert (first.estimate, first.n, first.reason) == (None, 0, "there is no such token")
     assert second.estimate is None
@@ -267,7 +267,7 @@ EAD_A3 = [
 
 # ---------------------------------------------------------------- EAD-A4
 #
-# Switching and gated speculation whose scores differ by a known share of the items.
+# Switching and gated speculation with scores that differ by a known share of the items.
 
 GATED_ACCURACY = 0.5
 WAYS = ("rules", "speculative, k = 2")

@@ -13,13 +13,13 @@ from tests.claims.simulation import Case
 
 # ---------------------------------------------------------------- EAD-H1
 #
-# Savings worked out token by token, and claims that round them, miss them, or miss them by the threshold itself.
+# Savings computed token by token, and claims that round them, miss them, or miss them by exactly the threshold.
 
 THRESHOLD = 0.005
 
 
 def claimed(off: float):
-    """A thousand tokens, some from a large model; the saving claimed for them is ``off``."""
+    """A thousand tokens, some from a large model; the claimed saving differs by ``off``."""
 
     def found(rng: np.random.Generator) -> list[Headline]:
         headlines = []
@@ -34,7 +34,7 @@ def claimed(off: float):
 
 
 def alone(off: float):
-    """The large model alone saves exactly nothing, whatever is claimed."""
+    """The large model alone saves exactly nothing, whatever saving is claimed."""
     return lambda rng: [("alone", 1.0, 1.0, 2.0, off)]
 
 
@@ -54,14 +54,14 @@ EAD_H1 = [
 
 # ---------------------------------------------------------------- EAD-H2
 #
-# Texts written by two models token by token: each reads whatever it has not seen before it writes.
+# Texts that two models write token by token: each reads all tokens that it has not seen before it writes.
 
 SMALL, LARGE = 0, 1
 PARAMETERS = (1.0, 4.0)  # a parameter costs one FLOP per token
 
 
 def written(items: Sequence[tuple[int, Sequence[int]]], rule: str = "rule") -> RuleCharges:
-    """``items``: tokens of the prompt, and which model wrote each token of the answer."""
+    """``items``: prompt tokens, and the model that wrote each token of the answer."""
     processed, caught_up, opening = [0, 0], [0, 0], [0, 0]
     for prompt, models in items:
         seen = [0, 0]
@@ -85,7 +85,7 @@ def written(items: Sequence[tuple[int, Sequence[int]]], rule: str = "rule") -> R
 
 
 HALF_WAY = [(11, [SMALL] * 10 + [LARGE] * 10)] * 3  # the large model reads 11 + 10, then writes nine more from there
-LONG_AND_SHORT = [(101, [SMALL] * 10), (11, [LARGE] * 10)]  # the prompts' tokens are mostly the small model's
+LONG_AND_SHORT = [(101, [SMALL] * 10), (11, [LARGE] * 10)]  # the small model reads most of the prompts' tokens
 NEVER = [(11, [SMALL] * 20)]
 
 
@@ -94,7 +94,7 @@ def of(*rules: RuleCharges):
 
 
 def lost(first: str, value: float, n: int, **others: float):
-    """The row's number is ``value``; ``others``: what the legs whose names hold these words say."""
+    """Check: the row's number is ``value``; ``others``: the values of the legs whose names contain these words."""
 
     def check(verdict) -> None:
         assert verdict.legs[0].name.endswith(first)
