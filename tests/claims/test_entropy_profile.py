@@ -42,4 +42,4 @@ def test_a_rise_is_named_with_its_size():
 
 def test_below_thirty_documents_it_is_inconclusive():
     assert judged([-1.0, 1.0], n=29).verdict == "inconclusive"
-    assert judged([-1.0, 1.0], n=40).verdict == "falsified"  # unequal lengths: fewer effective documents
+    assert judged([-1.0, 1.0], n=40).verdict == "falsified"  # unequal lengths: the effective number is lower

@@ -33,7 +33,7 @@ def test_the_measured_rates_are_what_the_level_says(claim: str, case: Case) -> N
 
 
 def saying(share: float, outcome: str):
-    """A rule that says ``outcome`` in this share of draws, whatever it is given."""
+    """Return a rule with ``outcome`` in this share of draws, for any input."""
 
     def decide(found: float, asked: ClaimContext) -> Verdict:
         leg = unmeasured_leg("a", "by lot")
@@ -65,7 +65,7 @@ def test_a_rule_without_power_is_caught() -> None:
 
 
 def test_where_500_draws_say_no_all_5000_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound is set just below what the first 500 show, so that they alone would not do."""
+    """The bound lies just below the rate of the first 500 draws, so that they alone do not decide."""
     drawn = []
 
     def decide(found: float, asked: ClaimContext) -> Verdict:

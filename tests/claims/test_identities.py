@@ -68,7 +68,7 @@ def test_depths_that_rise_are_made_to_fall_and_the_prompt_is_compared_too(nano: 
 
 
 class Gapped(WalkedDecoder):
-    """Says less than it decided: every logit is off by a hundredth."""
+    """A decoder that shows wrong logits: each is off by a hundredth."""
 
     def start(self, prompts):
         session, step = super().start(prompts)
@@ -92,7 +92,7 @@ def test_a_difference_that_the_rounding_of_its_position_explains_does_not_falsif
 
 
 def test_depth_sequences_may_come_from_elsewhere(nano: LoadedModel):
-    """As the suite does it: Hypothesis draws, the question decides."""
+    """As in the suite: Hypothesis draws, the claim decides."""
     evidence = ModelMeasurements(nano, STUDY, RunResources())
     given = ClaimContext(REGISTER["EMAD-E2"], "m", np.random.default_rng(0))
     assert identities.answer_from_differences(evidence, given, []).verdict.verdict == "unmeasured"
@@ -147,7 +147,7 @@ def int8_context() -> ClaimContext:
 
 
 def perplexity_leg(document: DocumentMembership, rates: np.ndarray, tokens: np.ndarray) -> Leg:
-    """Of windows whose NLL rises by ``rates`` nats per token, cut from the documents of these numbers."""
+    """Make a leg of windows whose NLL rises by ``rates`` nats per token, cut from the documents of these numbers."""
     columns = (rates * tokens, np.zeros(len(rates)), tokens)
     sums = tuple(ByDocument.from_windows(column, document) for column in columns)
     return decide_quantisation(QuantisationEvidence((np.zeros(INT8_FED), 1e-4), "p", 0.5, sums), int8_context()).legs[
@@ -156,7 +156,7 @@ def perplexity_leg(document: DocumentMembership, rates: np.ndarray, tokens: np.n
 
 
 def test_windows_of_one_document_are_not_resampled_on_their_own():
-    """Two hundred documents, four alike windows of each: as 800 documents the row would survive, as 200 it is open."""
+    """200 documents of four equal windows: as 800 documents the row would survive, as 200 it is inconclusive."""
     source = np.random.default_rng(1)
     of_each = source.normal(0.0, 0.06, 200)
     rates, tokens = np.repeat(of_each - of_each.mean() + 0.004, 4), np.full(800, 100)
@@ -168,7 +168,7 @@ def test_windows_of_one_document_are_not_resampled_on_their_own():
 
 
 def test_losses_of_windows_are_summed_within_the_documents_they_were_cut_from(nano: LoadedModel):
-    """Three windows of two documents on a real copy: sums over all tokens stay, entries are documents."""
+    """Three windows of two documents on a real copy: the sums over all tokens stay, the entries are documents."""
     int8, source = int8_copy(nano), np.random.default_rng(3)
     cut = [(9, 0), (5, 0), (7, 1)]
     texts = [

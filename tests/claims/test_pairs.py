@@ -111,7 +111,7 @@ def test_a_pair_is_judged_once_however_many_models_a_run_judges(claim) -> None:
 
 @pytest.mark.parametrize(("trained", "corpus"), [(True, "world tasks"), (False, TEXTS)])
 def test_what_catching_up_costs_needs_no_score(trained, corpus) -> None:
-    """Neither a task on which the models can be told apart nor weights that mean something."""
+    """Without a task that distinguishes the models, and without trained weights."""
     names = ("emad-nano", "emad-tiny")
     small, large = map(load, names)
     loaded = replace(small, trained=trained), replace(large, trained=trained)
@@ -127,7 +127,7 @@ def test_what_catching_up_costs_needs_no_score(trained, corpus) -> None:
 
 @pytest.mark.slow  # half a minute of timing
 def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
-    """Where the models cannot be told apart the ratios are numbers, of the rule that comes nearest to the saving."""
+    """If no task distinguishes the models, the ratios are reported for the rule nearest to the wanted saving."""
     names = ("emad-nano", "emad-tiny")
     alike = PairMeasurements(*map(load, names), Study(), RunResources(), names=names, savings=(0.415, 0.67), size=FEW)
     alike.routing_rules.comparisons = {}
@@ -152,7 +152,7 @@ def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
     assert note.endswith("30 pairs in this process alone (the budget smoke starts no others)")
 
 
-# ------------------------------------------------------------ rules that no simulation of one truth shows
+# ------------------------------------------------------------ rules that no simulation covers
 
 
 def test_one_result_without_a_rule_keeps_the_other_from_surviving() -> None:
@@ -170,7 +170,7 @@ def test_one_result_without_a_rule_keeps_the_other_from_surviving() -> None:
         ("EAD-A1", PAPER, [1, 2, 10, 20]),
         ("EAD-A1", SwitchingConstants(2, 2), [1, 5, 10, 20]),
         ("EAD-A2", PAPER, [1, 5, 20, 40]),
-        ("EAD-A2", SwitchingConstants(5, 7), [1, 5, 10, 20, 40]),  # shortened: the paper's own is another value
+        ("EAD-A2", SwitchingConstants(5, 7), [1, 5, 10, 20, 40]),  # shortened: the paper's value is another
     ],
 )
 def test_no_value_is_compared_with_itself_and_all_at_one_saving(claim, constants, compared) -> None:
@@ -211,7 +211,7 @@ def test_tokens_are_decisive_by_their_own_entropy_and_wrong_by_the_large_models_
 
 
 def test_gates_whose_mixtures_score_best_are_judged(monkeypatch) -> None:
-    """Validation's corner: of what lies below the line between its neighbours nothing is judged."""
+    """The corners of validation's front: a mixture below the line between its neighbours is not judged."""
     tried = {(2, None): (0.3, 0.8), (8, None): (0.4, 0.8), (2, 2.0): (0.1, 0.5), (8, 2.0): (0.2, 0.6)}
 
     def gated(k, gate_bits, task, split, count):
@@ -272,7 +272,7 @@ class Lying:
 
 
 def test_an_untied_difference_cannot_be_missed(bundled, monkeypatch) -> None:
-    """It is no number and no verdict: whoever asks fails, before anything is timed."""
+    """The value is neither a number nor a verdict: reading it fails before anything is timed."""
     own = speculation.make_speculative_decoder
     monkeypatch.setattr(speculation, "make_speculative_decoder", lambda draft, verifier: Lying(own(draft, verifier)))
     monkeypatch.setattr(bundled.latency, "time_arms", lambda arms, pairs: pytest.fail("timed all the same"))

@@ -26,7 +26,7 @@ F1 = REGISTER["EMAD-F1"]
 
 
 def corpus(rise: float, n: int = 200, spread: float = 0.002, seed: int = 1):
-    """Documents whose perplexity rises by ``rise`` on average."""
+    """Make documents whose perplexity rises by ``rise`` on average."""
     source = np.random.default_rng(seed)
     tokens = source.integers(100, 300, n)
     reference = 2.0 * tokens
@@ -93,7 +93,7 @@ def test_two_tasks_falsify_but_not_one():
 
 
 def test_a_bad_task_leaves_the_row_open_while_another_is_unproven():
-    """One task may fall; the second is neither shown to fall nor to hold."""
+    """One task may lose; the second is shown neither to lose nor to hold."""
     verdict = f1(point(lost=(60, 10, 0)))
     assert verdict.verdict == "inconclusive"
     reasons = {leg.name: leg.reason for leg in verdict.legs}
@@ -148,7 +148,7 @@ def test_below_the_minimum_of_documents_the_number_needed_is_named(rise):
 
 
 def test_few_documents_may_falsify_but_not_survive():
-    """A decoder that ruins 1 % of documents ruins none of 200 more often than one in eight times."""
+    """A sample of 200 misses every ruined document one time in eight if the decoder ruins 1 % of them."""
     few, enough = f1(point(n=200)), f1(point(n=500))
     assert few.verdict == "inconclusive"
     assert "185 documents cannot exclude that 1.62 % of them fail, by up to 1 nats per token" in few.reason
@@ -161,7 +161,7 @@ def test_few_documents_may_falsify_but_not_survive():
 
 
 def test_one_document_with_most_of_the_tokens_is_told_and_decides_nothing():
-    """Of 500 documents one has 60 % of the tokens: the effective number is that of two or three."""
+    """One of 500 documents has 60 % of the tokens: the effective number is two or three."""
     tokens = np.full(500, 100)
     tokens[7] = 1.5 * 100 * 499
     full = ByDocument.from_whole_documents(2.0 * tokens)
@@ -177,11 +177,11 @@ def test_one_document_with_most_of_the_tokens_is_told_and_decides_nothing():
         assert said in verdict.reason
 
 
-# --- true words ---------------------------------------------------------------------------------------------------
+# --- reasons ------------------------------------------------------------------------------------------------------
 
 
 def of_documents(each: np.ndarray) -> str:
-    """The reason of the perplexity leg where documents of 100 tokens rise by ``each`` nats per token."""
+    """The reason of the perplexity leg if documents of 100 tokens rise by ``each`` nats per token."""
     tokens = ByDocument.from_whole_documents(np.full(len(each), 100))
     full = ByDocument.from_whole_documents(200.0 + np.zeros(len(each)))
     (leg, *_) = f1(
@@ -191,7 +191,7 @@ def of_documents(each: np.ndarray) -> str:
 
 
 def noise(n: int) -> np.ndarray:
-    """Nats per token of ``n`` documents, of mean 0 exactly."""
+    """Return noise in nats per token of ``n`` documents, of mean exactly 0."""
     each = 0.004 * np.random.default_rng(3).standard_normal(n)
     return each - each.mean()
 
@@ -236,7 +236,7 @@ def test_a_loss_that_is_no_number_names_the_document(wrong):
 
 
 def test_a_task_below_the_minimum_of_items_shows_nothing():
-    """99 items, 90 of them lost: below the minimum even that is no evidence."""
+    """99 items, 90 of them lost: below the minimum, that is no evidence."""
     verdict = f1(point(lost=(90, 90), items=99))
     assert verdict.verdict == "inconclusive"
     assert "99 items, at least 100 are needed" in verdict.reason
@@ -245,7 +245,7 @@ def test_a_task_below_the_minimum_of_items_shows_nothing():
 
 @pytest.mark.parametrize("lost", [(), (0,), (500,)])
 def test_with_fewer_than_two_tasks_it_cannot_survive_on_perplexity_alone(lost):
-    """One task says what it loses, and decides nothing: the criterion speaks of two."""
+    """One task reports its loss and decides nothing: the criterion requires two tasks."""
     verdict = f1(point(lost=lost))
     assert verdict.verdict == "inconclusive"
     leg = next(leg for leg in verdict.legs if leg.name == "p: accuracy on two or more tasks")
@@ -275,7 +275,7 @@ def test_tasks_that_full_depth_does_not_solve_prove_nothing():
 
 @pytest.mark.parametrize("lost", [0, 970])
 def test_one_task_beside_others_on_which_the_rule_never_acts_proves_nothing(lost):
-    """Inventory at 0 % survived beside facts, chart and code, which ran at full depth."""
+    """A loss of 0 % on inventory survived although facts, chart and code ran at full depth."""
     idle = {name: replace(held, saving=0.0) for name, held in point().tasks.items()}
     verdict = f1(replace(point(), tasks={"inventory": task(lost), **idle}))
     assert verdict.verdict == "inconclusive"
@@ -309,7 +309,7 @@ def test_simes_of_nothing_is_refused():
 
 
 def test_two_of_five_tasks_at_the_threshold_are_falsified_and_survive_at_five_per_cent():
-    """Where the criterion is decided, both ways, on p-values as good as they come: uniform and independent."""
+    """The two-task criterion, on independent uniform p-values, decides either way at its level."""
     rng, draws = np.random.default_rng(4), 20_000
     at_threshold = np.sort(rng.random((draws, 5)), axis=1)
     falsified = np.mean([simes_pvalue(p[1:]) <= 0.05 for p in at_threshold])
@@ -366,7 +366,7 @@ def test_holm_makes_a_marginal_leg_inconclusive_among_many():
 
 
 def test_gating_legs_decided_elsewhere_make_a_marginal_leg_inconclusive():
-    """They share the error of what falsifies; what survives does so at 5 % on its own, however many there are."""
+    """Legs that may falsify share the error; a leg survives at 5 % on its own beside any number of others."""
     assert f1(point(0.0106, n=200)).verdict == "falsified"
     crowded = f1(point(0.0106, n=200), other_legs=60)
     assert crowded.verdict == "inconclusive"
@@ -375,7 +375,7 @@ def test_gating_legs_decided_elsewhere_make_a_marginal_leg_inconclusive():
 
 
 def test_it_can_falsify_even_where_holm_asks_for_very_small_p_values():
-    """Thousands of legs ask for p below 1/10,000: the number of bootstrap samples must follow."""
+    """With thousands of legs Holm requires p below 1/10,000: the number of bootstrap samples must follow."""
     assert f1(point(rise=0.05), other_legs=3000).verdict == "falsified"
 
 
@@ -398,7 +398,7 @@ def test_the_literal_reading_does_not_gate_and_lists_only_the_worst():
     assert "worst 20 of 65 legs" in verdict.reason
 
 
-# --- what is gathered ---------------------------------------------------------------------------------------------
+# --- measurements -------------------------------------------------------------------------------------------------
 
 
 def test_the_runs_corpus_and_perplexity_tasks_are_judged_together():

@@ -36,7 +36,7 @@ def stepper() -> Stepper:
 
 @pytest.fixture(scope="module")
 def sound(stepper: Stepper) -> ModelMeasurements:
-    """Evidence whose decoder replay speaks for: ours."""
+    """Return measurements whose bridge passes: the reference decoder."""
     return small_evidence(stepper)
 
 
@@ -49,7 +49,7 @@ def answered(claim: str, evidence: ModelMeasurements) -> Answer:
 
 
 def test_windows_of_one_document_are_no_documents_of_their_own() -> None:
-    """Forty windows of twenty documents: as documents they would falsify, together they are too few."""
+    """Forty windows of twenty documents: as forty documents they would falsify, as twenty they are too few."""
     rng = np.random.default_rng(0)
     full = rng.standard_normal((40 * 10, 1))
     readings = {"topk": full + rng.standard_normal(full.shape)}
@@ -66,7 +66,7 @@ def test_windows_of_one_document_are_no_documents_of_their_own() -> None:
 
 
 def test_estimators_are_resampled_by_document(sound: ModelMeasurements) -> None:
-    """The text has two windows of every other document."""
+    """The text has two windows of every second document."""
     verdict = answered("EMAD-E4", sound).verdict
     windows = sound.subject.cut_windows("evaluate", entropy_premises.READ)
     assert len(windows) > DOCUMENTS
@@ -83,7 +83,7 @@ def test_estimators_are_resampled_by_document(sound: ModelMeasurements) -> None:
     ],
 )
 def test_estimators_have_the_sizes_the_paper_means(vocabulary: int, width: int, names: list[str]) -> None:
-    """K of 32 and 128, yet at most V/64 and V/16; ranks d/16 and d/8."""
+    """K is 32 and 128, but at most V/64 and V/16; ranks are d/16 and d/8."""
     subject = SimpleNamespace(stepper=SimpleNamespace(unembedding=np.zeros((vocabulary, width))))
     paper = EntropyEstimators(SimpleNamespace(subject=subject)).paper_estimators
     assert [estimator.name for estimator in paper] == names
@@ -101,13 +101,13 @@ def test_what_replay_decides_does_not_apply_behind_a_bridge_that_failed(stepper:
 def test_uncertainty_is_judged_where_the_bridge_holds(sound: ModelMeasurements) -> None:
     answer = answered("EMAD-E9", sound)
     assert answer.verdict.verdict != "not applicable"
-    assert all(20 <= leg.n <= DOCUMENTS for leg in answer.verdict.legs)  # effective: some are longer than others
+    assert all(20 <= leg.n <= DOCUMENTS for leg in answer.verdict.legs)  # effective number: some are longer than others
     assert [table.figure for table in answer.exhibits.tables] == ["depth by position"]
 
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopwatch of known seconds: exact repairs take twice as long as full depth, copies half as long."""
+    """A simulated clock: exact repairs take twice as long as full depth, copies half as long."""
     factors = {"full": 1.0, "eager backfill": 2.0, "deferred fill": 2.0, "state copying": 0.5, "monotone": 0.6}
 
     class Known:
@@ -134,7 +134,7 @@ def test_times_stand_behind_a_bridge_that_failed_without_flops_and_copied_qualit
     assert set(named) == {
         *speedup.EXACT, *BESIDE, *(f"{name}: FLOPs" for name in speedup.EXACT), "state copying: perplexity",
     }  # fmt: skip
-    assert named["state copying: perplexity"].n in range(speedup.DECODED - 6, speedup.DECODED)  # effective
+    assert named["state copying: perplexity"].n in range(speedup.DECODED - 6, speedup.DECODED)  # effective number
     assert whole.exhibits.notes == ("timed repairs",)
     assert [leg.name for leg in bare.verdict.legs] == [*speedup.EXACT, *BESIDE]
     assert all(leg == named[leg.name] for leg in bare.verdict.legs)
@@ -149,7 +149,7 @@ def test_times_stand_behind_a_bridge_that_failed_without_flops_and_copied_qualit
 def test_random_weights_are_timed_without_a_word_about_quality(stepper: Stepper) -> None:
     evidence = small_evidence(stepper)
     evidence.loaded.trained = False
-    evidence.replay_validity.bridge_finding = None  # asking it would be an error
+    evidence.replay_validity.bridge_finding = None  # reading it would be an error
     answer = answered("EMAD-E7", evidence)
     assert [leg.name for leg in answer.verdict.legs] == [*speedup.EXACT, *BESIDE]
     assert answer.exhibits.notes == ("timed repairs",)

@@ -25,7 +25,7 @@ CLAIM = load_register()["EMAD-E5"]
 
 @dataclass(frozen=True)
 class Simulated:
-    """Evidence that says what any evidence says."""
+    """Simulated measurements for any claim."""
 
     name: str = "simulated"
     corpus: str = "made up"
@@ -71,7 +71,7 @@ REGISTER = load_register()
 LAYERS = 12
 RUN = Study()
 # Legs of one model of twelve layers, smoke budget, without a named margin or tasks: counted by hand where their number
-# follows from several settings. A row that is not here is held by its simulation alone.
+# follows from several settings. Rows not listed here are covered by their simulation.
 LEGS = {
     "EMAD-F1": 4, "EMAD-F1-literal": 66, "EMAD-F2": 5, "EMAD-E1": 11, "EMAD-E4": 8, "EMAD-E6": 7, "EMAD-E7": 2,
     "EMAD-E9": 2, "EMAD-E10": 1 + len(TASKS), "EMAD-E12": 1, "EMAD-N1": 2, "EMAD-R1": 4, "EMAD-R2": 4, "EMAD-R3": 4,
@@ -131,13 +131,13 @@ def test_whoever_brings_an_exit_asks_about_it() -> None:
 
 
 class OneModel:
-    """Measurements of which a claim reads nothing but the name."""
+    """Measurements of which a claim reads only the name."""
 
     name, corpus, fingerprint = "m", "text", "f00d"
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, refusal: str = "") -> list[ClaimContext]:
-    """The contexts in which EMAD-F1 is decided from now on; with ``refusal``, the decoder declines it."""
+    """Record the contexts in which EMAD-F1 is decided; with ``refusal``, the decoder declines it."""
     decided: list[ClaimContext] = []
 
     def answer(evidence: OneModel, asked: ClaimContext) -> Answer:
@@ -166,7 +166,7 @@ def test_a_claim_that_another_needs_is_decided_once_as_the_run_would_report_it(
 
 
 def test_a_refusal_is_decided_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reaches a claim that needs the other as it reaches the run: the decoder declined."""
+    """The refusal reaches the run and every claim that needs EMAD-F1: the decoder declined."""
     decided, plan, model = counting(monkeypatch, "only lowers depth"), RunPlan(REGISTER, RUN), OneModel()
     assert plan.answer_claim("EMAD-F1", model, LAYERS).refused == "only lowers depth"
     with pytest.raises(Unsupported, match="only lowers depth"):
@@ -206,7 +206,7 @@ def test_outside_a_run_no_other_claim_is_decided() -> None:
 
 
 def test_the_samples_drawn_by_default_reach_the_smallest_level_of_a_run_that_gates_every_row() -> None:
-    """Two models: some three hundred legs, of which Holm asks p ≤ 5 % / 300 of the first."""
+    """Two models: about three hundred legs, so Holm requires p ≤ 5 % / 300 of the first."""
     docket = RunPlan(REGISTER, RUN, frozenset(REGISTER), models=2)
     family = docket.count_other_legs("EMAD-E9", LAYERS) + find_question("EMAD-E9").legs(RUN, LAYERS)
     assert family > 250

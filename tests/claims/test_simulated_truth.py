@@ -22,19 +22,19 @@ from tests.claims.simulation import Case, Truth, hold
 
 REGISTER = load_register()
 BOTH_WAYS: set[Truth] = {"holds", "fails"}
-LAYERS = 12  # of the model for which statistical legs are counted
-SAMPLES = 1_999  # of a bootstrap: p-values down to 1/2,000 decide every leg here; `tox -e rates` draws them all
+LAYERS = 12  # name of the model for which statistical legs are counted
+SAMPLES = 1_999  # bootstrap samples: p-values down to 1/2,000 decide every leg here; `tox -e rates` draws all
 
 
 @cache
 def simulations() -> dict[str, list[Case]]:
-    """The cases of every claim."""
+    """Return the cases of every claim."""
     modules = [import_module(module.name) for module in iter_modules(cases.__path__, f"{cases.__name__}.")]
     return {claim: found for module in modules for claim, found in module.CASES.items()}
 
 
 def simulated() -> list[ParameterSet]:
-    """One parameter per case; a claim without cases is left to the test that names it."""
+    """Give one parameter per case; another test names a claim without cases."""
     return [
         pytest.param(claim, case, id=f"{claim}: {case.name}")
         for claim in REGISTER
@@ -51,14 +51,14 @@ def test_the_row_has_a_question_and_a_simulation(claim: str) -> None:
     if REGISTER[claim].kind == "report":
         assert "value" in truths or truths >= BOTH_WAYS, f"only {sorted(truths)}"
         return
-    # without a statistical leg there is no error to make at the threshold: integers and bounds of rounding
+    # without a statistical leg (integers, bounds of rounding) there is no error at the threshold
     edge: set[Truth] = {"edge"} if question.legs(Study(), LAYERS) else set()
     assert truths >= BOTH_WAYS | edge, f"only {sorted(truths)}"
 
 
 @pytest.fixture
 def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fifth of the bootstrap samples of a run: most of the time here was theirs."""
+    """Draw a fifth of a run's bootstrap samples, which take most of the time here."""
 
     def drawn(documents: int, resamples: int, rng: np.random.Generator) -> Floats:
         return document_draws(documents, min(resamples, SAMPLES), rng)

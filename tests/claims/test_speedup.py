@@ -31,7 +31,7 @@ F2 = load_register()["EMAD-F2"]
 
 
 def timed(ratio: float, n: int = 30, spread: float = 0.02, seed: int = 1, **more: float) -> TimedBatch:
-    """The point takes a second on average, full depth ``ratio``, and other baselines as many seconds as they say."""
+    """Make the point take a second on average, full depth ``ratio``, and other baselines the given seconds."""
     source = np.random.default_rng(seed)
     mood = 1 + 0.2 * source.random(n)
 
@@ -81,7 +81,7 @@ def test_what_sleeps_beside_generate_is_falsified_however_slow_full_depth_is(own
     assert judged({1: timed(2.0, generate=own)}).verdict == "falsified"
 
 
-NOISY = {"spread": 0.4, "seed": 2}  # a machine that does something else besides
+NOISY = {"spread": 0.4, "seed": 2}  # a machine with other load
 CROWD = 120  # legs of the run's other rows
 
 
@@ -106,7 +106,7 @@ def test_too_few_pairs_say_nothing_of_slowness_either():
 
 
 def test_the_fastest_baseline_is_not_chosen_by_the_noise_that_favoured_it():
-    """Two baselines of one speed, each at the threshold: whichever looks slower does not let the row survive."""
+    """Two baselines of equal speed, each at the threshold: the one that looks slower by chance does not help."""
     survived = sum(
         judged({1: timed(1.1, spread=0.1, seed=seed, generate=1.1)}).verdict == "survived" for seed in range(200)
     )
@@ -156,7 +156,7 @@ def test_times_of_something_else_are_falsified_though_no_point_was_usable():
         assert "adaptive, row 0: 3 tokens" in verdict.reason
 
 
-# ------------------------------------------------------------ where the gain ends
+# ------------------------------------------------------------ the limit of the speedup
 
 
 def sweep(**more: float) -> dict[int, TimedBatch]:
@@ -235,7 +235,7 @@ def test_arms_become_baselines_by_name():
     }
 
 
-# ------------------------------------------------------------ which point is timed
+# ------------------------------------------------------------ the timed point
 
 
 def leg(name: str, outcome: str) -> Leg:
@@ -275,7 +275,7 @@ def evidence(trained: bool = True):
 
 
 def heard(verdict: Verdict) -> ClaimContext:
-    """F2, in a run whose F1 says ``verdict``."""
+    """Return F2's context in a run whose F1 verdict is ``verdict``."""
     return replace(asked("EMAD-F2", np.random.default_rng(0)), verdict_of=lambda claim, evidence: verdict,
                    row_of=load_register().__getitem__)  # fmt: skip
 
@@ -307,7 +307,7 @@ def test_a_point_whose_speed_up_does_not_count_is_timed_with_fewer_pairs(outcome
 
 
 def test_random_weights_have_no_usable_point_and_f1_is_not_asked():
-    """Outside a run, where to ask it raises."""
+    """Without a run there is no F1 to ask, and the question would raise."""
     point, refusal = choose_point_to_time(evidence(trained=False), asked("EMAD-F2", np.random.default_rng(0)))
     assert point.name == "shallow"
     assert "random weights" in refusal
@@ -316,7 +316,7 @@ def test_random_weights_have_no_usable_point_and_f1_is_not_asked():
 
 @pytest.mark.parametrize(("unusable", "outcome"), [("", "survived"), ("no usable point", "not applicable")])
 def test_a_race_decides_only_where_its_point_is_usable(unusable, outcome):
-    """And its note knows of every leg of the run."""
+    """The note of the race counts every leg of the run."""
     seconds = {arm: np.full(30, took) + np.arange(30) / 300 for arm, took in (("full", 1.3), ("adaptive", 1.0))}
     stopwatch = SimpleNamespace(
         time_point_by_batch_size=lambda point: {1: TimingResult(SimpleNamespace(seconds=seconds), [], {}, ())},

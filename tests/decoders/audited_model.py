@@ -35,13 +35,13 @@ def tiny_neox(seed: int = 0) -> GPTNeoXForCausalLM:
     )
     model, rng = GPTNeoXForCausalLM(config).double().eval(), np.random.default_rng(seed)
     for weight in model.parameters():
-        if weight.dim() > 1:  # not by torch's generator, which threads of a stand-in server share
+        if weight.dim() > 1:  # not torch's generator, which the threads of a stand-in server share
             weight.data = torch.from_numpy(rng.normal(0, 0.3, weight.shape))
     return model
 
 
 def readout(model: torch.nn.Module, tokens: Ints) -> torch.Tensor:
-    """Logits float64 [n, L, V] after every layer, from one plain pass; the last hidden state is already normed."""
+    """Return float64 logits [n, L, V] after every layer from one plain pass; the last state is already normed."""
     output = model(
         torch.from_numpy(np.asarray(tokens, dtype=np.int64))[None], output_hidden_states=True, use_cache=False
     )
@@ -65,25 +65,25 @@ def under_test(
     tolerance: float = 1e-9,
     model: GPTNeoXForCausalLM | None = None,
 ) -> DecoderUnderTest:
-    """A decoder that ``made`` of the tiny model, or of ``model``."""
+    """Return a decoder that ``made`` builds from the tiny model, or from ``model``."""
     model = model or tiny_neox()
     return DecoderUnderTest(made(model, point), lens_of(model), point, tolerance, exact_context=True)
 
 
 def entropy_nats(logits: Floats) -> Floats:
-    """[...] in nats, of ``logits`` [..., V]."""
+    """Return the entropy [...] of ``logits`` [..., V] in nats."""
     assert ENTROPY.from_lens is not None
     return ENTROPY.from_lens(np.asarray(logits))
 
 
 def drawn(rows: tuple[int, ...], n: int, seed: int = 3) -> tuple[list[Prompt], Ints]:
-    """Ragged random prompts of the given lengths and a continuation int64 [rows, n]."""
+    """Return ragged random prompts of the given lengths and a continuation int64 [rows, n]."""
     rng = np.random.default_rng(seed)
     return [Prompt(rng.integers(3, VOCABULARY, length)) for length in rows], rng.integers(3, VOCABULARY, (len(rows), n))
 
 
 def require_entropy_thresholds(point: OperatingPoint) -> None:
-    """Raise Unsupported for a point with fields that the decoders here do not know."""
+    """Raise Unsupported for a point with fields that the decoders here do not implement."""
     others = point.interpolate, point.confidence, point.decay, point.lens, point.translators, point.period, point.floor
     if (
         any(others)
@@ -95,7 +95,7 @@ def require_entropy_thresholds(point: OperatingPoint) -> None:
 
 @functools.cache
 def spread_point(quantile: float = 0.12, schedule: str = "monotone") -> OperatingPoint:
-    """Thresholds at a low quantile of each probe's entropy: a row falls probe by probe, not at once."""
+    """Return a point with thresholds at a low quantile of each probe's entropy, so that rows fall probe by probe."""
     tokens = np.random.default_rng(1).integers(3, VOCABULARY, 200)
     entropy = entropy_nats(lens_of(tiny_neox())(tokens))
     thresholds = tuple(float(np.quantile(entropy[:, probe - 1], quantile)) for probe in PROBES)

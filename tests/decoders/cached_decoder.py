@@ -43,7 +43,7 @@ class Memory:
 
 
 class Row:
-    """One row: its K/V, its tokens so far, and ``caps[p]``, the largest depth position p may take."""
+    """One row: its K/V, its tokens so far, and ``caps[p]``, the largest depth that position p may take."""
 
     def __init__(self, point: OperatingPoint):
         self.memory = Memory(point.layers)
@@ -72,11 +72,11 @@ class CachedSession:
         return len(row.tokens)
 
     def positions(self, row: Row, n: int) -> Tensor:
-        """int64 [n] of the row's next ``n`` tokens."""
+        """Return the positions int64 [n] of the row's next ``n`` tokens."""
         return torch.arange(n) + self.position(row, n)
 
     def run(self, row: Row, hidden: Tensor, layer: int) -> Tensor:
-        """Block ``layer`` (from 1) over ``hidden`` [1, n, d], the row's next n positions."""
+        """Run block ``layer`` (from 1) over ``hidden`` [1, n, d], the row's next n positions."""
         n, held = hidden.shape[1], row.memory.held(layer - 1)
         positions = self.positions(row, n)[None]
         mask = torch.full((n, held + n), -torch.inf, dtype=hidden.dtype).triu(held + 1)[None, None]
@@ -92,7 +92,7 @@ class CachedSession:
         return self.body.embed_in(torch.tensor([list(tokens)]))
 
     def logits(self, hidden: Tensor) -> Floats:
-        """[V] of the last position."""
+        """Return the logits [V] of the last position."""
         return self.head(self.body.final_layer_norm(hidden[0, -1])).numpy()
 
     def signal(self, hidden: Tensor) -> float:
@@ -106,7 +106,7 @@ class CachedSession:
         self.work.readout_rows[FULL, layer - 1] += 1
 
     def count_shown(self, layer: int) -> None:
-        """The head of a step, if its logits are asked for."""
+        """Count the head of a step if its logits are requested."""
         if self.wanted:
             self.count_readout(layer, probe=False)
 
@@ -122,17 +122,17 @@ class CachedSession:
         return self.feed(np.array([[int(prompt.tokens[-1])] for prompt in prompts]))
 
     def read(self, row: Row, tokens: Sequence[int]) -> None:
-        """Prompt positions before the last, in one pass at the ceiling."""
+        """Read the prompt positions before the last in one pass at the ceiling."""
         hidden = self.embed(tokens)
         for layer in range(1, self.point.ceiling + 1):
             hidden = self.run(row, hidden, layer)
 
     def ceiling_of(self, row: Row) -> int:
-        """The largest depth of the row's next token."""
+        """Return the largest depth of the row's next token."""
         return row.caps[-1]
 
     def decide(self, row: Row, token: int) -> tuple[Floats, int, Floats]:
-        """One token at a depth of the rule's choosing: (logits [V], depth, signal [probes])."""
+        """Decode one token at the depth that the rule decides: (logits [V], depth, signal [probes])."""
         signal, hidden, cap = np.full(len(self.point.probes), np.nan), self.embed([token]), self.ceiling_of(row)
         for layer in range(1, cap + 1):
             hidden = self.run(row, hidden, layer)
@@ -155,7 +155,7 @@ class CachedSession:
         return self.shown(row, hidden, depth), depth, np.full(len(self.point.probes), np.nan)
 
     def shown(self, row: Row, hidden: Tensor, depth: int) -> Floats:
-        """Logits [V] that the step shows for a token that stopped after ``depth``."""
+        """Return the logits [V] that the step shows for a token that stopped after ``depth``."""
         return self.logits(hidden)
 
     def next_cap(self, row: Row, depth: int) -> int:
@@ -186,7 +186,7 @@ class CachedSession:
             row.memory.truncate(int(held))
 
     def commit(self, length: Ints) -> None:
-        """Frees K/V above the caps that hold at ``length``: no token from there on gets higher."""
+        """Free K/V above the caps at ``length``: no later token runs deeper."""
         for row, held in zip(self.rows, length, strict=True):
             self.free(row, row.caps[int(held)])
 
@@ -207,11 +207,11 @@ class CachedDecoder:
         self.model, self.point, self.temperature, self.seed = model, point, temperature, seed
 
     def generators(self, rows: int) -> list[torch.Generator]:
-        """One per row, so that rows draw alone."""
+        """Return one generator per row, so that rows draw independently."""
         return [torch.Generator().manual_seed(1_000_003 * self.seed + row) for row in range(rows)]
 
     def pick(self, logits: Floats, generator: torch.Generator) -> int:
-        """The argmax, or a draw from softmax(logits [V] / temperature)."""
+        """Return the argmax, or a draw from softmax(logits [V] / temperature)."""
         if self.temperature == 0:
             return int(logits.argmax())
         return self.draw(torch.from_numpy(logits).double() / self.temperature, generator)

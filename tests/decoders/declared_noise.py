@@ -24,7 +24,7 @@ class NoisySession(CachedSession):
 
 
 def noisy(noise: float, declared: float) -> type[CachedDecoder]:
-    """A decoder with up to ``noise`` in each logit, that declares ``declared``."""
+    """Return a decoder with up to ``noise`` in each logit that declares ``declared``."""
     session = type("NoisySession", (NoisySession,), {"noise": noise})
     capabilities = replace(CachedDecoder.capabilities, logit_noise=declared)
     return type("NoisyDecoder", (CachedDecoder,), {"session": session, "capabilities": capabilities})

@@ -19,11 +19,11 @@ Complete = Callable[[list[int], int, frozenset[int], float, int], tuple[list[int
 
 @dataclass
 class Engine:
-    """``complete(prompt, max_new, stop, temperature, seed)`` → (tokens, stopped). ``bodies``: requests as they came.
+    """``complete(prompt, max_new, stop, temperature, seed)`` → (tokens, stopped). ``bodies``: the received requests.
 
     ``score(tokens)`` → log-probabilities [n, V] after each of ``tokens``; None: the server reports none. ``window``:
-    the positions that it says it serves. ``vocabulary``: tokens of its model, if it says so (llama.cpp). ``ends``:
-    tokens that end an answer of llama.cpp, whatever was asked for. ``closed``: set when its server closes.
+    the number of positions that it declares. ``vocabulary``: the tokens of its model, if declared (llama.cpp).
+    ``ends``: tokens that end every answer of llama.cpp. ``closed``: set when its server closes.
     """
 
     complete: Complete
@@ -38,7 +38,7 @@ class Engine:
     closed: threading.Event = field(default_factory=threading.Event)
 
     def hang(self) -> NoReturn:
-        """Answer nothing until the server closes. A thread that slept on would run torch while the interpreter ends."""
+        """Wait until the server closes. A thread that sleeps longer would run torch while the interpreter exits."""
         self.closed.wait()
         raise ConnectionAbortedError("the server is closed")
 
@@ -52,7 +52,7 @@ class Engine:
         return 404, {"error": "not found"}
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        with self.lock:  # one model, whose caches are not meant for threads
+        with self.lock:  # one model, whose caches are not thread-safe
             self.bodies.append(body)
             if self.kind == "llama.cpp":
                 assert path == "/completion", path
@@ -99,18 +99,18 @@ class Engine:
         return 200, {"choices": [choice], "usage": self.usage(body, tokens)}
 
     def usage(self, body: dict[str, Any], tokens: list[int]) -> dict[str, int]:
-        """Counts of the request; ``sent``: its prompt, where a defect answers another."""
+        """Return the token counts of the request; ``sent``: its prompt, if a defect reads another one."""
         return {"prompt_tokens": len(body.get("sent", body["prompt"])), "completion_tokens": len(tokens)}
 
     def parts(self, tokens: list[int]) -> Iterator[tuple[list[int], str]]:
-        """(ids, text) of each event of a stream: a token each, and text up to the last whole character."""
+        """Return (ids, text) of each event of a stream: one token each, and text up to the last whole character."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for token in tokens:
             yield [token], decoder.decode(bytes_of_token(token))
         yield [], decoder.decode(b"", True)
 
     def stream(self, tokens: list[int], stopped: bool, usage: Any = None) -> Iterator[bytes]:
-        """Server-sent events, as the kind of server writes them."""
+        """Write server-sent events in the format of this kind of server."""
         llama = self.kind == "llama.cpp"
         for ids, text in self.parts(tokens):
             choice = {"index": 0, "text": text, "token_ids": ids, "finish_reason": None}
@@ -125,7 +125,7 @@ class Engine:
         yield b"data: [DONE]\n\n"
 
     def likeliest(self, body: dict[str, Any], tokens: list[int], top: int) -> list[dict[int, float]]:
-        """The ``top`` likeliest ids at each new token, the likeliest first."""
+        """Return the ``top`` likeliest ids at each new token, the likeliest first."""
         assert self.score is not None, "asked of an engine that scores"
         scored = self.score([*body["prompt"], *tokens[:-1]])[len(body["prompt"]) - 1 :]
         return [{int(i): float(row[i]) for i in (-row).argsort(kind="stable")[:top]} for row in scored]
@@ -133,7 +133,7 @@ class Engine:
 
 @dataclass
 class EachThird(Engine):
-    """Puts off each third request. What is sent again has lost its prompt but for one token, if ``forgets``."""
+    """Refuse each third request with a retry; with ``forgets``, the resent request keeps one token of its prompt."""
 
     forgets: bool = False
     served: int = 0
@@ -154,7 +154,7 @@ class EachThird(Engine):
 
 @dataclass
 class NoStream(Engine):
-    """Answers a request for a stream as ``how`` says."""
+    """Answer a request for a stream according to ``how``."""
 
     how: str = "whole"
 
@@ -169,7 +169,7 @@ class NoStream(Engine):
 
 
 class Hanging(Engine):
-    """A stream stops after three events, and the connection stays open."""
+    """Stop a stream after three events, and keep the connection open."""
 
     def stream(self, tokens: list[int], *rest: Any) -> Any:
         yield from islice(super().stream(tokens, *rest), 3)
@@ -177,7 +177,7 @@ class Hanging(Engine):
 
 
 def bytes_of_token(token: int) -> bytes:
-    """A letter and half of a character of two bytes: most texts hold characters that two tokens share."""
+    """Return a letter and half of a two-byte character: in most texts two tokens share a character."""
     letter = bytes([97 + token % 26])
     return b"\xa9" + letter if token % 2 else letter + b"\xc3"
 
@@ -190,13 +190,13 @@ def event(value: Any) -> bytes:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
 
 
-CLOSE = 0  # a status: the connection is closed without a reply, or in the middle of one that begins with the value
+CLOSE = 0  # a status: close the connection without a reply, or in the middle of one that begins with the value
 
 
 class _Handler(BaseHTTPRequestHandler):
     engine: ClassVar[Any]
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # as inference servers do: an event would wait 40 ms for the receipt of the last one
+    disable_nagle_algorithm = True  # as in inference servers: else each event waits 40 ms for an acknowledgement
 
     def do_GET(self) -> None:
         self.engine.headers.append(dict(self.headers))
@@ -226,7 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def stream(self, parts: Iterator[bytes]) -> None:
-        """Chunks of HTTP: each event is cut in two, inside a character if it has one."""
+        """Write HTTP chunks: each event is cut in two, inside a character if it has one."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
@@ -238,18 +238,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Tests read no access log."""
+        """Suppress the access log."""
 
 
-POLL_S = 0.02  # seconds that closing a server may wait, 0.5 by default: hundreds of tests open one
+POLL_S = 0.02  # seconds that closing a server may wait, default 0.5: hundreds of tests open one
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = False  # closing joins them
-    request_queue_size = 128  # rows of one call connect at once; five, the default, may be reset on a busy machine
+    request_queue_size = 128  # rows of one call connect at once; a busy machine may reset more than five, the default
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone is no error of the server."""
+        """Ignore the error of a client that has disconnected."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -269,7 +269,7 @@ def in_thread(server: ThreadingHTTPServer) -> Iterator[None]:
 
 @contextmanager
 def serve(engine: Any) -> Iterator[str]:
-    """The URL of a server that answers as ``engine`` does, until the block ends. Then no thread of it is left.
+    """Yield the URL of a server that answers with ``engine`` until the block ends; no thread of it remains.
 
     ``engine`` has ``get``, ``post``, ``headers`` and ``closed``.
     """

@@ -77,7 +77,7 @@ class ForeignSession:
             del self.history[row][held:], self.caps[row][held + 1 :]
 
     def commit(self, length: Ints) -> None:
-        """Nothing is held that could be freed."""
+        """Do nothing: no K/V is held."""
 
     def drop(self, rows: Ints) -> None:
         for row in sorted(map(int, rows), reverse=True):
@@ -101,7 +101,7 @@ class ForeignDecoder:
         return session, session.read(1, None)
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
-        """Row after row: slow, and beyond doubt independent of neighbours."""
+        """Generate row after row: slow, and certainly independent of other rows."""
         table: list[tuple[int, ...]] = []
         signals: list[Floats] = []
         emitted: list[Ints] = []
@@ -134,7 +134,7 @@ class ForeignDecoder:
 def as_record(
     table: Sequence[tuple[int, ...]], signals: Sequence[Floats], emitted: list[Ints], reasons: list[StopReason]
 ) -> Record:
-    """A Record of one model without work, from rows (sequence, position, token, depth, cap, phase)."""
+    """Return a Record of one model without work, from rows (sequence, position, token, depth, cap, phase)."""
     sequence, position, token, depth, cap, phase = np.array(table, dtype=np.int64).T
     kept = np.ones(len(table), dtype=bool)
     tokens = TokenTable(sequence, position, token, depth, cap, phase, np.zeros(len(table), dtype=np.int64), kept)

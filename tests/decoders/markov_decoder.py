@@ -27,21 +27,21 @@ def prompt(*tokens: int) -> Prompt:
 
 
 def wrong_after(*tokens: int) -> Floats:
-    """The successor table, except that after ``tokens`` the same token is repeated."""
+    """Return the successor table, except that ``tokens`` are followed by themselves."""
     table = SUCCESSOR.copy()
     table[list(tokens)] = np.eye(V)[list(tokens)] * 5.0
     return table
 
 
 def chance(texts: Ints, logits: Floats, temperature: float) -> float:
-    """p-value of ``texts`` [samples, n] that follow token 0, if they came from the chain of ``logits`` [V, V]."""
+    """Return the p-value that ``texts`` [samples, n] after token 0 come from the chain of ``logits`` [V, V]."""
     samples, length = texts.shape
     p = np.exp(logits / temperature)
     p /= p.sum(axis=-1, keepdims=True)
     cells = list(product(range(len(p)), repeat=length))
     expected = np.array([np.prod(p[[0, *cell[:-1]], list(cell)]) for cell in cells])
     counts = np.bincount(texts @ len(p) ** np.arange(length)[::-1], minlength=len(cells))
-    enough = expected * samples >= 5  # the chi-square approximation; rarer texts are one cell
+    enough = expected * samples >= 5  # minimum for the chi-square approximation; rarer texts are merged into one cell
     observed, share = counts[enough], expected[enough]
     if not enough.all():
         observed, share = np.append(observed, counts[~enough].sum()), np.append(share, expected[~enough].sum())
@@ -111,7 +111,7 @@ class MarkovSession:
             del tokens[held:], depths[held:]
 
     def commit(self, length: Ints) -> None:
-        """Nothing is held that could be freed."""
+        """Do nothing: no K/V is held."""
 
     def drop(self, rows: Ints) -> None:
         for row in sorted(map(int, rows), reverse=True):
@@ -124,8 +124,8 @@ class MarkovSession:
 class MarkovDecoder:
     """``logits`` [V, V] of the last layer: row i holds the logits after token i; ``shallow``: of the layers before it.
 
-    ``gate`` [V]: what a gate after layer 1 says of each token, where every token that is not told its depth stops.
-    ``sessions``, ``widths``: what was opened and fed.
+    ``gate`` [V]: the value of a gate after layer 1 for each token; every token without a forced depth stops there.
+    ``sessions``, ``widths``: the opened sessions and fed widths.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ from tests.decoders.cached_decoder import CachedDecoder
 
 
 def other_models(mine: nn.Module) -> list[Any]:
-    """Every model of the process but the decoder's own: nothing in the protocol leads to them."""
+    """Return every model of the process except the decoder's own; the protocol gives no access to them."""
     found = [each for each in gc.get_objects() if type(each) is GPTNeoXForCausalLM and each is not mine]
     assert found, "the judge's model is somewhere"
     return found
@@ -91,7 +91,7 @@ def a_hook_on_every_module() -> None:
 
 
 def slow_products() -> None:
-    """Of fused steps, which do not call ``F.linear``."""
+    """Slow fused steps, which do not call ``F.linear``."""
     multiply = torch.mv
 
     def mv(*given: Any, **named: Any) -> torch.Tensor:
@@ -112,9 +112,9 @@ AROUND: dict[str, tuple[Callable[[], None], str]] = {
 
 
 def meddling(change: Callable[[Any], None], only: nn.Module | None = None) -> type[CachedDecoder]:
-    """An honest decoder that does ``change`` to every model of the process but its own, or to ``only`` of them.
+    """Return an honest decoder that does ``change`` to every other model of the process, or to ``only`` of them.
 
-    Without ``only``, models that other tests of the process share are changed for good.
+    Without ``only``, models that other tests of the process share are changed permanently.
     """
 
     class Meddling(CachedDecoder):
@@ -128,7 +128,7 @@ def meddling(change: Callable[[Any], None], only: nn.Module | None = None) -> ty
 
 
 def careless(change: Callable[[], None]) -> type[CachedDecoder]:
-    """An honest decoder that does ``change`` to the process."""
+    """Return an honest decoder that does ``change`` to the process."""
 
     class Careless(CachedDecoder):
         def __init__(self, model: GPTNeoXForCausalLM, point: OperatingPoint):

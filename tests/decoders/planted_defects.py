@@ -30,14 +30,14 @@ from tests.decoders.cached_decoder import CachedDecoder, CachedSession, Row
 
 
 def with_session(**overrides: Callable[..., Any]) -> type[CachedDecoder]:
-    """The cached decoder, whose sessions have these methods."""
+    """Return the cached decoder with sessions that have these methods."""
     return type("Defective", (CachedDecoder,), {"session": override_methods(CachedSession, overrides)})
 
 
 def with_generate(
     change: Callable[[Sequence[Prompt], int, frozenset[int]], tuple[Sequence[Prompt], int, frozenset[int]]],
 ) -> type[CachedDecoder]:
-    """The cached decoder, whose ``generate`` answers what ``change`` makes of a request."""
+    """Return the cached decoder with a ``generate`` that answers ``change`` of the request."""
 
     def generate(original: Any, decoder: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
         return original(*change(prompts, max_new, stop))
@@ -46,7 +46,7 @@ def with_generate(
 
 
 def keep_entries(original: Any, session: CachedSession, length: Ints) -> None:
-    """Rollback forgets the tokens but leaves their K/V in place."""
+    """Rollback removes the tokens but keeps their K/V."""
     for row, held in zip(session.rows, length, strict=True):
         del row.tokens[held:], row.caps[held + 1 :]
 
@@ -82,7 +82,7 @@ def free_the_cap(original: Any, session: CachedSession, length: Ints) -> None:
 
 
 def empty_the_others(drop: Any, session: CachedSession, rows: Ints) -> None:
-    """The K/V of every other session of the model are zeroed."""
+    """Zero the K/V of every other session of the model."""
     drop(rows)
     for other in OPEN:
         if other is not session and other.model is session.model:
@@ -100,13 +100,13 @@ def remember_open(prefill: Any, session: CachedSession, prompts: Sequence[Prompt
 
 
 def accept_rising(original: Any, session: CachedSession, depth: Ints) -> None:
-    """Any depth the model has is run, over missing K/V if it must be."""
+    """Run any depth of the model, even over missing K/V."""
     if ((depth < 1) | (depth > session.point.ceiling)).any():
         raise InadmissibleDepth(f"depth={depth.tolist()}, but expected 1 to {session.point.ceiling}")
 
 
 def refuse_late(original: Any, session: CachedSession, tokens: Ints, depth: Ints | None = None, *last: Any) -> Step:
-    """An inadmissible depth is refused after earlier rows of the batch have been fed."""
+    """Refuse an inadmissible depth only after earlier rows of the batch were fed."""
     if depth is not None and ((depth[:, 0] < 1) | (depth[:, 0] > session.cap)).any():
         with torch.inference_mode():
             session.obey(session.rows[0], int(tokens[0, 0]), 1)
@@ -119,7 +119,7 @@ def shift_rows(original: Any, session: CachedSession, *arguments: Any) -> Step:
 
 
 def show_full_depth(original: Any, session: CachedSession, row: Row, hidden: Tensor, depth: int) -> Floats:
-    """All layers run and full-depth logits are shown, under the shallow depth the rule chose."""
+    """Run all layers and show full-depth logits under the shallow depth of the rule."""
     return session.logits(run_uncounted(session, row, hidden, depth))
 
 
@@ -128,7 +128,7 @@ def show_full_depth_in_generate(original: Any, session: CachedSession, *argument
 
 
 def route(original: Any, session: CachedSession, row: Row, hidden: Tensor, depth: int) -> Floats:
-    """Every layer runs at every step, routers are applied afterwards, and the blocks above are not counted."""
+    """Run every layer at every step, apply routers afterwards, and do not count the blocks above."""
     run_uncounted(session, row, hidden, depth)
     return original(row, hidden, depth)
 
@@ -142,14 +142,14 @@ def run_uncounted(session: CachedSession, row: Row, hidden: Tensor, depth: int) 
 
 
 def read_everywhere(original: Any, session: CachedSession, row: Row, hidden: Tensor, layer: int) -> Tensor:
-    """The head reads every layer, whatever the rule asks for."""
+    """Read the head after every layer, also where the rule needs none."""
     made: Tensor = original(row, hidden, layer)
     session.head(made)
     return made
 
 
 def exit_together(original: Any, session: CachedSession, tokens: Ints, depth: Ints | None = None, *last: Any) -> Step:
-    """All rows leave where the first of them does."""
+    """Let all rows exit where the first one does."""
     if depth is not None or len(session.rows) == 1:
         return original(tokens, depth, *last)
     kept, counted = [(row.memory.layers[:], len(row.tokens)) for row in session.rows], session.work
@@ -165,7 +165,7 @@ def exit_together(original: Any, session: CachedSession, tokens: Ints, depth: In
     return Step(obeyed.logits, obeyed.depth, signal)
 
 
-# what only observed work shows: all they say of themselves is right
+# defects that only observed work shows: all their reports are consistent
 AllLayersThenRoute, ReadsEveryLayer = with_session(shown=route), with_session(run=read_everywhere)
 
 # by the functions that mutate the reference decoder

@@ -25,7 +25,7 @@ Suites = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """examples/cpp, built as its README says, without a warning."""
+    """Build examples/cpp as its README describes, without a warning."""
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     if compiler is None:
         pytest.skip("no C++ compiler: neither c++ nor g++ nor clang++ is on the PATH")
@@ -39,7 +39,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def place(program: Path) -> str:
-    """What --emad-decoder is told."""
+    """Return the value of --emad-decoder."""
     return f"exec:{shlex.quote(str(program))}"
 
 
@@ -52,7 +52,7 @@ def remote(place: str, tmp_path: Path) -> Iterator[DecoderClient]:
 
 @pytest.fixture
 def suites(tmp_path: Path) -> Suites:
-    """``suites("invariants", "--emad-decoder", "…")``: what the passing run said; of one that fails, why."""
+    """``suites("invariants", "--emad-decoder", "…")`` returns the output of a passing run, or the failure's cause."""
 
     def run(*arguments: object, path: Path = ROOT) -> str:
         dropped = ("CI", "PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT")

@@ -33,7 +33,7 @@ def _bundled(name: str) -> Any:
 
 
 def spread(lens: Lens, layers: int, vocabulary: int, quantile: float = 0.06) -> OperatingPoint:
-    """A probe after every layer but the last, at a low quantile of its entropies: depth comes down step by step."""
+    """Return a point with a probe after every layer but the last, at low entropy quantiles: depth falls by steps."""
     tokens = np.random.default_rng(7).integers(0, vocabulary, 120)
     entropy, probes = entropy_nats(lens(tokens)), tuple(range(1, layers))
     thresholds = tuple(float(np.quantile(entropy[:, probe - 1], quantile)) for probe in probes)
@@ -41,7 +41,7 @@ def spread(lens: Lens, layers: int, vocabulary: int, quantile: float = 0.06) -> 
 
 
 def save_odd(folder: Path, **changes: Any) -> Any:
-    """A random GPT-NeoX of sizes that no vector divides, saved in ``folder``; in float32."""
+    """Save a float32 random GPT-NeoX in ``folder``, with sizes that no vector width divides."""
     sizes: dict[str, Any] = {
         "hidden_size": 36, "num_hidden_layers": 5, "num_attention_heads": 3, "intermediate_size": 50,
         "vocab_size": 101, "max_position_embeddings": 64, "layer_norm_eps": 1e-4,
@@ -55,7 +55,7 @@ def save_odd(folder: Path, **changes: Any) -> Any:
 def opened(
     remote: DecoderClient, folder: Path, point: OperatingPoint, *, dtype: str = "float32", **asked: Any
 ) -> Decoder:
-    """The decoder at the other end for the model in ``folder``, which the judge runs in ``dtype``."""
+    """Return the remote decoder for the model in ``folder``, which the judge runs in ``dtype``."""
     model = ServedModel(folder.name, str(folder), "f00d", dtype, "cpu")
     vocabulary = int(asked.pop("vocabulary", 101))
     return remote.open_decoder(Request(ModelRef(model.name, lambda: model), point, **asked), model, vocabulary)

@@ -37,7 +37,7 @@ from tests.examples.models import BUNDLED, folder_of, lens_of_bundled, opened, s
 from tests.small_models import small_model
 
 TOLERANCE = tolerance("gpt_neox", "float32", "cpu")
-LONGEST = 200  # of the prompts: past what requests are timed at
+LONGEST = 200  # prompt lengths, up to more than in timed requests
 FED, NEW = 12, 24
 LAYERS, VOCABULARY = 5, 101  # of the odd model
 MANY = 33  # rows of one request
@@ -52,7 +52,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Lens]:
 def audited(
     made: Callable[[OperatingPoint], Decoder], lens: Lens, point: OperatingPoint, longest: int, seed: int
 ) -> Iterator[Finding]:
-    """What every audit finds on ragged prompts, the work held to the letter."""
+    """Return every audit's finding on ragged prompts, with exact work."""
     full, rng = full_depth(point.layers), np.random.default_rng(seed)
     vocabulary = lens(np.zeros(1, dtype=np.int64)).shape[-1]
     prompts = [Prompt(rng.integers(0, vocabulary, n)) for n in (5, longest, 1, 17)]
@@ -66,7 +66,7 @@ def audited(
     yield check_generation(DecoderUnderTest(made(point), lens, point, TOLERANCE, exact_context=True), prompts, NEW)
 
 
-# ---------------------------------------------------------------- it decides as the rule says
+# ---------------------------------------------------------------- decisions follow the rule
 
 
 @pytest.mark.parametrize("check", ["batches", "endings", "prefixes", "interleaved"])
@@ -138,7 +138,7 @@ def test_a_ceiling_below_the_last_layer_is_full_depth_there(remote: DecoderClien
 
 
 def test_only_heads_that_serve_a_purpose_run(remote: DecoderClient, odd: tuple[Path, Lens]) -> None:
-    """``last`` keeps logits back; probes are read all the same, and an exit at one costs no second head."""
+    """``last`` suppresses logits; probes are still read, and an exit at one costs no second head."""
     folder, lens = odd
     point = replace(spread(lens, LAYERS, VOCABULARY), probes=(2,), thresholds=((-np.inf,),))
     session, _ = opened(remote, folder, point).start([Prompt(np.arange(4))])
@@ -155,7 +155,7 @@ def test_only_heads_that_serve_a_purpose_run(remote: DecoderClient, odd: tuple[P
 def test_interleaved_sessions_survive_any_order_of_operations(
     remote: DecoderClient, odd: tuple[Path, Lens], seed: int
 ) -> None:
-    """Partial commits, rollbacks to them, several dropped rows: what follows is what a fresh history gives."""
+    """Partial commits, rollbacks to them, dropped rows: later results equal those of a fresh history."""
     folder, lens = odd
     rng = np.random.default_rng(seed)
     decoder = opened(remote, folder, spread(lens, LAYERS, VOCABULARY), max_rows=5)
@@ -166,7 +166,7 @@ def test_interleaved_sessions_survive_any_order_of_operations(
 
 
 class Script:
-    """One session beside the plain history of its rows."""
+    """One session and the plain history of its rows."""
 
     def __init__(self, decoder: Decoder, lens: Lens, rng: np.random.Generator, count: int):
         self.lens, self.rng, self.compared = lens, rng, 0
@@ -251,7 +251,7 @@ def test_draws_follow_the_models_distribution(
     often = expected >= 5
     assert often.sum() >= 10
     found, wanted = ([*part[often], part[~often].sum()] for part in (counts, expected))
-    assert chisquare(found, wanted).pvalue > 1e-3  # the seeds are fixed: it holds or it does not
+    assert chisquare(found, wanted).pvalue > 1e-3  # the seeds are fixed, so the result is deterministic
 
 
 def test_draws_depend_on_the_seed_and_the_row_alone(remote: DecoderClient, odd: tuple[Path, Lens]) -> None:
@@ -268,7 +268,7 @@ def test_draws_depend_on_the_seed_and_the_row_alone(remote: DecoderClient, odd: 
     assert len({tuple(row) for row in others}) == 9
 
 
-# ---------------------------------------------------------------- what it declines, and what it refuses
+# ---------------------------------------------------------------- declined features and refused input
 
 
 def declined() -> list[Any]:
@@ -442,7 +442,7 @@ def test_headers_that_say_nothing_are_refused_and_it_goes_on(program: Path) -> N
     assert answers[-2] == {"reply": "hello", "wire": 1, "name": "plain C++17"}
 
 
-# ---------------------------------------------------------------- as a user judges it
+# ---------------------------------------------------------------- judged as by a user
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def module() -> ModuleType:
 
 def opened(made: Callable[..., Any], kind: str = "dynamic", temperature: float = 0.0, seed: int = 0) -> Any:
     model = SimpleNamespace(model=copy.deepcopy(tiny_neox()))
-    model.model.generation_config.eos_token_id = list(range(0, 100, 7))  # the model's own ends, which end no row
+    model.model.generation_config.eos_token_id = list(range(0, 100, 7))  # the model's own ends must end no row
     return made(Request(ModelRef("m", lambda: model), FULL, seed, len(PROMPTS), temperature), kind)
 
 
@@ -103,7 +103,7 @@ def test_every_variant_is_right(module: ModuleType, check: str, kind: str) -> No
 
 
 def faulty(base: Any, change: Callable[..., tuple[Any, Any]]) -> Any:
-    """The engine, asked for what ``change`` makes of prompt and stop set."""
+    """Return the engine with prompt and stop set changed by ``change``."""
 
     class Faulty(base):  # type: ignore[misc]  # a module's class
         def ask(self, prompt: Any, max_new: int, stop: Any, *rest: Any, **settings: Any) -> Any:
@@ -145,7 +145,7 @@ KINDS = ("static", "lookup", "early-exit", "bfloat16")
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with a random Llama of four layers and its tokenizer of whole words."""
+    """Return a folder with a random Llama of four layers and its tokenizer of whole words."""
     folder = tmp_path_factory.mktemp("models") / "llama"
     config = AutoConfig.for_model("llama", **SIZES, num_key_value_heads=2, initializer_range=0.3)
     small_model("llama", torch.float32, config=config).save_pretrained(folder)
@@ -175,7 +175,7 @@ def test_an_engine_of_a_wheel_is_judged_at_its_tier(suites: Suites, llama: str, 
 @pytest.mark.slow  # half a minute each
 @pytest.mark.parametrize("kind", KINDS)
 def test_generate_is_judged_at_its_tier(suites: Suites, llama: str, monkeypatch: Any, kind: str) -> None:
-    """On a random Llama, so flat that the noise of bfloat16 hides any defect, the last of them is undecided."""
+    """On the random Llama bfloat16 would stay undecided: its noise hides any defect in such flat logits."""
     monkeypatch.setenv("EMAD_GENERATE", kind)
     model = "emad-nano" if kind == "bfloat16" else llama
     said = suites(
@@ -187,7 +187,7 @@ def test_generate_is_judged_at_its_tier(suites: Suites, llama: str, monkeypatch:
 
 
 def cut(base: Any) -> Any:
-    """Reads the last eight tokens of a prompt."""
+    """Read only the last eight tokens of a prompt."""
 
     class Cut(base):  # type: ignore[misc]  # a module's class
         def complete(self, prompts: Any, max_new: int, stop: Any) -> Any:
@@ -197,7 +197,7 @@ def cut(base: Any) -> Any:
 
 
 def endless(base: Any) -> Any:
-    """Ends no row at a stop id."""
+    """End no row at a stop id."""
 
     class Endless(base):  # type: ignore[misc]  # a module's class
         def complete(self, prompts: Any, max_new: int, stop: Any) -> Any:
@@ -207,7 +207,7 @@ def endless(base: Any) -> Any:
 
 
 def padded(base: Any) -> Any:
-    """Pads shorter prompts to the left, and lets attention read the padding."""
+    """Pad shorter prompts on the left without masking the padding."""
 
     class Padded(base):  # type: ignore[misc]  # a module's class
         def complete(self, prompts: Any, max_new: int, stop: Any) -> Any:
@@ -219,7 +219,7 @@ def padded(base: Any) -> Any:
 
 
 def misread(base: Any) -> Any:
-    """Reports log-probabilities after another first token."""
+    """Report log-probabilities after a different first token."""
 
     class Misread(base):  # type: ignore[misc]  # a module's class
         def log_probs(self, prompts: Any, max_new: int, top: int) -> Any:
@@ -248,7 +248,7 @@ def is_engine(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, TokenDecoder) and value is not TokenDecoder
 
 
-# --- an exit rule of somebody else's --------------------------------------------------------------------------------
+# --- a foreign exit rule --------------------------------------------------------------------------------------------
 
 
 def test_a_public_packages_stated_speed_up_is_falsified() -> None:

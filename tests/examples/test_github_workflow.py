@@ -54,7 +54,7 @@ for source in (pathlib.Path(word) for word in words if word.startswith(".")):
     (installed / "METADATA").write_text("\\n".join(named))
     shutil.copy(source / "plain_decoder.py", here / "site")
 """
-# An environment: {bin}/pip fills {bin}/site, and whatever runs from {bin} imports from there.
+# An environment: {bin}/pip fills {bin}/site, and every program in {bin} imports from there.
 PROGRAMS = {
     "pip": 'exec {python} -c "$PIP" "$here" "$@"',
     "python": 'if [ "$1 $2" = "-m venv" ]; then shift 2; for last; do :; done; mkdir -p "$last"; '
@@ -92,7 +92,7 @@ class Runner:
 
     @staticmethod
     def _arguments() -> list[str]:
-        """As they stand, but suites from the checkout, where no wheel is installed, and on the smallest model."""
+        """Keep the arguments, but use the checkout's suites (no wheel is installed) and the smallest model."""
         moved = {"--pyargs": f"-c{ROOT / 'pyproject.toml'}"}
         moved |= {f"pytest_emad.suites.{suite}": f"{ROOT}/suites/{suite}" for suite in ("fidelity", "invariants")}
         return [*(moved.get(line, line) for line in ARGUMENTS), "--emad-model=emad-nano", "-pno:cacheprovider"]
@@ -101,7 +101,7 @@ class Runner:
         subprocess.run(["git", *words], cwd=self.home, check=True)
 
     def run(self, name: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """One step, as GitHub runs ``shell: bash``."""
+        """Run one step as GitHub runs ``shell: bash``."""
         step = RUNS[name]
         given = {key: VALUES.get(value, value) for key, value in {**WORKFLOW["env"], **step.get("env", {})}.items()}
         assert not any("${{" in value for value in (*given.values(), step["run"])), "an expression without a stand-in"
@@ -125,12 +125,12 @@ class Runner:
         )
 
 
-# ---------------------------------------------------------------- what the files say
+# ---------------------------------------------------------------- the text of the files
 
 
 def test_the_workflow_is_one_that_github_reads() -> None:
     assert {"name", "permissions", "env", "jobs"} <= set(WORKFLOW)
-    assert set(WORKFLOW[True]) == {"pull_request", "push", "workflow_dispatch"}  # YAML 1.1 reads `on` as true
+    assert set(WORKFLOW[True]) == {"pull_request", "push", "workflow_dispatch"}  # YAML 1.1 parses `on` as true
     for step in STEPS:
         assert ("run" in step) != ("uses" in step)
         assert step.get("if", "${{ !cancelled() }}") in CONDITIONS
@@ -164,11 +164,11 @@ def test_the_readme_says_what_the_workflow_runs() -> None:
     assert f"\n{RUNS['Compare']['run'].partition(' --markdown')[0]}\n" in text
 
 
-# ---------------------------------------------------------------- what its steps do
+# ---------------------------------------------------------------- the effect of the steps
 
 
 def whole(outcome: str = "survived", **changes: Any) -> dict[str, Any]:
-    """A report of the plugin's suite, with one gate."""
+    """Return a report of the plugin's suite, with one gate."""
     asked = "suites/fidelity", "suites/invariants"
     tests = [passed(name) for name in list_shipped_tests() if name.startswith(asked)]
     audits = [audit(test["nodeid"]) for test in tests]
@@ -207,7 +207,7 @@ def test_compare_fails_and_shows_what_got_worse_than_the_base_branchs_last_run(r
 
 
 def test_where_the_base_branch_left_no_report_its_decoder_is_judged(runner: Runner) -> None:
-    """``gh`` fails. Told ``--markers`` alone, pytest judges nothing; the slow test lets it judge."""
+    """``gh`` fails. With ``--markers`` pytest judges nothing here; the slow test runs the judgment."""
     (runner.home / "emad.args").write_text("--markers\n")
     (runner.home / "plain_decoder.py").write_text("the pull request's\n")
     done = runner.run("Find or make the report of the base branch")
@@ -227,7 +227,7 @@ def test_compare_is_status_2_without_a_base(runner: Runner) -> None:
 
 @pytest.mark.slow
 def test_the_job_judges_the_decoder_and_its_base_and_passes(runner: Runner) -> None:
-    """All steps, with both branches judged: the decoder of the base branch is the one installed for it."""
+    """All steps, with both branches judged: the base branch's decoder is the one installed for it."""
     decoder = runner.home / "plain_decoder.py"
     decoder.write_text(decoder.read_text(encoding="utf-8") + 'emad_origin = "the pull request\'s"\n', encoding="utf-8")
     for step in RUNS:

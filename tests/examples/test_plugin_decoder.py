@@ -18,7 +18,7 @@ from tests.examples.conftest import EXAMPLES, Suites
 from tests.small_models import LAYERS, small_model
 
 PLUGIN = EXAMPLES / "plugin"
-TOLERANCE = 1e-9  # float64: sums in another order
+TOLERANCE = 1e-9  # float64: sums in a different order
 
 
 @pytest.fixture

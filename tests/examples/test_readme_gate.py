@@ -26,7 +26,7 @@ def pytest_emad_make_decoder(config, request):
 
 
 def gated(folder: Path, conftest: str, *options: str) -> tuple[int, int, str]:
-    """(status of the run, status of ``emad verify``, what both said)."""
+    """Return (status of the run, status of ``emad verify``, output of both)."""
     (folder / "conftest.py").write_text(conftest)
     words = [*JUDGE.split()[1:], "--emad-model", "emad-nano", "-p", "no:cacheprovider", *options]
     run = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=folder, capture_output=True, text=True)

@@ -21,16 +21,16 @@ from tests.claims.simulation import asked
 
 BETWEEN, WITHIN = 0.01, 0.05  # standard deviations of the log ratio of two arms
 DRAWS = 100
-ALIKE, UNALIKE = "alike", "unalike"  # how a neighbour slows the arms of a pair
+ALIKE, UNALIKE = "alike", "unalike"  # slowdown of a pair's arms by a neighbour
 BASELINES = ("full depth", "generate")
 SPEEDUPS = (1.08, 1.15, 1.2)
 
 
 def raced(budget: Budget, rng: np.random.Generator, speedup: float = 1.0, neighbour: str = "") -> TimedBatch:
-    """One batch size: seconds of the point and of two baselines, which are ``speedup`` times slower."""
+    """Return one batch size: seconds of the point and of two baselines, which are ``speedup`` times slower."""
     process = np.repeat(np.arange(budget.processes), budget.pairs // budget.processes)
     burst = np.ones((3, budget.pairs))
-    if neighbour:  # two stretches of a sixth of all pairs each, in which a core is shared
+    if neighbour:  # two stretches, each a sixth of all pairs, with a shared core
         for start in rng.integers(0, budget.pairs * 5 // 6, 2):
             stretch = slice(start, start + budget.pairs // 6)
             hit = rng.random((3, budget.pairs // 6)) < (0.5 if neighbour == UNALIKE else 1.0)
@@ -46,7 +46,7 @@ def raced(budget: Budget, rng: np.random.Generator, speedup: float = 1.0, neighb
 
 
 def verdicts(budget: Budget, speedup: float, neighbour: str = "") -> Counter[str]:
-    """What F2 says of ``DRAWS`` draws, all batch sizes of the budget against both baselines."""
+    """Return F2's verdicts on ``DRAWS`` draws, all batch sizes of the budget against both baselines."""
     said: Counter[str] = Counter()
     for draw in range(DRAWS):
         rng = np.random.default_rng([draw, budget.rank, round(1000 * speedup)])
@@ -56,7 +56,7 @@ def verdicts(budget: Budget, speedup: float, neighbour: str = "") -> Counter[str
 
 
 def against_itself(budget: Budget) -> list[Estimate]:
-    """A/A: one batch size against one baseline that does the same, ``DRAWS`` times."""
+    """Return A/A results: one batch size against one equal baseline, ``DRAWS`` times."""
     found = []
     for draw in range(DRAWS):
         timed = raced(budget, np.random.default_rng([draw, budget.rank]))
