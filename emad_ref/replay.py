@@ -166,10 +166,8 @@ def replay_all(trace: Trace, points: Iterable[OperatingPoint]) -> Iterator[Repla
 
 def sum_by_sequence(trace: Trace, values: NDArray[Any]) -> Floats:
     """[sequences] sums of ``values`` [tokens] within each sequence; 0 for one without a token."""
-    sums, filled = (
-        np.zeros(trace.n_sequences),
-        trace.sequence_lengths > 0,
-    )  # reduceat gives an empty segment its next value
+    sums, filled = np.zeros(trace.n_sequences), trace.sequence_lengths > 0
+    # reduceat would give an empty segment its next value
     sums[filled] = np.add.reduceat(np.asarray(values, dtype=np.float64), trace.starts[:-1][filled])
     return sums
 
