@@ -10,7 +10,7 @@ from tests.small_models import VOCABULARY
 
 
 class Letters:
-    """One token per character, so that no tokenizer has to be trained."""
+    """Maps each character to one token, so that no tokenizer has to be trained."""
 
     eos_token_id = 0
     backend_tokenizer = Tokenizer(WordLevel({f"<{i}>": i for i in range(VOCABULARY)}, unk_token="<0>"))

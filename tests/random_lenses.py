@@ -15,7 +15,7 @@ FINGERPRINT = "f00d"
 def drawn_lens(
     stepper: Stepper, layers: Sequence[int], rank: int | None = None, *, seed: int = 0, scale: float = 0.5
 ) -> TunedLens:
-    """Translators whose A·h and b are about ``scale`` of h; 0: the identity."""
+    """Return a lens whose A·h and b are about ``scale`` of h; scale 0: the identity."""
     generator, width = torch.Generator().manual_seed(seed), stepper.geometry.hidden
     dtype = torch.float64 if stepper.dtype == torch.float64 else torch.float32
 
@@ -34,5 +34,5 @@ def drawn_lens(
 
 
 def attached(stepper: Stepper, layers: Sequence[int], rank: int | None = None, **options: float) -> str:
-    """The digest of a ``drawn_lens`` that is attached to ``stepper``."""
+    """Attach a ``drawn_lens`` to ``stepper`` and return its digest."""
     return attach_lens(stepper, drawn_lens(stepper, layers, rank, **options), FINGERPRINT)

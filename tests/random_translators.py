@@ -22,7 +22,7 @@ FINGERPRINT = "f00d"
 def drawn_translators(
     stepper: Stepper, exits: Sequence[int], rank: int | None = 4, *, seed: int = 0, scale: float = 0.5
 ) -> StateTranslators:
-    """Translators whose A·h and b are about ``scale`` of h; 0: copying."""
+    """Return translators whose A·h and b are about ``scale`` of h; scale 0: copying."""
     generator = torch.Generator().manual_seed(seed)
     width = stepper.geometry.hidden
     dtype = at_least_float32_dtype(stepper)
@@ -43,5 +43,5 @@ def drawn_translators(
 
 
 def attached_translators(stepper: Stepper, exits: Sequence[int], rank: int | None = 4, **options: float) -> str:
-    """The digest of ``drawn_translators`` that are attached to ``stepper``."""
+    """Attach ``drawn_translators`` to ``stepper`` and return their digest."""
     return attach_translators(stepper, drawn_translators(stepper, exits, rank, **options), FINGERPRINT)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ WORLD_TASKS = ("qa", "summary", "count")
 
 
 def few_items(name: str, items: int) -> ModelMeasurements:
-    """Measurements of a bundled T5 on so many items of each task."""
+    """Return measurements of a bundled T5 on this many items of each task."""
     made = ModelMeasurements(load(name), Study(), RunResources())
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(early_exit_tasks.ITEMS, "smoke", items)
@@ -33,14 +33,14 @@ def few_items(name: str, items: int) -> ModelMeasurements:
 def somebodys(
     loaded: LoadedModel, data: Path | None = None, *, budget: str = "smoke", **facts: Any
 ) -> ModelMeasurements:
-    """Evidence of a T5 that did not come with the package, unless ``bundled`` says so."""
+    """Return measurements of a T5 that counts as a user's own, unless ``bundled``."""
     return ModelMeasurements(
         replace(loaded, **{"bundled": False, **facts}), Study(budget=BUDGETS[budget], data=data), RunResources()
     )
 
 
 def published(folder: Path, squad: Any, samsum: Any) -> Path:
-    """A data folder with both files."""
+    """Write a data folder with both files."""
     write(folder / "squad/dev-v1.1.json", squad)
     write(folder / "samsum/val.json", samsum)
     return folder

@@ -20,12 +20,12 @@ from tests.small_models import VOCABULARY, small_config, small_model
 
 PROBES = (2, 4)
 WINDOW = 24
-DOCUMENTS = 34  # two windows of every other one: what resampling must keep together
+DOCUMENTS = 34  # two windows of every second document, which resampling must keep together
 FEW = replace(BUDGETS["smoke"], calibrate=24, validate=20, evaluate=60)
 
 
 def documents(split: str) -> list[np.ndarray]:
-    """Half of them fit into one window, half fill two; tokens of the splits differ."""
+    """Return documents; half fit into one window, half fill two; the tokens of the splits differ."""
     rng = np.random.default_rng(["calibrate", "validate", "evaluate"].index(split))
     return [rng.integers(0, VOCABULARY, 46 if number % 2 else 9 + number % 7) for number in range(DOCUMENTS)]
 
@@ -36,7 +36,7 @@ def small_evidence(
     texts: Callable[[str], list[np.ndarray]] = documents,
     **study: Any,
 ) -> ModelMeasurements:
-    """Of ``texts`` in windows of ``WINDOW`` tokens, under ``FEW`` unless ``study`` says otherwise."""
+    """Return measurements on ``texts`` in windows of ``WINDOW`` tokens, by default under ``FEW``."""
     stepper = CausalStepper(small_model("gpt_neox")) if stepper is None else stepper
     loaded = SimpleNamespace(
         name="small", model=stepper.model, stepper=stepper, geometry=geometry_of(small_config("gpt_neox")),
@@ -50,6 +50,6 @@ def small_evidence(
 
 
 def refuted(evidence: ModelMeasurements, detail: str = "depth 3, not 2") -> ModelMeasurements:
-    """``evidence`` behind a bridge that has failed."""
+    """Return ``evidence`` with a failed bridge."""
     evidence.replay_validity.bridge_finding = Finding("bridge", False, detail, 10, 0)
     return evidence

@@ -50,7 +50,7 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "phi": lambda: hf.PhiConfig(**_SIZES, intermediate_size=64),
     "olmo2": lambda: hf.Olmo2Config(**_GROUPED),
-    # tied to a random head, embeddings times √D say the token that was just read: its own text would be that token
+    # with embeddings tied to a random head and scaled by √D, the model would repeat the last token in its own text
     "gemma": lambda: hf.GemmaConfig(**_GROUPED, head_dim=12, tie_word_embeddings=False),
     "granite": lambda: hf.GraniteConfig(
         **_GROUPED, embedding_multiplier=3.0, residual_multiplier=0.7, attention_multiplier=0.3, logits_scaling=6.0
@@ -76,21 +76,21 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
     "mixtral": lambda: hf.MixtralConfig(**_GROUPED, num_local_experts=4, num_experts_per_tok=2),
 }
 FAMILIES: tuple[str, ...] = tuple(_CONFIGS)
-NEEDS_EAGER = frozenset({"gemma2", "gptj"})  # only eager attention applies the one's softcap; the other has no SDPA
+NEEDS_EAGER = frozenset({"gemma2", "gptj"})  # only eager attention applies Gemma 2's softcap; GPT-J has no SDPA
 EXPERTS = frozenset({"qwen3_moe", "mixtral"})
 
 
 def small_config(family: str) -> Any:
-    """A fresh config of one of ``FAMILIES``."""
+    """Return a fresh config of one of ``FAMILIES``."""
     return _CONFIGS[family]()
 
 
 def small_model(
     family: str, dtype: torch.dtype = torch.float64, seed: int = 0, *, attention: str | None = None, config: Any = None
 ) -> Any:
-    """A random causal LM in eval mode whose layers, norms and biases all matter.
+    """Return a random causal LM in eval mode whose layers, norms and biases all matter.
 
-    The usual initialisation (standard deviation 0.02) makes every block nearly the identity, under which a skipped or
+    The usual initialisation (standard deviation 0.02) makes every block nearly the identity, so a skipped or
     repeated layer would go unnoticed.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -112,7 +112,7 @@ def small_model(
 
 
 def lay_out_as_large(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lay ``model``'s weights out as if they were large: siblings side by side, gaps between all columns."""
+    """Lay ``model``'s weights out as if they were large: packed together, with gaps between all columns."""
     for limit in ("LARGE", "LARGE_WEIGHT"):
         monkeypatch.setattr(weight_layout, limit, 0)
     monkeypatch.setattr(weight_layout, "LONG_RUN", 0)

@@ -42,13 +42,13 @@ from tests.small_models import LAYERS, VOCABULARY, small_model
 PROBES = (1, 3, 5)
 TOLERANCE = tolerance("gpt_neox", "float64", "cpu")
 NEW = 10
-SHARE = 0.08  # of tokens that stop at a probe: a row falls step by step
+SHARE = 0.08  # share of tokens that stop at a probe, so that rows fall step by step
 TOPK = EntropyEstimator("topk", k=8, correction=((1.1, 0.05), (0.9, 0.1), (1.0, -0.1)))
 LOWRANK = EntropyEstimator("lowrank", k=8, rank=6)
 LINEAR = EntropyEstimator(
     "linear", weights=tuple(tuple(row) for row in np.random.default_rng(5).normal(0, 0.3, (3, 33)).tolist())
 )
-# name → (bins, the share of tokens that each row of thresholds lets go): hardly any at the first positions
+# name → (bins, share of tokens that each row of thresholds lets exit): hardly any at the first positions
 BINNED = {
     "position and confidence": (
         BinSpec(("position", "confidence"), position_edges=(8,), confidence_edges=(0.06, 0.1)),
@@ -73,13 +73,13 @@ def lens() -> ModelLens:
 
 @cache
 def tuned(rank: int | None = 4) -> str:
-    """A tuned lens of the model above, by its digest."""
+    """Return the digest of a tuned lens attached to the model above."""
     return attached(stepper(), PROBES, rank)
 
 
 @cache
 def trace(through: str | None = None) -> Trace:
-    """Text from which thresholds are taken, read through a tuned lens or not."""
+    """Return a trace of the text from which thresholds are taken, read through a tuned lens or not."""
     rng = np.random.default_rng(1)
     texts = [TokenSequence(rng.integers(0, VOCABULARY, 40)) for _ in range(6)]
     estimators = dict.fromkeys((TOPK, LOWRANK, LINEAR), PROBES)
@@ -88,7 +88,7 @@ def trace(through: str | None = None) -> Trace:
 
 
 def sure(point: OperatingPoint, share: float) -> OperatingPoint:
-    """Thresholds that a ``share`` of all tokens reach at each probe that may decide."""
+    """Return thresholds that a ``share`` of all tokens pass at each probe that may decide."""
     signal = SIGNALS[point.signal]
     seen = np.nan_to_num(trace(point.lens).rule_signal(point)[:, np.array(point.probes) - 1].astype(np.float64))
     found = np.quantile(seen, share if signal.sense == "falls" else 1 - share, axis=0)
@@ -104,19 +104,19 @@ def plain(**change: Any) -> OperatingPoint:
 
 
 def binned(spec: BinSpec, shares: tuple[float, ...]) -> OperatingPoint:
-    """Every bin a share of tokens of its own, so that a token in a wrong one gives itself away."""
+    """Give every bin its own share of tokens, so that a token in a wrong bin is detected."""
     table = tuple(sure(plain(), share).thresholds[0] for share in shares)
     return replace(plain(), thresholds=table, bins=spec)
 
 
 def between(signal: str) -> OperatingPoint:
-    """Thresholds that get easier with depth, so that lines meet them between probes."""
+    """Place layers between probes and thresholds that rise with depth, so that lines cross them there."""
     levels = tuple(sure(plain(signal=signal), share).thresholds[0][i] for i, share in enumerate((0.02, 0.02, 0.3)))
     return replace(plain(signal=signal), thresholds=(levels,), interpolate=True)
 
 
 def agreeing(**change: Any) -> OperatingPoint:
-    """Leaves at half of the places where two probes agree at all: random readouts seldom do."""
+    """Exit at half of the places where two probes agree; random readouts seldom agree."""
     point = plain(signal="agreement", **change)
     seen = trace(point.lens).rule_signal(point)
     level = float(np.median(seen[seen > 0]))
@@ -147,7 +147,7 @@ POINTS: dict[str, Callable[[], OperatingPoint]] = {
 }
 CHECKS = ("decisions", "generation", "rows", "bridge")
 ALIKE = {"jsd decaying alpha", "jsd as the code", "decaying", "jsd fixed", "between probes, rising"}
-KINDS = [name for name in POINTS if name not in ALIKE]  # one of each way of reading is enough for defects of all
+KINDS = [name for name in POINTS if name not in ALIKE]  # for defects of all rules, one per way of reading is enough
 
 
 @cache
@@ -170,7 +170,7 @@ def audited(check: str, decoder: WalkedDecoder, point: OperatingPoint) -> Findin
     under_test = DecoderUnderTest(decoder, lens(), point, TOLERANCE, exact_context=True)
     if check == "decisions":
         return check_decisions(under_test, asked, continuation)
-    # a text in which depth makes no difference has no power, but is no reason to refute either
+    # a text in which depth changes no token gives no power, but no refutation either
     return {"generation": check_generation, "rows": check_row_independence}[check](under_test, asked, NEW, needed=0)
 
 
@@ -190,7 +190,7 @@ def test_an_honest_decoder_passes(name: str, check: str) -> None:
 
 @pytest.mark.parametrize("name", POINTS)
 def test_depths_are_spread(name: str) -> None:
-    """Else nothing here has power."""
+    """Without different depths no test here has power."""
     point = POINTS[name]()
     text = TokenSequence(np.random.default_rng(12).integers(0, VOCABULARY, 60))
     depth = replay_document(stepper(), text, point, TOLERANCE).depth
@@ -203,7 +203,7 @@ def test_depths_are_spread(name: str) -> None:
 
 
 class Altered:
-    """A watch with one thing wrong."""
+    """A probe with one fault."""
 
     def __init__(self, watch: Any):
         self.watch = watch
@@ -213,7 +213,7 @@ class Altered:
 
 
 class OtherSignal(Altered):
-    """Compares a signal that is one thousandth off."""
+    """Compare a signal that is off by one thousandth."""
 
     def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         seen = self.watch.read(hidden, probe, work)
@@ -221,7 +221,7 @@ class OtherSignal(Altered):
 
 
 class FullHead(Altered):
-    """Compares what the rule compares, and emits from the full head all the same, which it does not count."""
+    """Compare what the rule compares, but emit from the full head, without counting it."""
 
     def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         seen = self.watch.read(hidden, probe, work)
@@ -229,7 +229,7 @@ class FullHead(Altered):
 
 
 class RawExit(Altered):
-    """Pays for the lens at the exit, and emits from the model's own head all the same."""
+    """Charge the lens at the exit, but emit from the model's own head."""
 
     def emit_logits(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
         self.watch.emit_logits(hidden, layer, work)
@@ -237,7 +237,7 @@ class RawExit(Altered):
 
 
 class FreeLens(Altered):
-    """Reads through the lens, and charges the head alone."""
+    """Read through the lens, but charge the head alone."""
 
     def emit_logits(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
         free = Work.none(work.layers)
@@ -247,7 +247,7 @@ class FreeLens(Altered):
 
 
 class Free(Altered):
-    """Reads without being charged."""
+    """Read without being charged."""
 
     def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         return self.watch.read(hidden, probe, Work.none(work.layers))
@@ -264,7 +264,7 @@ EMITS = [name for name in POINTS if (rule := CONFIDENCE_RULES.get(name)) is not 
 
 @pytest.mark.parametrize("name", [name for name in EMITS if SIGNALS[CONFIDENCE_RULES[name].signal].cost is not None])
 def test_a_decoder_that_emits_from_the_full_head_is_refuted(name: str) -> None:
-    """Where the rule's own distribution is contrastive, or lacks what was pruned."""
+    """For rules whose own distribution is contrastive, or lacks pruned tokens."""
     point = POINTS[name]()
     assert point.confidence is not None
     if point.confidence.emit == "expert" and not point.confidence.prunes_vocabulary:
@@ -291,13 +291,13 @@ def test_forced_depths_are_read_through_the_lens_too(name: str) -> None:
 
 
 def of_easier_thresholds(point: OperatingPoint) -> WalkedDecoder:
-    """Its signals are the rule's; what it does with them is not."""
+    """Its signals are the rule's; its decisions use easier thresholds."""
     easier = 0.1 if SIGNALS[point.signal].sense == "rises" else 1.6
     return honest(replace(point, thresholds=tuple(tuple(level * easier for level in row) for row in point.thresholds)))
 
 
 def with_free_lens_at_probes(point: OperatingPoint) -> WalkedDecoder:
-    """A probe emits within the watch."""
+    """At a probe, emit within the probe's readout."""
     decoder = honest(point)
     watch: Any = decoder._forward.probe
     watch.emit_logits = FreeLens(honest(point)._forward.probe).emit_logits
@@ -310,12 +310,12 @@ def with_(altered: type[Altered]) -> Callable[[OperatingPoint], WalkedDecoder]:
 
 EXITS = [name for name in LENSED if name not in AT_PROBES]
 OFF = r"(logits|NLL) off by"
-# defect → at which points it is refuted, the decoder, by which checks, in which words
+# defect → the points at which it is refuted, the decoder, the refuting checks, their words
 REFUTED: dict[str, tuple[list[str], Callable[[OperatingPoint], WalkedDecoder], tuple[str, ...], str]] = {
     "another signal": (KINDS, with_(OtherSignal), ("generation", "bridge"), "{unit}, more than"),
     "other thresholds": (
         KINDS, of_easier_thresholds, ("decisions", "bridge"), "the rule gives depth|a signal that the rule compares"),
-    "free probes": (  # saturation runs no readout to be charged for
+    "free probes": (  # saturation runs no readout that could be charged
         [name for name in KINDS if name != "saturation"], with_(Free), ("decisions",), r"work\.readout_"),
     "emission past the lens at probes": (AT_PROBES, with_(FullHead), ("decisions", "bridge"), OFF),
     "emission past the lens at exits": (EXITS, with_(RawExit), ("decisions", "bridge"), OFF),
@@ -368,7 +368,7 @@ def test_a_decoder_that_leaves_out_part_of_the_rule_is_refuted(defect: str) -> N
 
 @pytest.mark.parametrize("decay", [None, (0.01, 16.0)], ids=["no decay", "a slower decay"])
 def test_a_decoder_whose_thresholds_do_not_fall_as_they_should_is_refuted(decay: tuple[float, float] | None) -> None:
-    """Thresholds just above the largest signal of the text, which reaches them once they have fallen by a tenth."""
+    """Thresholds lie just above the largest signal of the text, so that it passes them once they fall by a tenth."""
     plain_response = plain(signal="softmax_response")
     asked, continuation = prompts()
     read = {
@@ -397,7 +397,7 @@ def test_a_decoder_whose_thresholds_do_not_fall_as_they_should_is_refuted(decay:
 
 @pytest.mark.parametrize("name", LAYERWISE)
 def test_a_rule_led_and_a_signal_taken_from_logits_are_the_same(name: str) -> None:
-    """Two ways to one number: the watch over the pass's states, and NumPy over its logits."""
+    """Two computations of one number: the probe on the states of the pass, and NumPy on its logits."""
     point, text = POINTS[name](), np.random.default_rng(3).integers(0, VOCABULARY, 12)
     reference, led = compute_reference(lens(), text, point, 2), lens().read_rule(text, 2, point)
     np.testing.assert_allclose(led.signal, reference.signal, atol=TOLERANCE)

@@ -28,7 +28,7 @@ def stepper(request):
 
 @pytest.fixture(scope="module")
 def point(stepper):
-    """Thresholds that hardly ever fire: depth comes down in the middle of chunks."""
+    """Return a point with thresholds that rarely fire, so that depth falls within chunks."""
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (4, 60))
     entropy = take_trace(stepper, [TokenSequence(row) for row in tokens]).entropy_nats
     levels = tuple(float(np.quantile(entropy[:, probe - 1], 0.04)) for probe in PROBES)
@@ -42,7 +42,7 @@ def test_one_pass_is_token_by_token(stepper, point, seed):
 
 
 def require_alike(stepper, point, seed):
-    """Chunks fed whole and token by token."""
+    """Compare chunks fed whole with the same tokens fed one by one."""
     rng = np.random.default_rng(seed)
     chunks = [rng.integers(0, VOCABULARY, (4, width)) for width in (7, 1, 5)]
     whole, _ = WalkedDecoder(stepper, point, max_rows=4).start([Prompt(np.array(p)) for p in PROMPTS])
@@ -73,13 +73,13 @@ def require_alike(stepper, point, seed):
     ids=lambda point: point.name,
 )
 def test_what_remembers_shallower_layers_or_counts_decided_tokens_is_fed_one_by_one(stepper, point):
-    """Rows that leave a chunk would leave a watch's memory behind; a falling threshold is each token's own."""
+    """A row that leaves a chunk would leave the probe's memory behind; a falling threshold differs by token."""
     assert not AdaptiveForward(stepper, point).can_decide_chunks
     require_alike(stepper, point, 0)
 
 
 def test_depth_came_down_within_chunks(stepper, point):
-    """The law above would hold trivially of a point that never moves."""
+    """The law above would be trivial at a point of constant depth."""
     moved = 0
     for seed in range(6):
         chunk = np.random.default_rng(seed).integers(0, VOCABULARY, (4, 7))

@@ -38,7 +38,7 @@ ROUNDED = 1e-6  # T5's norm takes its mean in float32, over batches of another s
 
 
 def rule(signal: str, **changes: Any) -> OperatingPoint:
-    """From layer 2 of 6 on, never firing; ``changes``: fields of its confidence."""
+    """Return a rule that starts at layer 2 of 6 and never fires; ``changes``: fields of its confidence."""
     point = early_exit_point(
         signal, LAYERS, VOCABULARY, MINIMUM, 2.0, pruning="adaptive" if "shrink" in changes else "none"
     )
@@ -88,9 +88,9 @@ def generate(stepper: Stepper, point: OperatingPoint, given: list[Prompt] | None
     return WalkedDecoder(stepper, point, max_rows=len(chosen)).generate(chosen, new, frozenset())
 
 
-@cache  # several laws ask for the same points
+@cache  # cached: several laws use the same points
 def firing(stepper: Stepper, point: OperatingPoint, quantile: float = 0.7) -> OperatingPoint:
-    """``point`` with thresholds that about three in ten tokens reach at each probe."""
+    """Return ``point`` with thresholds that about three in ten tokens pass at each probe."""
     signal = generate(stepper, replace(point, schedule="free_eager")).signal
     levels = [np.nanquantile(column, quantile) if np.isfinite(column).any() else np.inf for column in signal.T]
     row = tuple(
@@ -99,7 +99,7 @@ def firing(stepper: Stepper, point: OperatingPoint, quantile: float = 0.7) -> Op
     return replace(point, thresholds=(row,))
 
 
-# ---------------------------------------------------------------- the papers, in NumPy
+# ---------------------------------------------------------------- the papers' formulas in NumPy
 
 
 def softmax(z: Floats) -> Floats:
@@ -117,7 +117,7 @@ def divergence(p: Floats, q: Floats) -> float:
 
 
 def p_dcd(point: OperatingPoint, layer: int, p: Floats, q: Floats) -> Floats:
-    """The contrastive score of expert p against amateur q."""
+    """Return the contrastive score of expert p against amateur q."""
     said = point.confidence
     assert said is not None
     rate = said.alpha_decay
@@ -131,9 +131,9 @@ def p_dcd(point: OperatingPoint, layer: int, p: Floats, q: Floats) -> Floats:
 def written_out(
     point: OperatingPoint, z: Floats, h: Floats, cap: int, factor: float = 1.0
 ) -> tuple[int, Floats, list[float]]:
-    """(depth, what is emitted as scores [V], signal per probe) of one token; logits z [L, V] and states h [L, D].
+    """Return (depth, emitted scores [V], signal per probe) of one token, from logits z [L, V] and states h [L, D].
 
-    ``factor``: of all thresholds.
+    ``factor`` scales all thresholds.
     """
     said, signals = point.confidence, [np.nan] * len(point.probes)
     tokens, last = np.arange(z.shape[1]), np.nan
@@ -167,7 +167,7 @@ def written_out(
 
 @torch.inference_mode()
 def own_states(stepper: Stepper, prompt: Prompt, history: Ints) -> tuple[Floats, Floats]:
-    """(logits [n, L, V], states [n, L, D]) of the full model after every layer, in one pass."""
+    """Return (logits [n, L, V], states [n, L, D]) of the full model after every layer, in one pass."""
     cache = stepper.open_cache([prompt.source])
     context = stepper.prepare_forward(np.arange(len(history))[None], cache)
     hidden, states = stepper.embed(torch.from_numpy(history)[None], context), []
@@ -196,12 +196,12 @@ def test_our_decoder_does_what_the_papers_write(stepper: Stepper, named: str, sc
             assert np.allclose(signal[at], signals, atol=ROUNDED, equal_nan=True)
             depths.add(depth)
     assert min(depths) < LAYERS
-    if schedule == "free_deferred":  # under the monotone one the first token may decide for all
+    if schedule == "free_deferred":  # under the monotone schedule the first token may decide for all
         assert len(depths) > 1, "the point must discriminate"
 
 
 def test_the_distribution_at_the_exit_is_the_rules_own(stepper: Stepper, named: str) -> None:
-    """Not its argmax alone: what was pruned has no probability, a contrast is emitted as it was compared."""
+    """Not only the argmax: pruned tokens have no probability, and a contrast is emitted as compared."""
     point = replace(firing(stepper, RULES[named]), schedule="free_eager")
     prompt, history = prompts(stepper)[0], np.array([5, 9, 2, 44, 17, 3, 80, 61, 5, 33, 2, 90])
     logits, states = own_states(stepper, prompt, history)
@@ -220,14 +220,14 @@ def test_the_distribution_at_the_exit_is_the_rules_own(stepper: Stepper, named: 
 # ---------------------------------------------------------------- thresholds that decay
 
 
-RATE = (50.0, 40)  # of the decay: all of it within the first ten tokens of forty
+RATE = (50.0, 40)  # constant of the decay: nearly all of it falls within the first ten of forty tokens
 
 
 @pytest.mark.parametrize("name", ["response", "jsd", "fixed"])
 def test_thresholds_decay_with_the_decided_tokens(stepper: Stepper, name: str) -> None:
-    """The prompt's last position is the first decided one and has the whole threshold, however long the prompt.
+    """The prompt's last position is the first decided one, and uses the undecayed threshold for any prompt length.
 
-    Thresholds stand a twentieth above its signals: out of reach for it, and not once they have decayed.
+    Thresholds lie a twentieth above its signals: not reached by it, but reached after some decay.
     """
     prompt = prompts(stepper)[0]
     first = len(prompt.tokens) - 1
@@ -261,7 +261,7 @@ def test_replay_decays_thresholds_as_decoding_does() -> None:
     assert replay(trace, replace(point, decay=None)).depth.tolist() != replay(trace, point).depth.tolist()
 
 
-# ---------------------------------------------------------------- rows that are told their depth
+# ---------------------------------------------------------------- rows of forced depth
 
 
 def test_a_row_told_to_stop_where_nothing_is_read_takes_its_memory_along(stepper: Stepper) -> None:
@@ -280,7 +280,7 @@ def test_a_row_told_to_stop_where_nothing_is_read_takes_its_memory_along(stepper
 
 
 def test_a_rule_that_never_fires_is_full_depth_token_for_token(stepper: Stepper, named: str) -> None:
-    """The thresholds are 2.0: no confidence is above 1."""
+    """The thresholds are 2.0; no confidence exceeds 1."""
     record, full = generate(stepper, RULES[named]), generate(stepper, full_depth(LAYERS))
     assert [tokens.tolist() for tokens in record.emitted] == [tokens.tolist() for tokens in full.emitted]
     assert set(record.tokens.depth.tolist()) == {LAYERS}
@@ -325,7 +325,7 @@ def test_everything_executed_is_charged_and_nothing_else(stepper: Stepper, named
 
 
 def test_full_heads_below_the_minimum_layer_are_charged(stepper: Stepper) -> None:
-    """The weighted rule from layer 4 on reads layer 2 for its sake: two in five of its heads decide nothing."""
+    """The weighted rule from layer 4 on must read layer 2: two in five of its heads decide nothing."""
     point = early_exit_point("weighted_contrast", LAYERS, VOCABULARY, 4, 2.0)
     record = generate(stepper, point)
     assert point.probes == (2, 4, 5)
@@ -333,7 +333,7 @@ def test_full_heads_below_the_minimum_layer_are_charged(stepper: Stepper) -> Non
 
 
 def test_pruning_pays_by_the_share_it_keeps(stepper: Stepper) -> None:
-    """Heads of one token that never exits: one at j, three pruned, one at the top, against five full ones."""
+    """Heads of one token that never exits: one at j, three pruned, one at the top; unpruned, five full ones."""
     costs = {
         name: sum(flops(generate(stepper, RULES[name]).work[0], stepper.geometry).readouts.values())
         for name in ("response", "fixed")

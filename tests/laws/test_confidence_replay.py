@@ -31,13 +31,13 @@ from tests.unit.models.test_seq2seq import small_t5, some_sources
 
 RULES = {name: point for name, point in EVERY_RULE.items() if point.confidence is not None}
 SCHEDULES: tuple[ScheduleName, ...] = ("monotone", "free_eager", "free_deferred")
-STORED = 1e-5  # traces hold float32, and take a full head's log-softmax in it
+STORED = 1e-5  # traces hold float32, and take a full head's log-softmax in float32
 FULL, SUBSET = READOUTS.index("full"), READOUTS.index("subset")
 FAMILIES = (
     "gpt_neox",
     "opt_350m",
     "t5",
-)  # heads of d·V, with a projection in front, and of a decoder that reads a source
+)  # heads of d·V, with a projection before the head, and of a decoder that reads a source
 
 
 @cache
@@ -62,7 +62,7 @@ def trace_of(family: str) -> Trace:
 
 
 def firing(trace: Trace, point: OperatingPoint, schedule: ScheduleName, quantile: float) -> OperatingPoint:
-    """Thresholds that a share 1 − ``quantile`` of all tokens reach at each layer that decides."""
+    """Return thresholds that a share 1 − ``quantile`` of all tokens pass at each deciding layer."""
     seen = trace.rule_columns(point).signal[:, np.array(point.probes) - 1]
     levels = [
         math.inf if old == math.inf else float(np.quantile(column, quantile))
@@ -72,7 +72,7 @@ def firing(trace: Trace, point: OperatingPoint, schedule: ScheduleName, quantile
 
 
 def decoded(stepper: Stepper, point: OperatingPoint, sequence: TokenSequence) -> tuple[Ints, Floats, Work]:
-    """Teacher-forced: (depth [n], logits [n, V], work)."""
+    """Decode with teacher forcing: (depth [n], logits [n, V], work)."""
     start = sequence.adaptive_from
     session, step = WalkedDecoder(stepper, point).start([Prompt(sequence.tokens[: start + 1], sequence.source)])
     steps = [step, *(session.feed(token[None, None]) for token in sequence.tokens[start + 1 : -1])]
@@ -87,7 +87,7 @@ def nats(logits: Floats, targets: Ints) -> Floats:
 
 
 def require_equal(family: str, trace: Trace, point: OperatingPoint) -> Ints:
-    """Decode every text and hold replay against it; the depths."""
+    """Decode every text, compare replay with it, and return the depths."""
     found, counted = replay(trace, point), []
     for number, sequence in enumerate(texts(family)):
         rows = slice(trace.starts[number], trace.starts[number + 1])
@@ -98,7 +98,7 @@ def require_equal(family: str, trace: Trace, point: OperatingPoint) -> Ints:
         assert np.allclose(nll, found.nll_nats[rows], atol=STORED, rtol=0)
         assert logits.argmax(axis=1).tolist() == found.top1[rows].tolist()
         counted.append(work)
-    if family != "t5":  # what a source costs is counted, not derived
+    if family != "t5":  # the cost of a source is counted, not derived
         decode, prompt = decode_and_prompt_work(trace, point, found.depth, found.macs_per_row)
         geometry = stepper_of(family).geometry
         assert compute_decode_flops(trace, found, geometry).sum() == flops(decode, geometry).total
@@ -115,7 +115,7 @@ def named(request: pytest.FixtureRequest) -> OperatingPoint:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_replay_of_a_rule_is_decoding_under_it(named: OperatingPoint, family: str, schedule: ScheduleName) -> None:
-    """Depth, loss, likeliest token, and the Work that replay derives."""
+    """Compares depth, loss, likeliest token, and the Work that replay derives."""
     trace = trace_of(family)
     depth = require_equal(family, trace, firing(trace, named, schedule, 0.95 if schedule == "monotone" else 0.7))
     assert len(set(depth.tolist())) > 1, "the point must discriminate"
@@ -153,7 +153,7 @@ def test_what_a_rule_emits_is_what_replay_sees_in_its_own_text(named: OperatingP
 
 
 def below(point: OperatingPoint) -> OperatingPoint:
-    """The rule under a ceiling of one layer less than the model has."""
+    """Return the rule under a ceiling one layer below the model's last."""
     assert point.confidence is not None, "one of RULES"
     confidence = replace(point.confidence, kept=point.confidence.kept[:-1])
     probes, row = point.probes[:-1], point.thresholds[0][:-1]
@@ -162,7 +162,7 @@ def below(point: OperatingPoint) -> OperatingPoint:
 
 @pytest.mark.parametrize("name", ["saturation", "jsd", "fixed"])
 def test_a_ceiling_below_the_last_layer_makes_another_rule(name: str) -> None:
-    """It emits at its ceiling from a full head, where the uncut rule would emit its own."""
+    """It emits a full head at its ceiling, where the uncut rule emits its own distribution."""
     point = below(RULES[name])
     with pytest.raises(BadArgument, match=r"^point\.confidence="):
         replay(trace_of("gpt_neox"), replace(point, schedule="monotone"))

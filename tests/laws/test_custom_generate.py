@@ -49,7 +49,7 @@ NEW = 24
 
 
 def batch() -> dict[str, torch.Tensor]:
-    """Padded on the left, as Transformers wants prompts of a decoder-only model."""
+    """Pad prompts on the left, as Transformers requires for a decoder-only model."""
     width = max(map(len, PROMPTS))
     ids = [[PAD] * (width - len(prompt)) + prompt for prompt in PROMPTS]
     mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS]
@@ -68,14 +68,14 @@ def model(request):
 
 @pytest.fixture(scope="module")
 def halfway(model):
-    """A point that some tokens leave early and others do not."""
+    """Return a point at which some tokens exit early."""
     decoder = WalkedDecoder(CausalStepper(model), fixed_entropy_point(LAYERS, (2, 4), 0.0), max_rows=len(PROMPTS))
     signal = decoder.generate([Prompt(np.array(prompt)) for prompt in PROMPTS], NEW).signal
     return fixed_entropy_point(LAYERS, (2, 4), float(np.nanmedian(signal)))
 
 
 class EndsAtOdd(StoppingCriteria):
-    """A row ends at an odd token, once it is ten tokens long."""
+    """End a row at an odd token, once it has ten tokens."""
 
     def __call__(self, input_ids, scores, **ignored):
         return (input_ids[:, -1] % 2 == 1) & (input_ids.shape[1] >= 10)
@@ -120,20 +120,20 @@ def test_at_full_depth_the_tokens_are_transformers_own(model, options):
     assert ours.tolist() == theirs.tolist()
 
 
-# ---------------------------------------------------------------- what generate takes, walked
+# ---------------------------------------------------------------- generate's arguments, one by one
 
-UNHEARD = {"streamer", "assistant_model", "synced_gpus", "tokenizer", "assistant_tokenizer"}  # by any callable
-TOLD_ELSEWHERE = {  # taken, and seen in a test of its own below
+UNHEARD = {"streamer", "assistant_model", "synced_gpus", "tokenizer", "assistant_tokenizer"}  # of any callable
+TOLD_ELSEWHERE = {  # accepted, and tested separately below
     "inputs", "kwargs", "custom_generate", "stop_strings", "return_dict_in_generate", "output_scores", "output_logits",
     "decoder_start_token_id",
 }  # fmt: skip
 
 
 def arguments() -> set[str]:
-    """Everything that ``generate`` of the installed transformers can be told."""
+    """Return every argument that ``generate`` of the installed transformers accepts."""
     settings = {name for name in vars(GenerationConfig()) if not name.startswith("_")} - {"transformers_version"}
     named = set(inspect.signature(GenerationMixin.generate).parameters) - {"self"}
-    popped = {"tokenizer", "assistant_tokenizer"}  # of its kwargs, by name
+    popped = {"tokenizer", "assistant_tokenizer"}  # named in its kwargs
     return settings | named | popped
 
 
@@ -148,7 +148,7 @@ def test_every_setting_that_is_taken_is_compared_with_transformers():
 
 
 def test_what_no_callable_is_given_is_still_not_given(model):
-    """Where transformers passes one on, the page is wrong and ``adaptive`` can take it."""
+    """If transformers starts to pass one on, the page is wrong and ``adaptive`` can take it."""
     heard, arrived = Heard(), {}
 
     def custom(model, input_ids, tokenizer=None, assistant_tokenizer=None, **rest):
@@ -169,7 +169,7 @@ def test_the_page_says_what_the_code_does():
     assert said == {"supported": TAKEN, "no effect": IDLE, "refused": set(REFUSED), "never arrives": UNHEARD}
 
 
-VALUES = {  # that transformers itself lets through to a callable
+VALUES = {  # those that transformers itself passes to a callable
     "num_beams": 2, "num_beam_groups": 2, "diversity_penalty": 0.5, "constraints": [1], "force_words_ids": [[7]],
     "prompt_lookup_num_tokens": 3, "assistant_early_exit": 2, "speculation_type": "eagle", "penalty_alpha": 0.6,
     "dola_layers": "high", "cache_implementation": "offloaded", "prefill_chunk_size": 2,

@@ -41,7 +41,7 @@ def stepper_of() -> Stepper:
 
 @cache
 def texts() -> tuple[TokenSequence, ...]:
-    """Prompts of several lengths, twice the same among them; rows end one by one."""
+    """Prompts of several lengths, one length twice; rows end at different times."""
     rng = np.random.default_rng(1)
     sizes = ((30, 0), (24, 5), (17, 3), (30, 0), (9, 5), (12, 0), (2, 0))
     return tuple(TokenSequence(rng.integers(0, VOCABULARY, n), at) for n, at in sizes)
@@ -60,7 +60,7 @@ def digest() -> str:
 def point(
     schedule: str = "free_eager", lens: str | None = None, below: float = 0.25, **change: object
 ) -> OperatingPoint:
-    """Thresholds that the signals of a quarter of the tokens, or of ``below``, are below at each probe."""
+    """Return thresholds above the signals of a quarter of the tokens at each probe, or of a share ``below``."""
     asked = OperatingPoint(
         schedule,
         "quantile",
@@ -139,7 +139,7 @@ def test_where_replay_is_exact_the_columns_are_replays(name: str) -> None:
 
 
 def alone(stepper: Stepper, asked: OperatingPoint, text: TokenSequence) -> tuple[float, int, float, int]:
-    """(nll, wrong, decode FLOPs, depth) of one session of one row, counted as it ran."""
+    """Return (nll, wrong, decode FLOPs, depth) of one session of one row, counted during its run."""
     decoder = WalkedDecoder(stepper, asked)
     prompts = [Prompt(text.tokens[: text.adaptive_from + 1], text.source)]
     session, step = decoder.start(prompts)
@@ -169,7 +169,7 @@ def test_what_only_decoding_knows_is_what_each_row_alone_loses_and_costs(name: s
 
 @pytest.mark.parametrize("family", ["opt", "falcon", "gemma2", "mixtral"])
 def test_feeding_layer_by_layer_is_feeding_token_by_token(family: str) -> None:
-    """Families with learned positions, parallel parts of a block, windows and soft caps, experts."""
+    """Families with learned positions, parallel blocks, windows and soft caps, experts."""
     stepper = CausalStepper(small_model(family, seed=3))
     trace = take_trace(stepper, texts())
     levels = tuple(float(np.quantile(trace.entropy_nats[:, probe - 1], 0.3)) for probe in (1, 3))

@@ -33,14 +33,14 @@ from emad_ref.sweep.diagnostics import compare_estimators
 from emad_ref.text.corpora import iterate_corpus_documents
 from tests.small_models import small_model
 
-ROUNDED = 1e-9  # float64 sums in another order, entropies up to 5 nats
+ROUNDED = 1e-9  # float64 sums in a different order, entropies up to 5 nats
 VOCABULARY, WIDTH = 211, 24
 LOGITS = arrays.arrays(np.float64, st.integers(2, 40), elements=st.floats(-60, 60, width=64))
 aten = torch.ops.aten
 
 
 def bounded(logits, k):
-    """(Ĥ, top-1 probability) with the ``k`` largest of float64 ``logits`` [V] retrieved exactly."""
+    """Return (Ĥ, top-1 probability) with the ``k`` largest of float64 ``logits`` [V] retrieved exactly."""
     return (float(part) for part in estimate_entropy_and_top1_p(logits.topk(k).values, len(logits) - k))
 
 
@@ -71,7 +71,7 @@ def test_capping_after_retrieval_is_capping_before(drawn, cap, data):
 
 
 def test_a_missed_top_token_breaks_the_bound():
-    """Two tokens share all mass; retrieval misses one, and the estimate claims certainty."""
+    """Two tokens share all probability; retrieval misses one, and the estimate is 0."""
     logits = torch.tensor([20.0, 20.0, *[-20.0] * 98], dtype=torch.float64)
     seen, _ = estimate_entropy_and_top1_p(logits[[0, *range(2, 11)]], 90)
     assert float(entropy_nats(logits)) == pytest.approx(math.log(2))
@@ -80,7 +80,7 @@ def test_a_missed_top_token_breaks_the_bound():
 
 @pytest.fixture(scope="module")
 def head():
-    """(unembedding, bias, states), float32, at entropies from near 0 to several nats."""
+    """Return (unembedding, bias, states) in float32, with entropies from near 0 to several nats."""
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(64, WIDTH, generator=generator) * torch.linspace(0.1, 3, 64)[:, None]
     rows = torch.randn(VOCABULARY, WIDTH, generator=generator) + torch.randn(WIDTH, generator=generator)
@@ -89,7 +89,7 @@ def head():
 
 @pytest.mark.parametrize("softcap", [None, 6.0])
 def test_all_logits_at_full_rank_give_the_full_entropy(head, softcap):
-    """Within 1e-5 nats of float32: logits of magnitude 30 in another order of summation."""
+    """Within 1e-5 nats in float32: logits of magnitude 30, summed in a different order."""
     rows, bias, states = head
     logits = apply_softcap(states @ rows.T + bias, softcap)
     for estimate in (
@@ -100,7 +100,7 @@ def test_all_logits_at_full_rank_give_the_full_entropy(head, softcap):
     ):
         entropy, token, probability = estimate(states)
         assert float((entropy - entropy_nats(logits)).abs().max()) <= 1e-5
-        # not the same token always: where the cap saturates, the largest logits tie once they are rounded
+        # not always the same token: where the cap saturates, the largest logits tie after rounding
         assert torch.allclose(logits.gather(1, token[:, None])[:, 0], logits.max(dim=1).values, atol=1e-5)
         assert float((probability - logits.softmax(1).max(dim=1).values).abs().max()) <= 1e-5
 
@@ -151,10 +151,10 @@ def test_an_index_of_exact_logits_charges_what_pytorch_counts(head):
 
 
 PROBES = (4, 8)
-LEAST = {  # Spearman's ρ on emad-tiny that must hold at both probes; measured on 150 documents
+LEAST = {  # minimum Spearman's ρ on emad-tiny at both probes; measured on 150 documents
     "topk-64": 0.995,  # 0.998 and 0.999
     "lowrank-64 top-64": 0.95,  # 0.974 and 0.978: half the width
-    "linear": 0.7,  # 0.80 and 0.80: half of all entropies are below 0.005 nats, and a line cannot follow them there
+    "linear": 0.7,  # 0.80 and 0.80: half of all entropies are below 0.005 nats, where a line cannot follow them
 }
 
 
@@ -182,7 +182,7 @@ def test_estimators_keep_the_ranking_of_tokens_on_emad_tiny():
 
 
 def states_of(loaded, split, documents=12):
-    """[tokens, D] after each probe, of the world's first documents of a split."""
+    """Return the states [tokens, D] after each probe, of the world's first documents of a split."""
     states = {probe: [] for probe in PROBES}
     for text in islice(iterate_corpus_documents("world:premise", split), documents):
         ids = np.array([loaded.opening_token_id, *loaded.tokenizer.encode(text, add_special_tokens=False)])[None]

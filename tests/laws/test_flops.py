@@ -30,13 +30,13 @@ def stepper(request: pytest.FixtureRequest) -> Stepper:
     family, kernel = request.param
     model = small_model(family, torch.float32, attention=kernel)
     if family in EXPERTS:
-        # the default, one grouped product for all experts, is an operation that PyTorch's counter has no formula for
+        # PyTorch's counter has no formula for the default, one grouped product for all experts
         model.set_experts_implementation("eager")
     return CausalStepper(model)
 
 
 def executed(work: Work, layers: int, queries: int, keys: int, read_at: tuple[int, ...], readouts: int) -> Work:
-    """``work`` plus one forward of ROWS rows through the first ``layers`` layers."""
+    """Return ``work`` plus one forward of ROWS rows through the first ``layers`` layers."""
     work.tokens[:layers] += ROWS * queries
     work.context[:layers] += ROWS * queries * keys
     for layer in read_at:
@@ -54,7 +54,7 @@ def test_prefill_is_counted_exactly(stepper: Stepper) -> None:
 
 @pytest.mark.parametrize("lengths", [(9, 9), (9, 4)])
 def test_cached_decode_with_probes_and_a_fill_is_counted_exactly(stepper: Stepper, lengths: tuple[int, int]) -> None:
-    """Two probes, exit below the top, then a K/V-only pass of the layer above; padding and masked keys are charged."""
+    """Two probes, an exit below the top, a K/V-only pass of the layer above; padding and masked keys are charged."""
     depth, cache = LAYERS - 1, stepper.new_cache(ROWS, 4)
     ids = torch.randint(0, VOCABULARY, (ROWS, PROMPT))
     with torch.inference_mode():
@@ -77,7 +77,7 @@ def test_cached_decode_with_probes_and_a_fill_is_counted_exactly(stepper: Steppe
 
 
 def test_the_models_own_forward_costs_the_same(stepper: Stepper) -> None:
-    """The ledger describes the model, not only our walk."""
+    """The ledger describes the model, not only our layered forward."""
     ids = torch.randint(0, VOCABULARY, (1, PROMPT))
     work = Work.none(LAYERS)
     work.tokens[:], work.context[:], work.readout_rows[0, -1] = PROMPT, PROMPT**2, PROMPT

@@ -45,7 +45,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 
 def pair(family, dtype="float64", config=None):
-    """(fused, walked) steppers of one model."""
+    """Return (fused, modules) steppers of one model."""
     model = small_model(family, DTYPES[dtype], config=config)
     fast, slow = CausalStepper(model), CausalStepper(model, backend="walked")
     assert all(step is not None for step in fast._steps)
@@ -54,7 +54,7 @@ def pair(family, dtype="float64", config=None):
 
 
 def forward(stepper, cache, tokens, starts, rows=None, lengths=None):
-    """Logits [rows, n, V] of ``tokens`` [rows, n] at ``starts`` [rows]."""
+    """Return logits [rows, n, V] of ``tokens`` [rows, n] at ``starts`` [rows]."""
     positions = np.asarray(starts)[:, None] + np.arange(tokens.shape[1])
     context = stepper.prepare_forward(positions, cache, rows=rows, lengths=lengths)
     return stepper.logits(stepper.run_layers(stepper.embed(tokens, context), 0, stepper.layers, context, cache))
@@ -62,8 +62,8 @@ def forward(stepper, cache, tokens, starts, rows=None, lengths=None):
 
 @torch.inference_mode()
 def walk(stepper, tokens):
-    """Logits of every kind of forward that decoding makes, one after the other, on one cache of three rows."""
-    cache = stepper.new_cache(3, 4)  # too few slots: buffers grow on the way
+    """Return the logits of every kind of forward in decoding, one after the other, on one cache of three rows."""
+    cache = stepper.new_cache(3, 4)  # few slots, so that buffers grow
     held = np.array([7, 4, 9])
     seen = [forward(stepper, cache, tokens[:, :9], (0, 0, 0), lengths=held)]  # prompts, padded
 
@@ -76,7 +76,7 @@ def walk(stepper, tokens):
     fed(1)  # rows at their own positions
     fed(3)
     fed(2, (0, 2))  # some rows of the cache, at positions of their own
-    fed(1, (1,))  # one row of it
+    fed(1, (1,))  # a single row of it
     cache.truncate(held.clip(max=8))
     held[:] = held.clip(max=8)
     fed(1)  # at common positions
@@ -87,7 +87,7 @@ def walk(stepper, tokens):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FUSED)
 def test_fused_steps_are_the_modules(family, dtype):
-    """Prompts, single queries and chunks, at common and own positions, of all rows and of some."""
+    """Prompts, single queries and chunks, at common and different positions, of all rows and of some."""
     fast, slow = pair(family, dtype)
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (3, 24)))
     most = tolerance(fast.config.model_type, dtype, "cpu")
@@ -101,7 +101,7 @@ def test_fused_steps_are_the_modules(family, dtype):
     "family", ["gpt_neox", "gpt_neox_sequential", "opt", "opt_350m", "llama", "qwen2", "qwen3", "olmo2"]
 )
 def test_where_every_head_has_its_own_key_they_are_the_modules_to_the_bit(family, dtype, monkeypatch):
-    """But for GELU, which is another kernel of PyTorch's, and a token alone, whose products are others."""
+    """Except GELU, which uses another kernel of PyTorch, and single tokens, which use other products."""
     monkeypatch.setattr(fused_blocks, "gelu", F.gelu)
     monkeypatch.setattr(causal, "squeeze_single_token", lambda hidden: hidden)
     config = small_config(family)
@@ -114,7 +114,7 @@ def test_where_every_head_has_its_own_key_they_are_the_modules_to_the_bit(family
 
 @torch.inference_mode()
 def test_a_cache_that_lacks_the_layers_above():
-    """Rows leave at different layers; those that go on are walked with what stayed of the batch."""
+    """Rows leave at different layers; the rest go on with a smaller batch."""
     tokens = torch.from_numpy(np.random.default_rng(2).integers(0, VOCABULARY, (3, 12)))
     states = []
     for stepper in pair("llama"):
@@ -144,7 +144,7 @@ def generated(stepper, point):
 @pytest.mark.parametrize("schedule", ["monotone", "free_deferred"])
 @pytest.mark.parametrize("family", FUSED)
 def test_decisions_tokens_and_counted_work_are_the_same(family, schedule):
-    """Rows of unequal prompts that stop where they like; float64, so that no decision is a tie."""
+    """Rows of unequal prompts exit at any layer; float64, so that no decision is a tie."""
     fast, slow = pair(family)
     signal = generated(slow, ruled((-1.0, -1.0, -1.0), "monotone")).signal
     thresholds = tuple(float(value) for value in np.nanquantile(signal, 0.4, axis=0))
@@ -164,7 +164,7 @@ def block_of(family):
 
 @pytest.mark.parametrize("family", ["gpt_neox", "llama", "opt"])
 class TestKeepsItsForward:
-    """Whatever is not exactly the module that a step was written for."""
+    """Any change to the module for which a fused step was written."""
 
     def test_as_made_it_has_a_step(self, family):
         assert fuse_block(block_of(family), "sdpa") is not None
@@ -183,7 +183,7 @@ class TestKeepsItsForward:
 
     def test_with_a_replaced_layer(self, family):
         class Wrapped(nn.Linear):
-            """Stands for a quantised layer."""
+            """Imitates a quantised layer."""
 
             def forward(self, states):
                 return super().forward(states)
@@ -221,7 +221,7 @@ class TestKeepsItsForward:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", [family for family in FUSED if family != "opt_350m"])  # which has none
+@pytest.mark.parametrize("family", [family for family in FUSED if family != "opt_350m"])  # has no norm before the head
 @torch.inference_mode()
 def test_the_norm_before_the_head_is_the_modules_to_the_bit(family, dtype):
     fast, slow = pair(family, dtype)
@@ -265,12 +265,12 @@ def test_a_parameter_put_in_anothers_place_counts():
         assert (ours - model(tokens).logits).abs().max() <= tolerance("llama", "float64", "cpu")
 
 
-SIBLINGS = tuple(family for family in FUSED if not family.startswith("gpt_neox"))  # which has them in one
+SIBLINGS = tuple(family for family in FUSED if not family.startswith("gpt_neox"))  # NeoX has one weight for q, k, v
 
 
 @pytest.mark.parametrize("family", SIBLINGS)
 def test_steps_over_weights_that_lie_side_by_side_are_the_modules(family, monkeypatch):
-    """As large ones do; a token alone is multiplied with all of them at once."""
+    """The layout of large weights; a single token is multiplied with all of them at once."""
     model = small_model(family, torch.float32)
     lay_out_as_large(model, monkeypatch)
     fast, slow = CausalStepper(model), CausalStepper(model, backend="walked")
@@ -293,7 +293,7 @@ def test_steps_over_weights_that_lie_side_by_side_are_the_modules(family, monkey
 
 @pytest.mark.parametrize("name", ["q_proj.weight", "v_proj.weight", "k_proj.bias"])
 def test_of_weights_side_by_side_one_put_in_anothers_place_counts(name, monkeypatch):
-    """Another parameter or other data of the same; the others stay where they are."""
+    """Another parameter, or other data of the same one; the others keep their place."""
     model = small_model("qwen2", torch.float32)
     lay_out_as_large(model, monkeypatch)
     stepper, tokens = CausalStepper(model), torch.arange(8)[None]
@@ -323,7 +323,7 @@ def test_a_backend_that_is_neither_is_refused():
 
 @pytest.mark.parametrize("family", ["gpt_neox", "llama", "opt", "qwen3"])
 def test_a_token_alone_under_autograd_is_the_modules_too(family):
-    """As a vector it is written in place, which gradients would not survive."""
+    """A single token is written in place as a vector, which gradients would not survive."""
     fast, slow = pair(family, "float32")
     tokens = torch.arange(1, 9)[None]
     gradients = []
@@ -353,7 +353,7 @@ def test_sessions_on_two_threads_share_nothing_that_a_token_writes(family):
 @torch.inference_mode()
 @pytest.mark.parametrize("shape", [(1, 1, 512), (3, 5, 14), (2, 1, 7)])
 def test_gelu_is_gelu_and_keeps_its_shape(shape):
-    """To the last bits, of a kernel that sums in another order."""
+    """Up to the last bits, because a kernel sums in a different order."""
     states = torch.from_numpy(np.random.default_rng(0).normal(size=shape) * 3).float()
     found = fused_blocks.gelu(states)
     assert found.shape == states.shape
@@ -376,7 +376,7 @@ def test_tables_may_be_wider_than_the_share_of_a_head_that_turns(monkeypatch):
 
 @torch.inference_mode()
 def test_a_copy_with_other_tables_turns_by_them():
-    """As planted steppers have them: neither side may keep what the other made of its own."""
+    """Planted steppers are such copies: neither side may keep a table that the other made."""
     stepper, tokens = CausalStepper(small_model("llama")), torch.arange(8)[None]
     plain = forward(stepper, stepper.new_cache(1), tokens, (0,))
     moved = copy.copy(stepper)

@@ -34,7 +34,7 @@ from tests.devices import FIRST, Placed, two_devices
 from tests.random_translators import attached_translators
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
-KINDS = ("gpt_neox", "llama", "opt", "gemma3")  # one key a head; several; positions embedded; windows and two tables
+KINDS = ("gpt_neox", "llama", "opt", "gemma3")  # one key per head; several; learned positions; windows and two tables
 OTHERS = (
     "llama",
     "opt",
@@ -53,14 +53,14 @@ FULL = full_depth(LAYERS)
 
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[TapeEngine]:
-    """From here on steps are captured, over buckets that small texts outgrow; the engines, as steppers make them."""
+    """Capture all steps from now on, over buckets that small texts outgrow; return the list of engines."""
     monkeypatch.setattr(graph_buffers, "SMALLEST_BUCKET", 8)
     return capturing(monkeypatch)
 
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """What is not needed any more goes at once, or not at all."""
+    """Disable garbage collection: unused objects must be freed at once."""
     gc.collect()
     gc.disable()
     yield
@@ -68,7 +68,7 @@ def uncollected() -> Iterator[None]:
 
 
 def pair(family: str = "llama") -> tuple[CausalStepper, CausalStepper]:
-    """(captured, one by one) steppers of one model."""
+    """Return (captured, uncaptured) steppers of one model."""
     model = small_model(family)
     captured, eager = CausalStepper(model), CausalStepper(model, backend="eager")
     assert (captured.backend, eager.backend) == ("fast, captured graphs", "eager")
@@ -84,13 +84,13 @@ def generated(stepper: CausalStepper, point: OperatingPoint, rows: int = 3, new:
 
 
 def acting(stepper: CausalStepper) -> tuple[float, ...]:
-    """Thresholds at which some tokens leave."""
+    """Return thresholds at which some tokens exit."""
     signal = generated(stepper, ruled((-1.0, -1.0, -1.0))).signal
     return tuple(float(value) for value in np.nanquantile(signal, 0.4, axis=0))
 
 
 def alike(ours: Any, theirs: Any, most: float) -> None:
-    """Decisions, tokens and counts are equal but for the keys of padded buckets, signals up to rounding."""
+    """Compare decisions, tokens and counts exactly except the keys of padded buckets, signals up to rounding."""
     for name in ("sequence", "position", "token", "depth", "cap", "phase"):
         assert np.array_equal(getattr(ours.tokens, name), getattr(theirs.tokens, name)), name
     assert np.array_equal(np.isnan(ours.signal), np.isnan(theirs.signal))
@@ -111,7 +111,7 @@ def most(stepper: CausalStepper) -> float:
 
 @pytest.mark.parametrize("family", OTHERS)
 def test_decisions_tokens_and_counted_work_are_those_of_steps_one_by_one(family, engines):
-    """Rows of unequal prompts that leave where they like and outgrow their buckets."""
+    """Rows of unequal prompts exit at any layer and outgrow their buckets."""
     captured, eager = pair(family)
     point = ruled(acting(eager))
     ours, theirs = generated(captured, point), generated(eager, point)
@@ -148,7 +148,7 @@ def test_under_every_schedule(schedule, options, family, rows, engines):
 
 
 def test_keys_are_counted_as_they_are_executed(engines):
-    """A whole bucket, for every layer that a token ran."""
+    """Every layer that a token ran counts a whole bucket of keys."""
     captured, eager = pair()
     record = generated(captured, ruled(acting(eager)), rows=1)
     tokens = record.tokens.select_sequence(0, phase=1)
@@ -171,7 +171,7 @@ def same(one: Any, other: Any, stepper: CausalStepper) -> None:
 
 
 class Both:
-    """A session on captured steps, and one on the same steps one by one, told the same."""
+    """Two sessions with the same calls, one on captured steps, one without capture."""
 
     def __init__(self, steppers: tuple[CausalStepper, CausalStepper], point: OperatingPoint = FULL, rows: int = 3):
         self.stepper = steppers[1]
@@ -199,7 +199,7 @@ class Both:
 
 @pytest.mark.parametrize("family", KINDS)
 def test_rollback_commit_chunks_and_rows_that_leave(family, engines):
-    """Rows at unequal depths, tokens one by one and several at once, past the end of a bucket and back."""
+    """Rows at unequal depths, tokens one by one and in chunks, past the end of a bucket and back."""
     both, fed = Both(pair(family)), drawn(24)
     for at in range(4):
         both.feed(fed[:, [at]], np.array([[6 - at], [6], [5]]))
@@ -218,7 +218,7 @@ def test_rollback_commit_chunks_and_rows_that_leave(family, engines):
 
 def test_sessions_side_by_side_have_buffers_of_their_own(engines, uncollected):
     steppers = pair()
-    Both(steppers).do("close")  # buffers wait that only one of the two can have
+    Both(steppers).do("close")  # buffers in the pool that only one of the two sessions can lease
     assert len(steppers[0]._graphs.pool._idle) > 1
     one, other, fed = Both(steppers), Both(steppers), drawn(20)
     for at in range(6):
@@ -229,7 +229,7 @@ def test_sessions_side_by_side_have_buffers_of_their_own(engines, uncollected):
 
 
 def test_the_next_session_finds_the_graphs_of_the_last_and_nothing_it_held(engines, uncollected):
-    """Not even NaN, which a mask would not hide: 0 × NaN is NaN. Buffers do not wait for the garbage collector."""
+    """No NaN remains, which a mask would not hide: 0 × NaN is NaN. Buffers do not wait for the garbage collector."""
     steppers = pair()
     fed, captures = drawn(12), []
     for close in (True, False, True):
@@ -353,7 +353,7 @@ def test_weights_that_change_count_from_the_next_token_on(change, weight_of, eng
 
 
 class Waits(TorchDispatchMode):
-    """Counts what waits for a device: its numbers, and copies of its tensors to the host."""
+    """Count waits for the device: reads of its numbers, and copies of its tensors to the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -377,7 +377,7 @@ def test_a_decision_costs_one_transfer():
             to_finite_cpu_float64(Placed(torch.tensor([1.5, torch.nan]), FIRST), "after layer 3")
 
 
-# ---------------------------------------------------------------- what is not captured
+# ---------------------------------------------------------------- steps that are not captured
 
 
 def replays_of(stepper: CausalStepper, engines: list[TapeEngine], backend_says: str) -> int:
@@ -406,7 +406,7 @@ def test_a_family_without_fused_steps_says_so(engines):
 
 
 def test_what_is_watched_runs_where_it_is_seen(engines):
-    """A mode that looks at operations sees none that a graph repeats."""
+    """A dispatch mode sees no operations that a graph replays."""
     captured, _ = pair()
     generated(captured, FULL, rows=1)
     before = engines[0].replays
@@ -440,7 +440,7 @@ def test_a_head_on_which_something_hangs_is_not_captured(engines):
 
 
 def test_batches_of_more_rows_than_are_captured_go_one_by_one_until_rows_leave(engines, monkeypatch):
-    """Captured and other steps take turns over the same buffers, within one token too."""
+    """Captured and other steps alternate over the same buffers, within one token too."""
     monkeypatch.setattr(graph_capture, "MAX_CAPTURED_ROWS", 2)
     captured, eager = pair("gemma3")
     point = ruled(acting(eager))
@@ -494,7 +494,7 @@ def test_readouts_are_captured_by_how_many_states_they_read(engines):
 
 
 def test_a_copy_of_a_stepper_runs_by_itself(engines):
-    """As planted steppers are: graphs have the tables and blocks of the one that they were captured for."""
+    """Planted steppers are such copies: graphs have the tables and blocks of the captured stepper."""
     captured, _ = pair()
     moved = copy.copy(captured)
     moved.rotary_table = lambda *given: tuple(table.roll(1, 1) for table in captured.rotary_table(*given))

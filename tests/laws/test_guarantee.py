@@ -31,14 +31,14 @@ from emad_ref.tuning import windows_of
 
 CORPORA = ("world:premise", "world:mixed")
 PROBES = (4, 6, 8, 10)
-GRID = np.geomspace(0.02, 0.5, 24)  # √nats that the gate may expect, strict to loose: fixed before any text is read
-STEPS, FITTED = 150, 300  # of the lens; windows to fit it, and the gate, on
+GRID = np.geomspace(0.02, 0.5, 24)  # thresholds of the gate in √nats, strict to loose, fixed before any text is read
+STEPS, FITTED = 150, 300  # of the lens; windows that fit lens and gate
 DOCUMENTS, CERTIFYING, DRAWS = 800, 250, 200
 
 
 @dataclass(frozen=True)
 class Read:
-    """``losses``, ``depths`` [documents, λ]; ``trace`` and ``points`` they come from."""
+    """``losses``, ``depths`` [documents, λ]; the ``trace`` and ``points`` of their replay."""
 
     losses: Floats
     depths: Floats
@@ -52,7 +52,7 @@ class Read:
 
 
 def points_of(model: LoadedModel, corpus: str) -> list[OperatingPoint]:
-    """One gate at every probe, at each level of the grid."""
+    """Return points with one gate at every probe, one for each level of the grid."""
     plan = LensPlan(
         model=model.name,
         fingerprint=model.fingerprint,
@@ -85,7 +85,7 @@ def read(model: LoadedModel, points: list[OperatingPoint], corpus: str, document
 
 
 def certified(losses: Floats) -> int:
-    """Index of the last threshold that ``certify_losses`` lets pass, −1 for none; without the simulation of its
+    """Return the index of the last threshold that passes ``certify_losses``, −1 for none; without its simulated
     power."""
     passed = betting_pvalues(losses / EXCESS.cap, EXCESS.risk / EXCESS.cap, ERROR) <= ERROR
     return int(np.argmin(np.append(passed, False))) - 1
@@ -94,7 +94,7 @@ def certified(losses: Floats) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("corpus", CORPORA)
 def test_fresh_documents_risk_no_more_than_was_promised(corpus, record_property, monkeypatch) -> None:
-    """200 draws: the risk on documents not certified on is at most δ in 95 % of them, and exits are chosen in 80 %."""
+    """200 draws: the risk on fresh documents is at most δ in 95 % of them, and 80 % choose an exit."""
     monkeypatch.setattr(drift, "PERMUTATIONS", 199)
     monkeypatch.setattr(drift, "DRAWS", 60)
     model = load("emad-tiny-plain")
@@ -133,7 +133,7 @@ def _some(signs: DocumentFeatures, documents: np.ndarray) -> DocumentFeatures:
 
 @pytest.mark.slow
 def test_certifying_by_the_mean_alone_breaks_the_promise() -> None:
-    """The check above can fail: without a margin the risk on fresh documents exceeds δ far more often than in 5 %."""
+    """The check above can fail: without a margin the risk on fresh documents exceeds δ in far more than 5 %."""
     rng = np.random.default_rng(1)
     losses = np.clip(rng.normal(0.0, 0.006, (4000, 1)) + np.linspace(0.002, 0.012, 60), 0, EXCESS.cap)
     truth, broken, proper = losses.mean(axis=0), 0, 0

@@ -23,7 +23,7 @@ class Listening(CausalStepper):
     """A stepper that runs layer by layer and keeps the last position's state after each."""
 
     def __init__(self, model):
-        self.heard: dict[int, torch.Tensor] = {}  # first: construction already runs layers
+        self.heard: dict[int, torch.Tensor] = {}  # first: the constructor already runs layers
         super().__init__(model)
 
     def run_layers(self, hidden, first, last, context, cache):

@@ -18,7 +18,7 @@ pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 from emad_ref.tasks.continuations import ForcedInput, required_layers, score_by_decoding, trace_required_layers
 from emad_ref.tasks.lm_eval_model import EmadLM
 
-LONGEST = 40  # the model reads 512; shorter windows make more of them
+LONGEST = 40  # the model reads 512; shorter windows give more of them
 WORDS = [
     "Ada",
     "has",
@@ -48,13 +48,13 @@ EARLY = fixed_entropy_point(12, (4, 8), 1.0)
 
 @pytest.fixture(scope="module")
 def loaded():
-    """float64, so that the order of a sum cannot move a signal across a threshold."""
+    """Load in float64, so that the order of a sum cannot move a signal across a threshold."""
     return load("emad-tiny", dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
 def theirs(loaded):
-    """lm-eval's own `hf` model over the same weights."""
+    """Return lm-eval's own `hf` model with the same weights."""
     hf = pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval[hf] is not installed", exc_type=ImportError)
     return hf.HFLM(
         pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=3, max_length=LONGEST, softmax_dtype="float64"
@@ -72,7 +72,7 @@ def texts(count: int, words: int, seed: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def pairs():
-    """Contexts of many lengths, some empty or too long; options of one token that share theirs."""
+    """Return contexts of many lengths, some empty or too long; options of one token share their context."""
     contexts, continuations = texts(12, 12, seed=1), texts(12, 6, seed=2)
     drawn = [request(c, " " + k) for c, k in zip(contexts, continuations, strict=True)]
     options = [request("How many cards? Answer:", f" {n}") for n in (3, 7, 9)]
@@ -176,7 +176,7 @@ def test_generation_at_an_adaptive_point_is_the_decoders_own(loaded):
 
 
 def test_padding_is_never_seen_by_a_rule(loaded):
-    """What stands beside an input, and how long it is, changes none of its readouts."""
+    """Neither the neighbours of an input nor their lengths change any of its readouts."""
     short, long = ForcedInput((5, 6, 7, 8), 2, (9,)), ForcedInput(tuple(range(20, 60)), 3, (61,))
     alone = trace_required_layers(loaded.stepper, EARLY, [short])
     beside = trace_required_layers(loaded.stepper, EARLY, [long, short])

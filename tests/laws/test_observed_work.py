@@ -37,7 +37,7 @@ def prompts(rows: int = 2, length: int = 6) -> list[Prompt]:
 
 
 def at_two(schedule: str = "monotone", layers: int = LAYERS) -> OperatingPoint:
-    """Every token exits after layer 2."""
+    """Return a point at which every token exits after layer 2."""
     return OperatingPoint("two", "quantile", layers, layers, (2,), ((ALWAYS,),), schedule=schedule)
 
 
@@ -96,7 +96,7 @@ def test_packed_weights_taken_apart_are_one_row_each() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "opt", "gpt_neox"])
 def test_weights_side_by_side_are_a_row_each(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As our decoder multiplies a token alone with them: all at once."""
+    """The reference decoder multiplies a single token with all of them at once."""
     model = small_model(family, torch.float32)
     lay_out_as_large(model, monkeypatch)
     seen = watched(model, WalkedDecoder(CausalStepper(model), at_two()), prompts(rows=1))
@@ -143,7 +143,7 @@ def test_a_product_with_parts_of_weights_side_by_side_counts_by_each_ones_share(
 
 @pytest.mark.parametrize("name", ["honest", *DEFECTS])
 def test_an_honest_decoder_is_witnessed(name: str) -> None:
-    """Of the other defects, those that run something unsaid are refuted here too, and no other."""
+    """Of the other defects, exactly those that run uncounted work are refuted here too."""
     decoder = (CachedDecoder if name == "honest" else DEFECTS[name][0])(tiny_neox(), spread_point())
     asked, _ = drawn((7,), 1)
     finding = found(tiny_neox(), decoder, asked, 16)

@@ -40,12 +40,12 @@ hooks = pytest.importorskip("accelerate.hooks", reason="it spreads the models: p
 
 ON_FIRST = (1, 2, 6)  # layers on the first device, the others on the second: depth crosses twice, and back at the end
 LENGTHS, FED = (5, 3, 7), 4
-REAL = 1e-9  # float64 on another device: the same operations by other kernels; largest logits are of the order of 10
+REAL = 1e-9  # float64 with other kernels on another device; the largest logits are about 10
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Two devices, what makes them available, and how far apart results may be from those on one."""
+    """Two devices, what makes them available, and the allowed difference from results on one."""
 
     first: torch.device
     second: torch.device
@@ -74,8 +74,8 @@ def accelerator_and_host() -> Machine:
 
 
 MACHINES = (named, named_and_host, accelerators, accelerator_and_host)
-# What the CPU beside an accelerator changes is how accelerate's hooks are laid, whatever the family; that each family's
-# blocks cross devices, the other machines show. These have a head of their own, a tied one, and projections.
+# A CPU beside an accelerator changes only how accelerate lays its hooks, for every family alike; the other machines
+# test each family's blocks across devices. These have a head of their own, a tied one, and projections.
 BESIDE_THE_CPU = ("gpt_neox", "llama3", "opt_350m")
 
 
@@ -91,7 +91,7 @@ def machine(request: pytest.FixtureRequest) -> Machine:
 
 
 def plan_of(model: Any, blocks: str, first: torch.device, second: torch.device) -> dict[str, str]:
-    """Module → device: ``ON_FIRST`` and all parts but the blocks on the first, a head of its own on the second."""
+    """Map modules to devices: ``ON_FIRST`` and all parts but blocks on the first, an untied head on the second."""
     decoder = model.get_decoder()
     prefix = next(name for name, module in model.named_modules() if module is decoder)
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
@@ -109,7 +109,7 @@ def spread(model: Any, machine: Machine, blocks: str | None = None) -> Any:
     if "cpu" not in plan.values():
         return accelerate.dispatch_model(model, plan, skip_keys=model._skip_keys_device_placement)
     tied = accelerate.utils.find_tied_parameters(model)
-    # beside an accelerator, dispatch_model would offload what is planned for the CPU instead of running it there
+    # with an accelerator, dispatch_model would offload what the plan puts on the CPU instead of running it there
     hooks.attach_align_device_hook_on_blocks(
         model,
         execution_device=plan | {"": "cpu"},
@@ -127,7 +127,7 @@ def prompts(seed: int = 0) -> list[Prompt]:
 
 
 def fed(walked: Stepper, given: list[Prompt]) -> Iterator[np.ndarray]:
-    """Logits of a ragged batch at forced depths that differ by row, with a rollback and a row that leaves."""
+    """Return logits of a ragged batch at forced depths that differ by row, with a rollback and a dropped row."""
     session, step = WalkedDecoder(walked, full_depth(LAYERS), max_rows=len(given)).start(given)
     yield step.logits
     rng = np.random.default_rng(1)
@@ -151,7 +151,7 @@ def on_one_device(family: str) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(("family", "kind"), [placed(family, kind) for kind in MACHINES for family in FAMILIES])
 def test_a_spread_model_gives_the_logits_of_one_device(family: str, kind: Callable[[], Machine]) -> None:
-    """Ragged batches, depths by row, rollback, rows that leave; construction compared the walk with the model's own."""
+    """Ragged batches, depths by row, rollback, dropped rows; the constructor compares with the model's own forward."""
     machine, expected = kind(), on_one_device(family)
     with machine.open():
         walked = CausalStepper(spread(small_model(family), machine))
@@ -170,7 +170,7 @@ def test_a_spread_encoder_decoder_gives_the_logits_of_one_device(kind: str, mach
 
 
 def some_point(walked: Stepper, schedule: str) -> OperatingPoint:
-    """Thresholds that about a third of the tokens pass at each probe; the positional schedule asks no rule."""
+    """Return thresholds that about a third of the tokens pass at each probe; the positional schedule has no rule."""
     if schedule == "positional":
         return OperatingPoint("fall", "positional", LAYERS, LAYERS, schedule=schedule, period=4, floor=2)
     entropy, probes = take_trace(walked, [TokenSequence(p.tokens) for p in prompts()]).entropy_nats, (1, 3, 5)
@@ -183,7 +183,7 @@ def some_point(walked: Stepper, schedule: str) -> OperatingPoint:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_decodes_as_on_one_device(schedule: str, machine: Machine) -> None:
-    """Early exits, K/V-only passes and deferred states cross devices like everything else."""
+    """Early exits, K/V-only passes and deferred states cross devices, too."""
     family = "opt_350m" if schedule in ("copying", "translated") else "gpt_neox"
     alone = CausalStepper(small_model(family))
     point = some_point(alone, schedule)
@@ -201,13 +201,13 @@ def test_every_schedule_decodes_as_on_one_device(schedule: str, machine: Machine
 
 
 def test_a_trace_and_its_estimates_are_those_of_one_device(machine: Machine) -> None:
-    """What indexes states by host arrays and reads the unembedding finds all of it on one device."""
+    """Reads of states by host arrays and of the unembedding happen on one device."""
     sequences = [TokenSequence(p.tokens, adaptive_from=1) for p in prompts()]
     estimators = {EntropyEstimator("topk", k=20): (2, 4), EntropyEstimator("lowrank", k=20, rank=8): (3,)}
     expected = take_trace(CausalStepper(small_model("gpt_neox")), sequences, estimators=estimators)
     with machine.open():
         found = take_trace(CausalStepper(spread(small_model("gpt_neox"), machine)), sequences, estimators=estimators)
-    # kept in float32: what differs in the last bit of float64 may fall on either side of a rounding
+    # kept in float32: the last bit of float64 may decide its rounding
     apart = 0.0 if machine.apart == 0.0 else 1e-6
     np.testing.assert_allclose(found.entropy_nats, expected.entropy_nats, rtol=apart)
     assert (found.top1 == expected.top1).all()
@@ -237,7 +237,7 @@ def test_only_to_device_moves_and_only_where_the_device_changes() -> None:
 
 
 def test_a_move_left_out_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The named devices have teeth: without ``to_device`` the walk does not get past its first block."""
+    """The named devices detect errors: without ``to_device`` the forward fails after its first block."""
     machine = named()
     with machine.open():
         model = spread(small_model("llama"), machine)
@@ -247,7 +247,7 @@ def test_a_move_left_out_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hooks_stay_on_the_model_and_off_the_walk() -> None:
-    """accelerate's own path on one machine: a hand-written map, hooks on every module, all of it on the CPU."""
+    """accelerate's own path on one machine: a hand-written map, hooks on every module, everything on the CPU."""
     model = small_model("gpt_neox")
     plan = dict.fromkeys(plan_of(model, "layers", FIRST, SECOND), "cpu")
     accelerate.dispatch_model(model, plan, force_hooks=True)
@@ -263,7 +263,7 @@ def test_hooks_stay_on_the_model_and_off_the_walk() -> None:
 
 def test_foreign_hooks_are_left_alone() -> None:
     class Heard(hooks.ModelHook):
-        """Somebody's own."""
+        """A user's hook."""
 
     for hook in (Heard(), hooks.SequentialHook(hooks.AlignDevicesHook("cpu"), Heard())):
         layer = hooks.add_hook_to_module(nn.Linear(2, 2), hook)
@@ -298,7 +298,7 @@ def test_to_device_keeps_what_is_there() -> None:
 
 
 def test_synchronize_waits_for_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """K/V-only passes may still run on a device that nothing came back from."""
+    """K/V-only passes may still run on a device that returned nothing."""
     waited = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     walked = CausalStepper(small_model("llama"))

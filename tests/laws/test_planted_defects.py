@@ -32,7 +32,7 @@ TOLERANCE = tolerance("gpt_neox", "float64", "cpu")
 MAX_NEW = 16
 
 
-# defects of sessions that show although no depth is forced, each by its check
+# defects of sessions that are detected without forced depths, each by its check
 AT_FULL_DEPTH = (
     *("stale K/V after rollback", "rolled-back work is forgotten", "position off by one", "wrong batch row"),
     *("drops the wrong row", "logits that are NaN", "depths of the last tokens alone"),
@@ -41,7 +41,7 @@ AT_FULL_DEPTH = (
 
 
 def run_check(name: str, decoder: type, point: OperatingPoint, *, forces: bool = True) -> Finding:
-    """One check as a suite would call it; depth has most room where no rule takes it away."""
+    """Run one check as a suite does; forced depths vary most at a point without a rule."""
     full = replace(under_test(decoder, full_depth(LAYERS), TOLERANCE), forces=forces)
     asked, rng = under_test(decoder, point, TOLERANCE), np.random.default_rng(5)
     prompts, continuation = drawn((5, 9, 1, 3, 7) if name == "sessions" else (5, 9, 1), 12)

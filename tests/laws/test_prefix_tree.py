@@ -22,12 +22,12 @@ from emad_ref.record import Work
 from tests.decoders.markov_decoder import POINT, MarkovDecoder, V, prompt
 from tests.small_models import small_config, small_model
 
-EXACT = 1e-9  # float64: the same operations in batches of another size
-NEW = 2 * AHEAD + 5  # a model that writes everything is asked three times
+EXACT = 1e-9  # float64: the same operations in different batch sizes
+NEW = 2 * AHEAD + 5  # calls of a model that writes everything
 PROMPTS = [Prompt(np.array(tokens)) for tokens in ([5, 9, 2, 44], [7], [3, 1, 4, 1, 5, 9, 2], [7])]
 
 chains = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed).normal(0, 2, (V, V)))
-# between the entropies of chains; none of them lies on a threshold
+# between the entropies of the chains, so that none lies on a threshold
 rules = st.builds(
     SwitchingRule, st.floats(0.01, 2.5), st.integers(1, 4), st.integers(1, 5), st.sampled_from([SMALL, LARGE])
 )
@@ -70,7 +70,7 @@ def test_speculation_writes_what_it_would_alone(draft, verifier, k, gate, most, 
         np.testing.assert_allclose(one.entropy_bits, own.drafts.entropy_bits[judged], atol=EXACT)
 
 
-# ---------------------------------------------------------------- real models, and what they execute
+# ---------------------------------------------------------------- real models and their executed work
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_choices_are_the_models_own_after_the_same_history(partners, walked):
 
 
 def test_options_are_read_by_the_model_in_charge(partners):
-    """Scored token by token against either model's own log-probabilities, models by the rule's own formula."""
+    """Compared token by token with either model's own log-probabilities and the rule's own formula."""
     options = [(PROMPTS[0].tokens, np.array(tokens)) for tokens in ([4, 8, 15], [16], [23, 42, 4, 8])]
     alone = [
         PrefixTrees(rows=1).score_continuations(partners, options, SwitchingRule(0.0, least_run=99, start=model))
@@ -157,7 +157,7 @@ def test_options_are_read_by_the_model_in_charge(partners):
             decoder.start([Prompt(np.concatenate([prompt_tokens, tokens[:n]]))])[1].logits[0, -1] for n in range(4)
         ]
         expected = [z[t] - np.log(np.exp(z).sum()) for z, t in zip(logits, tokens, strict=True)]
-        np.testing.assert_allclose(heard[2].log_p, expected, atol=1e-5)  # float32 chunks of another width
+        np.testing.assert_allclose(heard[2].log_p, expected, atol=1e-5)  # float32 chunks of different width
 
 
 def test_a_partner_that_decides_its_depth_is_refused(partners):

@@ -28,10 +28,10 @@ def test_intervals_over_processes_cover_one_and_are_narrow(budget):
 
 
 def test_pairs_of_one_process_taken_as_independent_would_not_cover():
-    """What processes and blocks are for: the same draws by a paired t test, with layouts that differ by 3 %.
+    """The reason for processes and blocks: a paired t test of the same draws, with layouts that differ by 3 %.
 
-    Told apart or not, processes leave their mark on blocks of time. Of 200 draws 95 % less four standard errors of a
-    share of so many.
+    A process affects whole blocks of time, also if it is not modelled. The bound for 200 draws is 95 % less four
+    standard errors of the share.
     """
     inside, draws = Counter(), 200
     for draw in range(draws):
@@ -73,6 +73,6 @@ def test_a_speed_up_short_of_the_threshold_does_not(budget):
 @pytest.mark.parametrize("budget", DIVIDED, ids=lambda budget: budget.name)
 @pytest.mark.slow
 def test_a_busy_neighbour_flips_no_verdict(budget, neighbour):
-    """It may leave a verdict open, and never turns one round: nothing false is falsified or survives."""
+    """It may leave a verdict open, but makes nothing false survive and nothing true falsified."""
     assert verdicts(budget, 1.0, neighbour)["survived"] == 0
     assert verdicts(budget, 1.25, neighbour)["falsified"] == 0

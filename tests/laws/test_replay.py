@@ -79,13 +79,13 @@ def estimated(trace, estimator):
 
 
 def between(trace):
-    """Probes with layers between them, thresholds that rise so that lines meet them there."""
+    """Return probes with layers between them, and rising thresholds that lines cross there."""
     levels = tuple(float(np.quantile(trace.entropy_nats[:, p - 1], q)) for p, q in ((1, 0.02), (3, 0.02), (5, 0.9)))
     return OperatingPoint("between", "quantile", LAYERS, LAYERS, (1, 3, 5), (levels,), interpolate=True)
 
 
 def compared(trace, name):
-    """Of every signal of one layer, thresholds that three tokens in ten reach."""
+    """Return thresholds that three tokens in ten pass, for every signal of one layer."""
     share = 0.3 if LAYERWISE[name].sense == "falls" else 0.7
     levels = tuple(float(np.quantile(trace.signal_column(name)[:, p - 1], share)) for p in PROBES)
     return OperatingPoint(name, "quantile", LAYERS, LAYERS, PROBES, (levels,), signal=name)
@@ -135,7 +135,7 @@ def test_teacher_forced_decoding_is_replay_token_by_token(stepper, sequences, tr
 
 
 def test_every_kind_of_point_reaches_several_depths(trace, point):
-    """A point that never moves would prove nothing below; one that interpolates leaves where no probe is."""
+    """A point of constant depth would test nothing below; one that interpolates also exits between probes."""
     reached = set(replay(trace, point).depth.tolist())
     if point.family in ("full", "truncation"):
         assert len(reached) == 1

@@ -21,7 +21,7 @@ from emad_ref.record import FILLS, READOUTS
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
 PROBES, PROMPT, FED = (2, 4), 5, 24
-EXACT = 1e-9  # float64: the same states, keys and values in another order of operations
+EXACT = 1e-9  # float64: the same states, keys and values, computed in a different order
 COPIED, FULL = FILLS.index("copied"), READOUTS.index("full")
 
 
@@ -46,7 +46,7 @@ def point(thresholds, schedule, **options):
 
 
 def fed(stepper, chosen, tokens):
-    """(session, steps) of teacher-forcing all tokens but the last."""
+    """Return (session, steps) of teacher-forcing all tokens but the last."""
     session, first = WalkedDecoder(stepper, chosen).start([Prompt(tokens[:PROMPT])])
     return session, [first, *(session.feed(token[None, None]) for token in tokens[PROMPT:-1])]
 
@@ -55,7 +55,7 @@ def fed(stepper, chosen, tokens):
     ("schedule", "options"), [("free_eager", {}), ("free_deferred", {}), ("chunked", {"period": 3})]
 )
 def test_exact_repair_leaves_the_full_models_cache(stepper, thresholds, tokens, schedule, options):
-    """A last token at full depth attends to every layer's K/V: its logits are the full model's at every depth."""
+    """A last token at full depth attends to every layer's K/V, so its logits are the full model's at every depth."""
     session, steps = fed(stepper, point(thresholds, schedule, **options), tokens)
     depths = [int(step.depth[0, 0]) for step in steps]
     assert len(set(depths)) > 1
@@ -98,7 +98,7 @@ def test_rollback_restores_what_was_owed(stepper, thresholds, tokens, schedule):
     assert np.abs(np.array(first) - np.array(second)).max() < EXACT
 
 
-ROWS_OF_DEPTHS = {  # per row, the depths of its last tokens; all of a session have as many columns
+ROWS_OF_DEPTHS = {  # per row, the depths of its last tokens; equally many for all rows of a session
     "one row, one depth": [[3, 3, 3]],
     "one row, falling and rising": [[4, 1, 2, 5, 1]],
     "rows part": [[1, 2, 5], [5, 5, 5], [2, 4, 1]],
@@ -106,7 +106,7 @@ ROWS_OF_DEPTHS = {  # per row, the depths of its last tokens; all of a session h
 
 
 def stopped_early(stepper, tokens, depths):
-    """A session of rows of unequal length whose last tokens stopped at ``depths`` [rows, n], and its histories."""
+    """Return a session of unequal rows whose last tokens stopped at ``depths`` [rows, n], and its histories."""
     chosen, depths = point((-np.inf, -np.inf), "free_deferred"), np.array(depths)
     prompts = [Prompt(tokens[row : 2 * row + 3]) for row in range(len(depths))]
     session, _ = WalkedDecoder(stepper, chosen, max_rows=len(depths)).start(prompts)
@@ -119,7 +119,7 @@ def stopped_early(stepper, tokens, depths):
 @pytest.mark.parametrize("depths", ROWS_OF_DEPTHS.values(), ids=ROWS_OF_DEPTHS)
 @pytest.mark.parametrize("asked", [1, 3])
 def test_a_deepened_token_has_the_full_models_logits_and_cache(stepper, tokens, depths, asked):
-    """However deep each token stood, and whatever waits before the first that is asked for."""
+    """For any depth of each token, and any deferred states before the first requested token."""
     session, histories = stopped_early(stepper, tokens, depths)
     step = session.deepen(session.length - asked)
     assert step.depth.tolist() == [[LAYERS] * asked] * len(depths)
@@ -141,7 +141,7 @@ def test_a_deepened_token_has_the_full_models_logits_and_cache(stepper, tokens, 
 
 @pytest.mark.parametrize("depths", ROWS_OF_DEPTHS.values(), ids=ROWS_OF_DEPTHS)
 def test_deepening_runs_what_each_token_has_not_run_once(stepper, tokens, depths):
-    """Padding is executed, so it counts: at a layer every row that lacks anything is as wide as the widest."""
+    """Padding is executed, so it counts: at a layer all rows with missing tokens are as wide as the widest."""
     session, histories = stopped_early(stepper, tokens, depths)
     before, depths = session.work, np.array(depths)
     session.deepen(session.length - depths.shape[1])
@@ -149,7 +149,7 @@ def test_deepening_runs_what_each_token_has_not_run_once(stepper, tokens, depths
     for layer in range(1, LAYERS + 1):
         reached = [
             row[: max(np.flatnonzero(row >= layer) + 1, default=0)] for row in depths
-        ]  # taken along by a deeper one
+        ]  # deepened together with a deeper one
         lacking = np.array([depths.shape[1] - len(run) for run in reached])
         padded = int((lacking > 0).sum() * lacking.max())
         keys = max((len(h) - n for h, n in zip(histories, lacking, strict=True) if n), default=0) + int(lacking.max())
@@ -173,7 +173,7 @@ def test_after_deepening_a_session_goes_on_as_if_nothing_had_stopped(stepper, to
 
 
 def test_what_waits_is_forgotten_with_its_token(stepper, tokens):
-    """No output would show a state left behind, for a later token overwrites it: it is memory that never comes back."""
+    """No output shows a leftover state, because a later token overwrites it; it is a memory leak."""
     session, _ = stopped_early(stepper, tokens, ROWS_OF_DEPTHS["rows part"])
     kept = session.length - np.array([3, 1, 2])
     session.rollback(kept)
@@ -184,9 +184,9 @@ def test_what_waits_is_forgotten_with_its_token(stepper, tokens):
 
 
 def copied_by_hand(stepper, tokens, depths):
-    """[n, V] logits of each token at its depth when the state at its exit stands in for all states above."""
+    """Return [n, V] logits of each token at its depth if the state at its exit replaces all states above."""
     positions = np.arange(len(tokens))[None]
-    below = [[] for _ in range(stepper.layers + 1)]  # states that each layer was fed, by position
+    below = [[] for _ in range(stepper.layers + 1)]  # input states of each layer, by position
     logits = []
     with torch.inference_mode():
         for t, depth in enumerate(depths):

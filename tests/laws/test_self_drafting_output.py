@@ -33,7 +33,7 @@ from tests.small_models import LAYERS, VOCABULARY, small_model
 
 FAMILIES = ("gpt_neox", "llama", "opt_350m", "mistral_window")
 ROWS, NEW, WIDTH = 3, 16, 32
-LEVEL = [Prompt(np.arange(3) + 7 * row) for row in range(ROWS)]  # of one length: nothing is padded
+LEVEL = [Prompt(np.arange(3) + 7 * row) for row in range(ROWS)]  # equal lengths, so no padding
 PROMPTS = [Prompt(np.array(tokens)) for tokens in ([7], [5, 9, 2, 44], [3, 1, 4, 1, 5, 9, 2])]
 FULL, SUBSET, LINEAR = (READOUTS.index(kind) for kind in ("full", "subset", "linear"))
 
@@ -75,7 +75,7 @@ def timed(way, rows=ROWS, family="gpt_neox", stop=frozenset(), prompts=PROMPTS):
 
 
 def of_rounds(way, rows=ROWS):
-    """Work of rounds alone, on the timed path: opening reads prompts in another shape than the protocol does."""
+    """Return the work of rounds alone on the timed path, whose first pass over prompts differs from the protocol's."""
     decoder = DraftingDecoder(stepper_of(), way, max_rows=ROWS, always=True)
     whole, opening = (decoder.generate(LEVEL[:rows], new).work[0] for new in (NEW, 1))
     return whole - opening
@@ -87,7 +87,7 @@ def texts(record):
 
 @st.composite
 def ways(draw, family):
-    """Any way of drafting: gates of random numbers, vocabularies of random ids."""
+    """Return any way of drafting: gates of random numbers, vocabularies of random ids."""
     ids = draw(st.none() | st.sets(st.integers(0, VOCABULARY - 1), min_size=1, max_size=VOCABULARY))
     threshold = draw(st.sampled_from([-1.0, -0.1, 0.0, 0.3, math.inf]))
     copied = draw(st.sampled_from([0, 0, 1, 3, 8]))
@@ -102,14 +102,14 @@ def ways(draw, family):
     )
 
 
-# ------------------------------------------------------------ the output, and who would draft as much
+# ------------------------------------------------------------ output and number of drafts
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_output_is_the_models_own_and_both_paths_draft_alike(family, data):
-    """Greedy, on a decoder through the protocol and on the timed path, which also reads the same gates."""
+    """Greedy, through the protocol and on the timed path, which also reads the same gates."""
     way, rows = data.draw(ways(family)), data.draw(st.sampled_from([1, ROWS]))
     token = int(alone(family).emitted[1][4])
     stop = data.draw(st.sampled_from([frozenset(), frozenset({token})]))
@@ -123,7 +123,7 @@ def test_output_is_the_models_own_and_both_paths_draft_alike(family, data):
 
 
 def rounds_of(tokens):
-    """Rows of rounds: with a gate each prompt's last position is a draft, too, before its row is decided."""
+    """Return rows of rounds: with a gate, each prompt's last position is a draft before its row is decided."""
     opened = {
         (int(s), int(p))
         for s, p, phase in zip(tokens.sequence, tokens.position, tokens.phase, strict=True)
@@ -134,13 +134,13 @@ def rounds_of(tokens):
 
 
 def in_order(tokens, chosen, column):
-    """One column of the chosen rows, sequence by sequence: paths may take the rows of a batch in another order."""
+    """Return one column of the chosen rows, by sequence: the paths may order the rows of a batch differently."""
     order = np.argsort(tokens.sequence[chosen], kind="stable")
     return getattr(tokens, column)[chosen][order].tolist()
 
 
 def test_a_row_that_its_gate_stops_waits_for_the_others():
-    """It is fed along, drafts nothing more, and its rounds are those it has alone."""
+    """The row is fed on without drafts, and its rounds equal those that it has alone."""
     way = Drafting(LAYERS - 1, 4, 0.0, None, gate_of())
     together, asked = timed(way).tokens, by_protocol(way).record.tokens
     assert in_order(together, together.phase == VERIFY, "token") == in_order(asked, asked.phase == VERIFY, "token")
@@ -150,7 +150,7 @@ def test_a_row_that_its_gate_stops_waits_for_the_others():
 
 
 def test_ways_draw_rounds_of_every_kind():
-    """Otherwise the law above holds of plain decoding only."""
+    """Otherwise the law above tests plain decoding only."""
     way = Drafting(LAYERS - 1, 4, 0.0, None, gate_of())
     record = timed(way)
     tokens = record.tokens
@@ -164,7 +164,7 @@ def test_ways_draw_rounds_of_every_kind():
 @pytest.mark.parametrize("rows", [1, ROWS])
 @pytest.mark.parametrize("longest", [0, 2])
 def test_copies_stand_and_save_rounds(rows, longest):
-    """Untrained models repeat themselves. Beside rows that copy others may draft: then all go token by token."""
+    """Untrained models repeat themselves. While some rows copy and others draft, all rows go token by token."""
     way = Drafting(2, longest, copied=4)
     asked, without = by_protocol(way, rows), by_protocol(Drafting(2, max(longest, 1)), rows)
     assert texts(timed(way, rows)) == texts(alone("gpt_neox", rows)) == texts(asked.record)
@@ -172,7 +172,7 @@ def test_copies_stand_and_save_rounds(rows, longest):
 
 
 def test_a_copied_run_is_fed_at_once_and_reads_nothing():
-    """One row after a text of period two: what is run is a chunk a round, neither gate nor head of a draft."""
+    """One row after a text of period two: each round runs one chunk, without gate or draft head."""
     prompt = [Prompt(np.array([7] * 8))]
     way = Drafting(2, 0, copied=6)
     record = timed(way, 1, prompts=prompt)
@@ -191,7 +191,7 @@ def test_a_copied_run_is_fed_at_once_and_reads_nothing():
 @pytest.mark.parametrize("threshold", [0.0, math.inf])
 @pytest.mark.parametrize("pruned", [False, True])
 def test_work_is_what_the_record_says(rows, threshold, pruned):
-    """Heads of drafts are pruned on the timed path alone."""
+    """Draft heads are pruned on the timed path alone."""
     ids = np.arange(0, VOCABULARY, 3) if pruned else None
     way = Drafting(3, 4, threshold, lens_of(), gate_of() if threshold < math.inf else None, ids)
     record = timed(way, rows, prompts=LEVEL)
@@ -216,7 +216,7 @@ def test_work_is_what_the_record_says(rows, threshold, pruned):
 
 @pytest.mark.parametrize("rows", [1, ROWS])
 def test_both_paths_execute_the_same(rows):
-    """Without a gate and a vocabulary, under which the protocol runs heads that the timed path does without."""
+    """Without a gate and a vocabulary, which make the protocol run heads that the timed path skips."""
     way = Drafting(3, 4, lens=lens_of())
     asked = by_protocol(way, rows, prompts=LEVEL)
     assert of_rounds(way, rows) == asked.record.work[0] - asked.opening_work[0]
@@ -233,7 +233,7 @@ def test_drafting_always_by_the_models_own_head_is_self_speculation():
     assert of_rounds(way) == known.record.work[0] - known.opening_work[0]
 
 
-# ------------------------------------------------------------ what is refused, and whether defects are seen
+# ------------------------------------------------------------ refusals, and detection of defects
 
 
 def test_a_layer_without_a_translator_is_refused():
@@ -259,7 +259,7 @@ def test_emitting_what_the_draft_layer_says_is_seen(monkeypatch):
     assert texts(timed(way)) != texts(alone())
 
 
-# ------------------------------------------------------------ rounds that pay
+# ------------------------------------------------------------ worthwhile rounds
 
 
 class EveryKindInTurn(RoundKindChooser):
@@ -290,7 +290,7 @@ def test_a_decoder_that_changes_between_kinds_of_rounds_emits_the_same(family):
 
 
 def rounds_chosen(seconds, gained, rows, count):
-    """Kinds of ``count`` rounds in which kind k takes ``seconds[k]`` and emits ``gained[k]`` tokens per row."""
+    """Return the kinds of ``count`` rounds; kind k takes ``seconds[k]`` and emits ``gained[k]`` tokens per row."""
     choice, kinds = RoundKindChooser(), []
     for _ in range(count):
         kinds.append(choice.choose_kind(rows, list(seconds)))

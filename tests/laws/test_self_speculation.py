@@ -26,7 +26,7 @@ from tests.small_models import LAYERS, small_model
 ROWS, NEW, BUNDLED_NEW = 4, 11, 12
 PROMPTS = [Prompt(np.array(tokens)) for tokens in ([7], [5, 9, 2, 44], [3, 1, 4, 1, 5, 9, 2], [8, 8])]
 EXITS = (1, 3, LAYERS - 1)
-EXACT = 1e-9  # float64: the same operations in chunks of another shape
+EXACT = 1e-9  # float64: the same operations in chunks of different shape
 FLOAT32_CHUNK = 1e-3  # logits of a float32 chunk against single steps differ by about 1e-5
 FULL = READOUTS.index("full")
 
@@ -47,7 +47,7 @@ def alone(stepper, rows, stop=frozenset()):
 
 @pytest.fixture(scope="module")
 def stop(stepper):
-    """A token that one row emits early, and not all of them."""
+    """Return a token that one row emits early, but not all rows."""
     token = int(alone(stepper, ROWS).emitted[1][4])
     ends = alone(stepper, ROWS, frozenset({token})).stop
     assert {"stop token", "length"} == set(ends)
@@ -73,7 +73,7 @@ def test_greedy_output_is_the_models_own(stepper, stop, family, exit_layer, rows
 
 
 def test_the_drawn_drafts_are_now_accepted_and_now_refused(stepper):
-    """Otherwise the laws here hold of plain decoding only; in a batch rows must part."""
+    """Otherwise the laws here test plain decoding only; in a batch, rows must differ."""
     close = self_speculate(partner(stepper), LAYERS - 1, PROMPTS, NEW)
     assert close.count_drafted(ACCEPTED).sum() > 5 < close.count_drafted(REFUSED).sum()
     assert len(set(close.rounds.tolist())) > 1
@@ -82,7 +82,7 @@ def test_the_drawn_drafts_are_now_accepted_and_now_refused(stepper):
 
 @pytest.mark.parametrize("rows", [1, ROWS])
 def test_a_decoder_without_a_cache_drafts_for_itself_just_as_well(rows):
-    """The protocol is all that is used: every feed and every deepening recomputes the history."""
+    """Only the protocol is used: every feed and every deepening recomputes the history."""
     model = small_model("gpt_neox", seed=0)
     walked, point = CausalStepper(model), drafting_point(LAYERS)
     for exit_layer in (3, LAYERS - 1):
@@ -116,7 +116,7 @@ def test_the_bundled_model_drafts_for_itself_at_its_probes(rows):
 
 
 class Watched:
-    """A session that compares its cache with a fresh full pass over the same tokens whenever a round is committed."""
+    """A session that compares its cache with a fresh full pass over the same tokens at each commit of a round."""
 
     def __init__(self, session, prompts, worst):
         self.session, self.worst = session, worst
@@ -153,7 +153,7 @@ class Watched:
 
 
 class Watching(WalkedDecoder):
-    """A decoder of watched sessions; ``worst`` holds the largest difference of every comparison."""
+    """A decoder of watched sessions; ``worst`` holds the largest difference of each comparison."""
 
     def start(self, prompts):
         self.worst = []
@@ -177,8 +177,8 @@ def test_after_each_round_the_cache_is_that_of_a_full_pass(stepper, stop, exit_l
 @pytest.mark.parametrize("exit_layer", EXITS)
 @pytest.mark.parametrize("k", [1, 4])
 def test_work_is_what_the_record_says(stepper, exit_layer, k, rows):
-    """Prompts of one length: padding would be executed, but is no token. Rounds keep rows in step, so nothing is padded
-    there, however unevenly they accept."""
+    """Prompts of one length: padding is executed, but is no token. Rounds keep rows in step, so no row is padded even
+    if rows accept unevenly."""
     prompts = [Prompt(np.arange(3) + 7 * row) for row in range(rows)]
     done = self_speculate(partner(stepper), exit_layer, prompts, NEW, k=k)
     tokens, work, rounds = done.record.tokens, done.record.work[0], int(done.rounds.sum())
@@ -190,7 +190,7 @@ def test_work_is_what_the_record_says(stepper, exit_layer, k, rows):
     ran = [opening.sum() + (drafted if layer <= exit_layer else verified).sum() for layer in range(1, LAYERS + 1)]
     assert work.tokens.tolist() == ran
     heads = np.zeros(LAYERS, dtype=np.int64)
-    heads[exit_layer - 1] += drafted.sum() - rounds  # the last draft of a round proposes nothing
+    heads[exit_layer - 1] += drafted.sum() - rounds  # no proposal after the last draft of a round
     heads[-1] += verified.sum() + rows
     assert work.readout_rows[FULL].tolist() == heads.tolist()
     assert not work.fills.any()
@@ -200,7 +200,7 @@ def test_work_is_what_the_record_says(stepper, exit_layer, k, rows):
 @pytest.mark.parametrize("exit_layer", EXITS)
 @pytest.mark.parametrize("k", [1, 4])
 def test_two_sessions_would_run_the_layers_below_the_exit_twice(stepper, exit_layer, k, rows):
-    """What the second session executes in blocks, all of it, is saved: layers 1 … e of the tokens that both read."""
+    """The saving is all block work of a second session: layers 1 … e of the tokens that both read."""
     itself = Partner(WalkedDecoder(stepper, full_depth(LAYERS), max_rows=rows), full_depth(LAYERS))
     point = truncated(LAYERS, exit_layer)
     shallow = Partner(WalkedDecoder(stepper, point, max_rows=rows), point)
@@ -215,16 +215,16 @@ def test_two_sessions_would_run_the_layers_below_the_exit_twice(stepper, exit_la
     assert saved.tolist() == draft.tokens.tolist()
     assert (saved[:exit_layer] > 0).all()
     assert not saved[exit_layer:].any()
-    # single drafts see fewer keys than the chunk that repeats them; above the exit both run the same chunks
+    # single drafts see fewer keys than the chunk that repeats them; above the exit the chunks are the same
     assert (mine.context[:exit_layer] < verifier.context[:exit_layer]).all() or max(done_width(one)) == 1
     assert mine.context[exit_layer:].tolist() == verifier.context[exit_layer:].tolist()
     heads = draft.readout_rows + verifier.readout_rows
-    heads[FULL, exit_layer - 1] -= rows  # the second session reads its prompts out, too
+    heads[FULL, exit_layer - 1] -= rows  # the second session also reads out its prompts
     assert mine.readout_rows.tolist() == heads.tolist()
 
 
 def done_width(done):
-    """Tokens of each verification."""
+    """Return the tokens of each verification."""
     return np.bincount(done.record.tokens.sequence[done.record.tokens.phase == VERIFY]) / np.maximum(done.rounds, 1)
 
 
@@ -236,13 +236,13 @@ SAMPLES, LENGTH = 4000, 3
 
 @pytest.fixture(scope="module")
 def laws():
-    """Logits after each token: of a first layer that is right about half of the time, and of the last."""
+    """Return logits after each token: of a first layer that is right about half of the time, and of the last."""
     rng = np.random.default_rng(3)
     return rng.normal(size=(V, V)) * 1.2, rng.normal(size=(V, V)) * 1.2
 
 
 def under_the_models_law(laws, k, temperature, gate_bits=None):
-    """p-value of all texts of three tokens, over thousands of rows, under the last layer's chain; and the run."""
+    """Return the p-value of all texts of three tokens in thousands of rows under the last layer's chain, and the run."""
     shallow, deep = laws
     prompts = [Prompt(np.array([0]))] * SAMPLES
     model = Partner(MarkovDecoder(deep, shallow), DRAFTING)
@@ -254,14 +254,14 @@ def under_the_models_law(laws, k, temperature, gate_bits=None):
 def test_sampled_output_has_the_models_distribution(laws, k, temperature):
     p_value, done = under_the_models_law(laws, k, temperature)
     assert 0.3 < done.acceptance_rate < 0.9, "both branches must be taken often"
-    assert p_value > 0.01  # the seed is fixed: this fails for a wrong law, not one time in a hundred
+    assert p_value > 0.01  # the seed is fixed: this fails for a wrong law, not by chance
 
 
 def test_the_test_of_distribution_sees_a_lossy_gate(laws):
     assert under_the_models_law(laws, 2, 1.0, gate_bits=1.0)[0] < 1e-6
 
 
-# ------------------------------------------------------------ do the laws see a defect?
+# ------------------------------------------------------------ detection of defects by the laws
 
 
 def keep_the_first(deferred, row, position, states):
@@ -270,7 +270,7 @@ def keep_the_first(deferred, row, position, states):
 
 
 def differing(stepper, exit_layer=LAYERS - 1):
-    """Rows that emit something else than the model alone."""
+    """Return the rows that differ from the model's own output."""
     done = self_speculate(partner(stepper), exit_layer, PROMPTS, NEW, k=4)
     pairs = zip(done.record.emitted, alone(stepper, ROWS).emitted, strict=True)
     return sum(emitted.tolist() != expected.tolist() for emitted, expected in pairs)

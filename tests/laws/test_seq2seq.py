@@ -36,7 +36,7 @@ def stepper(request: pytest.FixtureRequest) -> Seq2SeqStepper:
 
 
 def readouts(stepper: Seq2SeqStepper, sources: list[np.ndarray], targets: torch.Tensor) -> torch.Tensor:
-    """The full model's readout after every layer, [L, rows, n, V], from its own states and modules."""
+    """Return the full model's readout after every layer, [L, rows, n, V], from its own states and modules."""
     model = stepper.model
     own = theirs(model, sources, targets, output_hidden_states=True)
     scale = model.config.d_model**-0.5 if model.config.scale_decoder_outputs else 1.0
@@ -47,7 +47,7 @@ def readouts(stepper: Seq2SeqStepper, sources: list[np.ndarray], targets: torch.
 @pytest.mark.parametrize("seed", range(4))
 @torch.inference_mode()
 def test_exits_under_falling_depth_are_the_full_models_readout(stepper: Seq2SeqStepper, seed: int) -> None:
-    """Any falling depths, each row its own, ragged sources and prompts; rows leave a batch inside a step."""
+    """Falling depths that differ by row, ragged sources and prompts; rows leave a batch within a step."""
     rng = np.random.default_rng(seed)
     sources, prompt = some_sources(*rng.integers(1, 18, 3), seed=seed), rng.integers(1, 4, 3)
     targets = some_targets(3)
@@ -72,7 +72,7 @@ def test_exits_under_falling_depth_are_the_full_models_readout(stepper: Seq2SeqS
             if len(stay) == 0:
                 break
             hidden, context, running = hidden[stay], context.select_rows(stay), running[stay]
-        cache.free_layers_above(depth)  # what lies above depth is never asked for again
+        cache.free_layers_above(depth)  # layers above the depth are never needed again
     reached = np.where(prompt > 1, LAYERS, depths[:, 0])
     width = max(len(source) for source in sources)
     assert cache.cross_fills.tolist() == [int((reached >= layer).sum()) * width for layer in range(1, LAYERS + 1)]
@@ -82,7 +82,7 @@ def test_exits_under_falling_depth_are_the_full_models_readout(stepper: Seq2SeqS
 
 
 def source_flops(sizes: Geometry, cache: Seq2SeqKVCache) -> int:
-    """The encoder, cross-attention K and V, and cross-attention, as the cache tallied them."""
+    """Return FLOPs of encoder, cross-attention K and V, and cross-attention, as the cache counted them."""
     return (
         sizes.encoder_flops(cache.encoder_tokens, cache.encoder_context)
         + int(cache.cross_fills.sum()) * sizes.cross_fill_flops()
@@ -114,7 +114,7 @@ def test_encoder_and_cached_decode_are_counted_exactly(stepper: Seq2SeqStepper, 
 
 
 def test_the_models_own_forward_costs_the_same(stepper: Seq2SeqStepper) -> None:
-    """The formulas describe the model, not only our walk."""
+    """The formulas describe the model, not only our layered forward."""
     source, n, sizes = torch.randint(2, VOCABULARY, (2, 13)), 7, stepper.geometry
     own = counted(lambda: stepper.model(input_ids=source, decoder_input_ids=some_targets(2, n), use_cache=False))
     decoder = 2 * n * (LAYERS * (sizes.block_flops() + sizes.attention_flops(n + 13)) + sizes.head_flops())

@@ -32,7 +32,7 @@ def stepper(request):
 
 @pytest.fixture(scope="module")
 def point(stepper):
-    """Fires for about a third of random tokens at each probe."""
+    """Return a point that fires for about a third of random tokens at each probe."""
     with torch.inference_mode():
         logits = readouts(stepper, some_sources(*[9] * 8), some_targets(8, 20))
     entropy = torch.distributions.Categorical(logits=logits).entropy().flatten(1)
@@ -62,7 +62,7 @@ def test_full_depth_is_the_models_own_greedy_generation(stepper):
 
 @pytest.mark.parametrize("schedule", ["monotone", "free_eager"])
 def test_emitted_tokens_are_the_full_models_readout_at_their_depth(stepper, point, schedule):
-    """Position 0, the start token, is the first decoding step and obeys the rule; rows are as they are alone."""
+    """Position 0, the start token, is the first decoding step and obeys the rule; rows equal rows decoded alone."""
     decoder = WalkedDecoder(stepper, replace(point, schedule=schedule), max_rows=3)
     record = decoder.generate(prompts(5, 7), 9)
     for row, prompt in enumerate(prompts(5, 7)):
@@ -98,7 +98,7 @@ def test_forced_depths_give_the_full_models_logits(stepper):
 @pytest.mark.parametrize("words", [(), (5, 7)])
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_the_ledger_is_pytorchs_count(stepper, point, adaptive, words):
-    """Generation of ragged sources and prompts, rows ending at different times; whose FLOPs are which is settled."""
+    """Generation of ragged sources and prompts, rows ending at different times; all FLOPs are assigned to a part."""
     decoder = WalkedDecoder(stepper, point if adaptive else full_depth(LAYERS), max_rows=3)
     given = prompts(*words) if words else starts()
     never = decoder.generate(given, 8)

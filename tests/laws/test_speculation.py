@@ -22,7 +22,7 @@ from tests.small_models import LAYERS, VOCABULARY, small_config, small_model
 ROWS, NEW, BUNDLED_NEW = 4, 11, 12
 PROMPTS = [Prompt(np.array(tokens)) for tokens in ([7], [5, 9, 2, 44], [3, 1, 4, 1, 5, 9, 2], [8, 8])]
 STOP = frozenset({11})
-EXACT = 1e-9  # float64: the same operations in chunks of another shape
+EXACT = 1e-9  # float64: the same operations in chunks of different shape
 FLOAT32_CHUNK = 1e-3  # logits of a float32 chunk against single steps differ by about 1e-5
 
 
@@ -39,7 +39,7 @@ def small():
 
 
 def adaptive(stepper, quantile=0.1, schedule="monotone", period=None):
-    """An entropy rule under which a row falls probe by probe."""
+    """Return an entropy rule under which a row falls probe by probe."""
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, 60)
     logits = torch.from_numpy(compute_layer_logits(stepper, tokens))
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).numpy()
@@ -110,7 +110,7 @@ def test_greedy_output_is_the_verifiers_own_tokens_and_depths(small, large, draf
 
 
 def test_the_drawn_drafts_are_now_accepted_and_now_refused(small, large):
-    """Otherwise the laws above hold of plain decoding only."""
+    """Otherwise the laws above test plain decoding only."""
     close = speculate(partner(large, truncated(LAYERS, LAYERS - 1)), partner(large, full_depth(LAYERS)), PROMPTS, NEW)
     far = speculate(partner(small, full_depth(3)), partner(large, full_depth(LAYERS)), PROMPTS, NEW)
     assert close.count_drafted(ACCEPTED).sum() > 5 < close.count_drafted(REFUSED).sum()
@@ -143,7 +143,7 @@ def test_the_bundled_pair_emits_what_the_large_one_emits(rows):
 @pytest.mark.parametrize("rows", [1, ROWS])
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_work_of_both_models_is_what_was_fed(small, large, verifier, rows):
-    """Tokens taken back stay spent. Prompts of one length: padding would be executed, but is no token."""
+    """Rejected tokens stay counted. Prompts of one length: padding is executed, but is no token."""
     point = VERIFIERS[verifier](large)
     prompts = [Prompt(np.arange(3) + 7 * row) for row in range(rows)]
     done = speculate(partner(small, adaptive(small)), partner(large, point), prompts, NEW, k=3)
@@ -162,7 +162,7 @@ def test_work_of_both_models_is_what_was_fed(small, large, verifier, rows):
 
 
 class Kept:
-    """A decoder whose sessions outlive ``close``, to look into what they hold."""
+    """A decoder whose sessions outlive ``close``, so that a test can read their caches."""
 
     def __init__(self, decoder):
         self._decoder, self.capabilities, self.sessions = decoder, decoder.capabilities, []
@@ -202,13 +202,13 @@ SAMPLES, LENGTH = 4000, 3
 
 @pytest.fixture(scope="module")
 def laws():
-    """Logits after each token: a draft that is right about half of the time, and its verifier."""
+    """Return logits after each token: of a draft that is right about half of the time, and of its verifier."""
     rng = np.random.default_rng(3)
     return rng.normal(size=(V, V)) * 1.2, rng.normal(size=(V, V)) * 1.2
 
 
 def under_the_verifiers_law(laws, k, temperature, gate_bits=None):
-    """p-value of all texts of three tokens, over thousands of rows, under the verifier's chain; and the run."""
+    """Return the p-value of all texts of three tokens in thousands of rows, under the verifier's chain; and the run."""
     draft, verifier = (Partner(MarkovDecoder(logits), POINT) for logits in laws)
     prompts = [Prompt(np.array([0]))] * SAMPLES
     done = speculate(draft, verifier, prompts, LENGTH, k=k, temperature=temperature, seed=1, gate_bits=gate_bits)
@@ -219,7 +219,7 @@ def under_the_verifiers_law(laws, k, temperature, gate_bits=None):
 def test_sampled_output_has_the_verifiers_distribution(laws, k, temperature):
     p_value, done = under_the_verifiers_law(laws, k, temperature)
     assert 0.3 < done.acceptance_rate < 0.9, "both branches must be taken often"
-    assert p_value > 0.01  # the seed is fixed: this fails for a wrong law, not one time in a hundred
+    assert p_value > 0.01  # the seed is fixed: this fails for a wrong law, not by chance
 
 
 def test_the_test_of_distribution_sees_a_lossy_gate(laws):

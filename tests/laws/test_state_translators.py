@@ -34,7 +34,7 @@ from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
 
 PROBES, PROMPT, FED = (1, 2, 4), 5, 24
-ROUNDING = 1e-9  # float64: the same numbers in another order of operations
+ROUNDING = 1e-9  # float64: the same numbers, computed in a different order
 COPIED = FILLS.index("copied")
 
 
@@ -50,7 +50,7 @@ def text() -> np.ndarray:
 
 @cache
 def copying(family: str = "llama") -> OperatingPoint:
-    """Thresholds that three tokens in ten reach at each probe."""
+    """Return thresholds that three tokens in ten pass at each probe."""
     entropy = take_trace(stepper_of(family), [TokenSequence(text())]).entropy_nats
     levels = tuple(float(np.quantile(entropy[:, probe - 1], 0.3)) for probe in PROBES)
     return OperatingPoint("copied", "quantile", LAYERS, LAYERS, PROBES, (levels,), "copying")
@@ -61,7 +61,7 @@ def translated(digest: str, family: str = "llama") -> OperatingPoint:
 
 
 def fed(stepper: Stepper, point: OperatingPoint, tokens: np.ndarray) -> tuple[list[Step], Work, list[torch.Tensor]]:
-    """(steps, work, K of every layer) of teacher-forcing all tokens but the last."""
+    """Return (steps, work, K of every layer) of teacher-forcing all tokens but the last."""
     session, first = WalkedDecoder(stepper, point).start([Prompt(tokens[:PROMPT])])
     steps = [first, *(session.feed(token[None, None]) for token in tokens[PROMPT:-1])]
     keys = [layer.entries(0)[0].clone() for layer in session._store.cache.layers]
@@ -76,7 +76,7 @@ def logits(steps: list[Step]) -> np.ndarray:
     return np.array([step.logits[0, 0] for step in steps])
 
 
-# ---------------------------------------------------------------- what it is
+# ---------------------------------------------------------------- definition
 
 
 @pytest.mark.parametrize("rank", [0, 4, None])
@@ -116,7 +116,7 @@ def test_where_nothing_leaves_nothing_is_translated() -> None:
 
 
 def test_translators_that_know_the_true_states_are_exact() -> None:
-    """One token leaves after layer 1, and biases are what it lacks: all later logits are those of exact K and V."""
+    """One token exits after layer 1, and the biases are its missing change: later logits equal those of exact K/V."""
     stepper, tokens = stepper_of(), text()[: PROMPT + 6]
     states = [state[PROMPT - 1] for state in compute_sequence_states(stepper, tokens[:PROMPT])]
     pairs = {(1, layer): Translator((), states[layer - 1] - states[0]) for layer in range(2, LAYERS)}
@@ -136,12 +136,12 @@ def test_translators_that_know_the_true_states_are_exact() -> None:
     assert np.abs(found["copying"] - found["free_eager"]).max() > 1e-3
 
 
-# ---------------------------------------------------------------- what it costs
+# ---------------------------------------------------------------- cost
 
 
 @pytest.mark.parametrize("rank", [0, 3, None])
 def test_counted_work_is_what_the_depths_imply(rank: int | None) -> None:
-    """Each pass above an exit but the first has its translator in front of it."""
+    """Each pass above an exit but the first runs its translator before it."""
     stepper, digest = stepper_of(), attached_translators(stepper_of(), PROBES, rank)
     steps, work, _ = fed(stepper, translated(digest), text())
     each = {0: 0, 3: 2 * 32 * 3, None: 32 * 32}[rank]
@@ -176,7 +176,7 @@ def test_decoded_columns_charge_each_row_for_its_own(rows: int) -> None:
 
 
 def test_the_ledger_is_what_torch_counts() -> None:
-    """Of a step that leaves after layer 1 under low-rank and full translators: all multiply-adds but attention's."""
+    """A step that exits after layer 1 under low-rank and full translators: all multiply-adds but attention's."""
     stepper = stepper_of()
     for rank in (3, None):
         point = translated(attached_translators(stepper, PROBES, rank))
@@ -190,7 +190,7 @@ def test_the_ledger_is_what_torch_counts() -> None:
 
 
 def test_what_is_counted_is_witnessed_and_a_golden_knows_it_again() -> None:
-    """The audits that no lens leads: of matrices met, and of what an earlier run decoded."""
+    """Two audits without a lens: observed matrix products, and tokens of an earlier run."""
     model = small_model("llama", seed=3)
     stepper = CausalStepper(model)
     point = translated(attached_translators(stepper, PROBES, 3))
@@ -280,12 +280,12 @@ def test_an_encoder_decoder_translates_its_own_positions_and_nothing_of_the_sour
         assert len(set(depths(steps))) > 1
 
 
-# ---------------------------------------------------------------- what is fitted
+# ---------------------------------------------------------------- fit
 
 
 @pytest.mark.parametrize("rank", [0, 2, 32, None])
 def test_a_fit_finds_what_is_there(rank: int | None) -> None:
-    """States of the decoded text itself: with every rank they come closer to the true ones, and so does the cache."""
+    """On states of the decoded text itself: at each rank they come closer to the true ones, and so does the cache."""
     stepper = stepper_of()
     read = [TokenSequence(text())]
     fitted = fit_translators(stepper, FINGERPRINT, read, PROBES, rank, tokens=100, penalty=1e-9)
@@ -294,7 +294,7 @@ def test_a_fit_finds_what_is_there(rank: int | None) -> None:
         left, true = states[exit_ - 1], states[layer - 1]
         error = float(((translator(left) - true) ** 2).sum())
         assert error < float(((left - true) ** 2).sum())
-        if rank in (32, None):  # as many directions as there are: every token is hit
+        if rank in (32, None):  # as many directions as there are, so that every token is exact
             assert error < 1e-6
 
 

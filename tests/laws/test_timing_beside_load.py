@@ -34,7 +34,7 @@ SHARE = """import sys
 from tests.laws.test_timing_beside_load import shared
 shared(*sys.argv[1:])"""
 
-# what F2 has to say of what is planted
+# F2's verdict on each planted decoder
 SAID = {"alike": {"falsified", "inconclusive"}, "slow": {"falsified"}, "fast": {"survived"}}
 
 
@@ -61,12 +61,12 @@ def host_of(planted: str, afresh: SubprocessRunner | None = None) -> RunResource
 
 
 def shared(planted: str, task: str) -> None:
-    """In the fresh process."""
+    """Run one share of the race, in the fresh process."""
     run_task_file(Path(task), host_of(planted))
 
 
 def verdict(planted: str) -> str:
-    """What F2 says of a race of ``planted`` against full depth and the model's ``generate``."""
+    """Return F2's verdict on a race of ``planted`` against full depth and the model's ``generate``."""
 
     def start(task: Path, output: Path, seconds: float) -> int:
         root = str(Path(emad_ref.__file__).parents[1])
@@ -91,7 +91,7 @@ def verdict(planted: str) -> str:
 
 @contextmanager
 def busy_neighbour() -> Iterator[None]:
-    """One core computes for somebody else."""
+    """Keep one core busy with other work."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         if hasattr(os, "sched_setaffinity"):

@@ -31,10 +31,10 @@ from tests.laws.timing_noise import (
     slow_at_times,
 )
 
-MOST = 0.06  # false verdicts each way
+MOST = 0.06  # of false verdicts, in either direction
 DRAWS, MEASURED = 50, 1000
 CHANCE = int(binom.ppf(0.999, DRAWS, MOST))
-TRACES = Path(__file__).with_name("timed_against_itself.npz")  # int32 microseconds [2, pairs] of one arm beside itself
+TRACES = Path(__file__).with_name("timed_against_itself.npz")  # int32 microseconds [2, pairs] of one arm against itself
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -47,7 +47,7 @@ def test_few_draws_show_no_grossly_false_rate(name):
 @pytest.mark.parametrize("pairs", [30, 120])
 @pytest.mark.parametrize("name", SHAPES)
 def test_at_the_threshold_no_verdict_is_false_more_often_than_it_may(name, pairs):
-    """Of 1,000 draws two standard errors more than 6 %."""
+    """Of 1,000 draws, two standard errors above 6 %."""
     for told in (False, True):
         above, below, covered = rates(SHAPES[name], pairs, MEASURED, told=told)
         assert max(above, below) <= MOST + 2 * binom.std(MEASURED, MOST) / MEASURED
@@ -61,17 +61,17 @@ def test_twice_the_threshold_s_gain_is_shown_where_noise_is_ordinary(pairs, leas
 
 
 def test_a_paired_t_test_of_the_same_draws_errs_far_more_often():
-    """What blocks and the allowance are for."""
+    """The reason for blocks and for the allowance."""
     for shape in (autoregressive(0.8), shared_drift(0.03)):
         found = [estimate_work_ratio(a, b) for a, b in seconds(shape, 120, 100)]
         assert np.mean([min(each.p_above, each.p_below) <= LEVEL for each in found]) > 0.3
 
 
-# ------------------------------------------------------------ in words
+# ------------------------------------------------------------ words of the reason
 
 
 def legs(race: tuple[ByPair, ByPair]) -> tuple[Leg, ...]:
-    """Of EMAD-F2, asked of one race."""
+    """Return the legs of EMAD-F2 on one race."""
     baseline, point = race
     found = SpeedupEvidence({1: TimedBatch(point, {"full depth": baseline})})
     return decide_speedup(found, asked("EMAD-F2", np.random.default_rng(0))).legs
@@ -93,7 +93,7 @@ def test_a_gain_far_beyond_the_spells_is_shown_all_the_same():
 
 
 def test_a_steady_machine_is_seldom_called_unsteady():
-    """5 % by each of three looks."""
+    """5 % for each of three tests."""
     named = [bool(estimate_total_speedup(*race).unsteady) for race in seconds(independent, 60, 200)]
     assert np.mean(named) <= 0.15
 
@@ -140,7 +140,7 @@ def test_interruptions_that_strike_either_arm_are_set_aside_and_told():
 
 
 def test_an_arm_that_is_slow_at_times_is_not_flattered():
-    """1.5 × as fast on nineteen requests of twenty and ten times slower on the other: 1.03 × in total."""
+    """1.5 × as fast on nineteen of twenty requests and ten times slower on the other: 1.03 × in total."""
     found = [estimate_total_speedup(a, b, threshold=1.1) for a, b in seconds(slow_at_times(0.05, 1.5), 120, 100)]
     assert sum(each.p_above <= LEVEL for each in found) <= 6
     counted = [each for each in found if "the candidate is slow at times, and they count" in each.note]
@@ -160,12 +160,12 @@ def test_exchanging_arms_exchanges_the_verdict():
             )
 
 
-# ------------------------------------------------------------ recorded
+# ------------------------------------------------------------ recorded races
 
 
 @pytest.mark.parametrize("pairs", [30, 60, 120])
 def test_recorded_races_of_an_arm_beside_itself_decide_nothing(pairs):
-    """Our decoder of both bundled models at full depth, beside eight busy programs on two cores."""
+    """The reference decoder with both bundled models at full depth, while eight programs keep two cores busy."""
     found = []
     with np.load(TRACES) as traces:
         for first, second in traces.values():

@@ -18,17 +18,17 @@ from emad_ref.statistics.units import ByPair
 from tests.claims.simulation import asked
 
 RUNS, JUDGED, PAIRS, LEVEL = 200, 60, 30, 0.95
-LEAST = LEVEL - 4 * math.sqrt(LEVEL * (1 - LEVEL) / RUNS)  # four standard errors of a share of so many runs
+LEAST = LEVEL - 4 * math.sqrt(LEVEL * (1 - LEVEL) / RUNS)  # four standard errors of a share of this many runs
 ARMS = ("adaptive", "full depth", "generate")
 
 
 @dataclass
 class Machine:
-    """A clock whose machine has moods: each request takes its second by ``drift``, ``noise``, ``jumps`` and ``warmth``.
+    """A clock with a varying machine: each request takes its second times ``drift``, ``noise``, ``jumps``, ``warmth``.
 
-    ``drift``   spread of the step of a random walk of the log speed. ``noise``  of each request by itself.
-    ``jumps``   share of requests that are interrupted, and take five times as long.
-    ``warmth``  what the first arm of a pair pays for caches that the others find warm.
+    ``drift``   spread of the step of a random walk of the log speed. ``noise``  of each request independently.
+    ``jumps``   share of requests that are interrupted and take five times as long.
+    ``warmth``  extra time of a pair's first arm, which fills caches for the second.
     """
 
     rng: np.random.Generator
@@ -60,7 +60,7 @@ MACHINES = {
 
 
 def seconds(options, run: int) -> dict[str, ByPair]:
-    """One run of ``PAIRS`` pairs of arms that do the same."""
+    """Return one run of ``PAIRS`` pairs of equal arms."""
     rng = np.random.default_rng([run, *map(ord, str(sorted(options)))])
     machine = Machine(rng, **options)
     taken = time_pairs(dict.fromkeys(ARMS, machine.run), PAIRS, rng, clock=machine, process_clock=machine).seconds

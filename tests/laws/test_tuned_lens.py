@@ -67,7 +67,7 @@ def traced(lens: str | None) -> Trace:
 
 
 def point_of(trace: Trace, share: float = 0.25, **change: object) -> OperatingPoint:
-    """Thresholds that a share of tokens reach at each probe, as read through the trace's lens."""
+    """Return thresholds that a share of tokens pass at each probe, as read through the trace's lens."""
     plain = OperatingPoint("tuned", "quantile", LAYERS, LAYERS, PROBES, ((0.0,) * 3,), lens=trace.lens)
     asked = replace(plain, **change)  # type: ignore[arg-type]
     level = share if SIGNALS[asked.signal].sense == "falls" else 1 - share
@@ -77,7 +77,7 @@ def point_of(trace: Trace, share: float = 0.25, **change: object) -> OperatingPo
 
 
 def saturated(**change: object) -> OperatingPoint:
-    """Cosines that a quarter of all tokens reach at each layer that has one below it."""
+    """Return cosines that a quarter of all tokens reach at each layer that has a layer below."""
     point = replace(SATURATED, lens=digest(), **change)  # type: ignore[arg-type]
     seen = traced(point.lens).rule_signal(point)
     levels = tuple(float(np.quantile(seen[:, probe - 1], 0.75)) for probe in point.probes[1:])
@@ -85,7 +85,7 @@ def saturated(**change: object) -> OperatingPoint:
 
 
 def agreeing(**change: object) -> OperatingPoint:
-    """Leaves wherever two probes agree at all, which random readouts seldom do."""
+    """Exit wherever two probes agree; random readouts seldom agree."""
     return replace(point_of(traced(digest()), signal="agreement", **change), thresholds=((1e-6,) * 3,))
 
 
@@ -120,7 +120,7 @@ def point(request: pytest.FixtureRequest) -> OperatingPoint:
 
 
 def decoded(point: OperatingPoint, text: TokenSequence, stepper: Stepper) -> tuple[list[int], np.ndarray, Work]:
-    """(depths, logits [n, V], work) of one text fed token by token."""
+    """Return (depths, logits [n, V], work) of one text fed token by token."""
     start = text.adaptive_from
     session, step = WalkedDecoder(stepper, point).start([Prompt(text.tokens[: start + 1])])
     depths, logits = [int(step.depth[0, 0])], [step.logits[0, 0]]
@@ -131,7 +131,7 @@ def decoded(point: OperatingPoint, text: TokenSequence, stepper: Stepper) -> tup
     return depths, np.stack(logits), session.work
 
 
-# ---------------------------------------------------------------- what it is
+# ---------------------------------------------------------------- definition
 
 
 @pytest.mark.parametrize("rank", [None, 4])
@@ -159,7 +159,7 @@ def test_a_drawn_lens_changes_every_layer_but_the_last() -> None:
 
 
 def test_at_the_last_layer_nothing_changes() -> None:
-    """A point at full depth, and one whose rule never fires: the logits of the model's own head, to the bit."""
+    """A point at full depth, and one whose rule never fires: the model's own head's logits, bit for bit."""
     never = replace(point_of(traced(digest())), thresholds=((-np.inf,) * 3,))
     for text in texts():
         _, plain, work = decoded(full_depth(LAYERS), text, stepper_of())
@@ -195,7 +195,7 @@ def test_it_is_the_formula() -> None:
         assert np.abs(lens(torch.from_numpy(hidden), layer).numpy() - expected).max() < 1e-12
 
 
-# ---------------------------------------------------------------- decoding is replay
+# ---------------------------------------------------------------- decoding equals replay
 
 
 def test_points_reach_several_depths(point: OperatingPoint) -> None:
@@ -246,7 +246,7 @@ def test_generate_emits_through_the_lens(point: OperatingPoint) -> None:
 
 @pytest.mark.parametrize("exit_layer", [1, 3])
 def test_drafts_through_a_lens_leave_the_models_own_output(exit_layer: int) -> None:
-    """What is drafted is the lens', what is emitted is not; a head of a draft row pays for the translator."""
+    """Drafts come from the lens, output from the model; the head of a draft row is charged for the translator."""
     stepper, prompts = stepper_of(), [Prompt(np.array([5, 9, 2, 44])), Prompt(np.array([7]))]
     own = WalkedDecoder(stepper, full_depth(LAYERS), max_rows=2).generate(prompts, 15)
     drafted = []
@@ -292,7 +292,7 @@ def test_an_encoder_decoder_reads_through_a_lens_too() -> None:
     assert counted.readout_macs.sum() > 0
 
 
-# ---------------------------------------------------------------- what it costs
+# ---------------------------------------------------------------- cost
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "opt_350m"])
@@ -343,7 +343,7 @@ def test_a_lens_lives_as_long_as_the_model_it_is_attached_to() -> None:
 
 
 def test_rules_are_traced_through_their_own_lens() -> None:
-    """What a token emits that leaves is read through the trace's lens, and saturation itself through none."""
+    """An exiting token emits through the trace's lens; saturation reads no lens."""
     point, raw = replace(SATURATED, lens=digest()), SATURATED
     for rule, lens in ((raw, digest()), (point, None)):
         with pytest.raises(BadArgument, match=r"rules=\['saturation.*the lens .* of this trace"):

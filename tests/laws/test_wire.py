@@ -53,7 +53,7 @@ def loaded() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def listening() -> Iterator[str]:
-    """The address of a server that runs as long as these tests do, and then ends in order."""
+    """Yield the address of a server that runs as long as these tests, and then exits cleanly."""
     server = subprocess.Popen(
         [*SERVE, MODEL, SOURCED, "--tcp", "127.0.0.1:0"], cwd=ROOT, stderr=subprocess.PIPE, text=True
     )
@@ -72,7 +72,7 @@ def listening() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def piped() -> Iterator[RemoteDecoders]:
-    """Decoders of a server that is started for them."""
+    """Connect to a server started for these decoders."""
     distant = RemoteDecoders(parse_address(f"exec:{' '.join(SERVE)} {MODEL}", ROOT, "decoder"), SECONDS)
     yield distant
     distant.close()
@@ -80,7 +80,7 @@ def piped() -> Iterator[RemoteDecoders]:
 
 @pytest.fixture(scope="module")
 def dialled(listening: str) -> Iterator[RemoteDecoders]:
-    """Decoders of the server that listens."""
+    """Connect to the server that listens."""
     distant = RemoteDecoders(parse_address(listening, ROOT, "decoder"), SECONDS)
     yield distant
     distant.close()
@@ -124,7 +124,7 @@ def assert_same(found: list[Any], wanted: list[Any]) -> None:
 
 
 def a_session(make: Make, loaded: LoadedModel) -> list[Any]:
-    """Free and forced feeds, rollback, commit, drop, and a refusal that changes nothing."""
+    """Run free and forced feeds, rollback, commit, drop, and a refusal that changes nothing."""
     with closing(make(asked(loaded, ADAPTIVE))) as decoder:
         session, step = decoder.start(PROMPTS)
         found = [decoder.capabilities, *seen(step), *held(session)]
@@ -155,7 +155,7 @@ def a_deepened_session(make: Make, loaded: LoadedModel) -> list[Any]:
 
 
 def interleaved_sessions(make: Make, loaded: LoadedModel) -> list[Any]:
-    """Two sessions of one decoder and one of another, fed in turns."""
+    """Feed two sessions of one decoder and one of another in turns."""
     with closing(make(asked(loaded, ADAPTIVE))) as first, closing(make(asked(loaded, NEVER))) as second:
         sessions = [first.start(PROMPTS[:1])[0], first.start(PROMPTS[1:])[0], second.start(PROMPTS)[0]]
         found: list[Any] = []
@@ -168,7 +168,7 @@ def interleaved_sessions(make: Make, loaded: LoadedModel) -> list[Any]:
 
 
 def generated(make: Make, loaded: LoadedModel) -> list[Any]:
-    """Greedy, and sampled with two seeds."""
+    """Generate greedily, and sample with two seeds."""
     found: list[Any] = []
     for more in ({}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "seed": 2}):
         for point in (ADAPTIVE, full_depth(4)):
@@ -187,7 +187,7 @@ def test_a_decoder_elsewhere_is_the_one_here(
 
 
 def test_the_points_of_this_law_exit_early_and_seeds_differ(loaded: LoadedModel) -> None:
-    """Otherwise it would say little."""
+    """Otherwise the law would test little."""
     with closing(make_reference_decoder(asked(loaded, ADAPTIVE))) as decoder:
         session, _ = decoder.start(PROMPTS)
         assert len({*session.feed(TOKENS).depth.ravel().tolist()}) > 1
@@ -199,7 +199,7 @@ def test_the_points_of_this_law_exit_early_and_seeds_differ(loaded: LoadedModel)
 
 
 def test_sources_travel_with_their_prompts(dialled: RemoteDecoders) -> None:
-    """An encoder-decoder: work in the encoder is counted, too."""
+    """With an encoder-decoder, whose encoder work is counted, too."""
     model = load(SOURCED)
     prompts = [Prompt(np.array([0, 5]), np.arange(4, 12)), Prompt(np.array([0]), np.arange(20, 23))]
 
@@ -214,7 +214,7 @@ def test_sources_travel_with_their_prompts(dialled: RemoteDecoders) -> None:
 
 
 def test_models_that_are_not_served_are_declined_by_name(dialled: RemoteDecoders) -> None:
-    """Another model is not applicable; the same one with other weights is a mistake."""
+    """Another model is not applicable; the same model with other weights is an error."""
     random = load(f"random:{MODEL}")
     with pytest.raises(Unsupported, match=f"emad serve serves {MODEL}, {SOURCED}, not random:{MODEL}; add random"):
         dialled.make(asked(random, full_depth(4)))
@@ -224,7 +224,7 @@ def test_models_that_are_not_served_are_declined_by_name(dialled: RemoteDecoders
 
 
 def test_two_judges_are_served_at_once(listening: str, dialled: RemoteDecoders, loaded: LoadedModel) -> None:
-    """Their decoders and sessions have the same numbers, and are not the same."""
+    """Their decoders and sessions have equal numbers, but are distinct."""
     other = RemoteDecoders(parse_address(listening, ROOT, "decoder"), SECONDS)
     with closing(dialled.make(asked(loaded, ADAPTIVE))) as first, closing(other.make(asked(loaded, NEVER))) as second:
         ours, theirs = first.start(PROMPTS[:1])[0], second.start(PROMPTS[:2])[0]
@@ -235,11 +235,11 @@ def test_two_judges_are_served_at_once(listening: str, dialled: RemoteDecoders, 
 
 
 def test_a_server_killed_within_a_call_is_one_clear_failure(piped: RemoteDecoders, loaded: LoadedModel) -> None:
-    """The last test: it takes the server from all others. SIGKILL while a feed is on its way."""
+    """Last test, because it stops the server of all others. SIGKILL during a feed."""
     session, _ = piped.make(asked(loaded, ADAPTIVE)).start(PROMPTS)
     process = piped._remote._connection._transport._process  # type: ignore[union-attr]
     (server,) = find_descendants(process.pid)  # behind its supervisor
-    os.kill(server, signal.SIGSTOP)  # it cannot have answered before it dies
+    os.kill(server, signal.SIGSTOP)  # the server cannot answer before it dies
     killer = threading.Timer(0.2, os.kill, (server, signal.SIGKILL))
     killer.start()
     with pytest.raises(DecoderFailed, match=r"call 'feed': no reply: it was killed by SIGKILL(.|\n)*serving emad-nano"):

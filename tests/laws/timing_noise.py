@@ -21,17 +21,17 @@ from emad_ref.record import Floats, Ints
 from emad_ref.statistics.speedup import estimate_total_speedup, estimate_work_ratio
 from emad_ref.statistics.units import ByPair
 
-NOISE = 0.05  # standard deviation of a request's log time by itself
+NOISE = 0.05  # standard deviation of one request's log time
 PROCESSES = 20
 LEVEL = 0.05
-UNEQUAL = 1.2  # by how much more the second arm feels what both share
+UNEQUAL = 1.2  # factor by which shared drift affects the second arm more
 
 Arms = tuple[Floats, Floats]
 Shape = Callable[[np.random.Generator, int, int], Arms]
 
 
 def independent(rng: np.random.Generator, draws: int, pairs: int) -> Arms:
-    """Requests of very different length; nothing lasts."""
+    """Requests of very different length, without serial correlation."""
     length = 0.3 * rng.standard_normal((draws, pairs))
     return length + _noise(rng, draws, pairs), length + _noise(rng, draws, pairs)
 
@@ -43,13 +43,13 @@ def autoregressive(rho: float) -> Shape:
         length = 0.3 * rng.standard_normal((draws, pairs))
         fresh = math.sqrt(1 - rho**2) * rng.standard_normal((draws, pairs + 200))
         noise = 0.07 * lfilter([1], [1, -rho], fresh, axis=1)[:, 200:]
-        return length + noise - 0.07**2 / 2, length  # as fast in total
+        return length + noise - 0.07**2 / 2, length  # equal in total
 
     return shape
 
 
 def shared_drift(step: float, unequal: float = UNEQUAL) -> Shape:
-    """The machine's speed wanders, and the second arm feels it ``unequal`` times as much as the first."""
+    """The machine's speed drifts, and affects the second arm ``unequal`` times as much as the first."""
 
     def shape(rng: np.random.Generator, draws: int, pairs: int) -> Arms:
         drift = np.cumsum(step * rng.standard_normal((draws, pairs)), axis=1)
@@ -59,7 +59,7 @@ def shared_drift(step: float, unequal: float = UNEQUAL) -> Shape:
 
 
 def own_drift(step: float) -> Shape:
-    """One arm alone wanders."""
+    """Only one arm drifts."""
 
     def shape(rng: np.random.Generator, draws: int, pairs: int) -> Arms:
         drift = np.cumsum(step * rng.standard_normal((draws, pairs)), axis=1)
@@ -78,7 +78,7 @@ def waves(periods: float, height: float) -> Shape:
 
 
 def step_midway(height: float) -> Shape:
-    """From somewhere in the middle half on one arm is slower; the truth lies between before and after."""
+    """From a point in the middle half of the run one arm is slower; the truth lies between before and after."""
 
     def shape(rng: np.random.Generator, draws: int, pairs: int) -> Arms:
         at, sign = rng.integers(pairs // 4, 3 * pairs // 4, (draws, 1)), rng.choice([-1.0, 1.0], (draws, 1))
@@ -102,7 +102,7 @@ def heavy_tails(rng: np.random.Generator, draws: int, pairs: int) -> Arms:
 
 
 def process_effects(spread: float) -> Shape:
-    """Each of ``PROCESSES`` draws a ratio of its own."""
+    """Each of ``PROCESSES`` processes draws its own ratio."""
 
     def shape(rng: np.random.Generator, draws: int, pairs: int) -> Arms:
         layout = spread * rng.standard_normal((draws, PROCESSES))[:, processes(pairs)]
@@ -112,7 +112,7 @@ def process_effects(spread: float) -> Shape:
 
 
 def interrupted(share: float, longer: float = 10.0) -> Shape:
-    """So many pairs in which the machine strikes one arm or the other."""
+    """The machine interrupts this number of pairs, in one arm or the other."""
 
     def shape(rng: np.random.Generator, draws: int, pairs: int) -> Arms:
         a, b = independent(rng, draws, pairs)
@@ -123,7 +123,7 @@ def interrupted(share: float, longer: float = 10.0) -> Shape:
 
 
 def slow_at_times(share: float, otherwise: float, longer: float = 10.0) -> Shape:
-    """The second arm is ``otherwise`` times as fast as the first, but ``longer`` times slower on so many requests."""
+    """The second arm is ``otherwise`` times as fast as the first, but ``longer`` times slower on this many requests."""
 
     def shape(rng: np.random.Generator, draws: int, pairs: int) -> Arms:
         a, b = independent(rng, draws, pairs)
@@ -164,7 +164,7 @@ BEYOND: dict[str, Shape] = {
 def seconds(
     shape: Shape, pairs: int, draws: int, ratio: float = 1.0, told: bool = False
 ) -> list[tuple[ByPair, ByPair]]:
-    """``draws`` races of which the second arm is truly ``ratio`` times as fast; ``told``: with their processes."""
+    """Draw ``draws`` races with a true speedup ``ratio`` of the second arm; ``told``: with their processes."""
     first, second = shape(np.random.default_rng([pairs, draws]), draws, pairs)
     process = processes(pairs) if told else None
     return [
@@ -175,7 +175,7 @@ def seconds(
 def rates(
     shape: Shape, pairs: int, draws: int, *, ratio: float = 1.0, threshold: float = 1.0, told: bool = False
 ) -> tuple[float, float, float]:
-    """Shares of draws shown above ``threshold``, shown below it, and whose interval holds ``ratio``."""
+    """Return the shares of draws shown above ``threshold``, shown below it, and with ``ratio`` in the interval."""
     found = [
         estimate_total_speedup(a, b, threshold=threshold)
         for a, b in seconds(shape, pairs, draws, ratio=ratio, told=told)
@@ -188,7 +188,7 @@ def rates(
 
 
 def _plain(shape: Shape, pairs: int, draws: int) -> str:
-    """The same by a paired t test that takes pairs to be independent."""
+    """Compute the same by a paired t test, which takes pairs as independent."""
     found = [estimate_work_ratio(a, b) for a, b in seconds(shape, pairs, draws)]
     either = (np.mean([each.p_above <= LEVEL for each in found]), np.mean([each.p_below <= LEVEL for each in found]))
     return " / ".join(f"{100 * share:.0f}" for share in either)

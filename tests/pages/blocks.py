@@ -29,7 +29,7 @@ RUN = ("sh", "python")
 
 @dataclass(frozen=True)
 class Block:
-    """``line`` counts from 1; ``span``: where the text stands in the page."""
+    """``line`` counts from 1; ``span``: the position of the text in the page."""
 
     language: str
     text: str
@@ -39,12 +39,12 @@ class Block:
 
     @property
     def words(self) -> list[str]:
-        """What follows ``run:``, word by word of the list."""
+        """Return the items after ``run:``, word by word."""
         return [word.strip() for word in self.mark.removeprefix("run:").split(",")] if self.mark[:4] == "run:" else []
 
     @property
     def runs(self) -> bool:
-        """Whether it is run from here."""
+        """Return whether the tests run the block."""
         here = not self.mark or bool(self.words)
         return self.language in RUN and here and not self.by and "checked" not in self.words
 
@@ -54,7 +54,7 @@ class Block:
 
     @property
     def by(self) -> str:
-        """The test that runs it instead, or ""."""
+        """Return the test that runs it instead, or ""."""
         return next((word.removeprefix("by ") for word in self.words if word.startswith("by ")), "")
 
     @property
@@ -63,7 +63,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """README, CONTRIBUTING and every page of docs/; none in an installed package."""
+    """Return README, CONTRIBUTING and every page of docs/; none in an installed package."""
     named = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
     return [page for page in named if page.is_file()]
 
@@ -82,6 +82,6 @@ def blocks(page: str) -> list[Block]:
 
 
 def shown(page: str) -> list[tuple[Block, Block]]:
-    """Each block that is followed by its output, and that output."""
+    """Yield each block that is followed by its output, and that output."""
     listed = blocks(page)
     return [(before, after) for before, after in pairwise(listed) if after.mark[:6] == "output"]

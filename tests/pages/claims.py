@@ -24,9 +24,9 @@ Entry = Mapping[str, Any]
 
 
 def written(page: str) -> str:
-    """``page`` with every heading and marked row as register and record have it, and a section for every claim.
+    """Return ``page`` with headings and marked rows updated from register and record, and a section for every claim.
 
-    A page without any row is about something else and stays as it is.
+    A page without any row has another subject and stays unchanged.
     """
     if MARKED.search(page) is None:
         return page
@@ -38,7 +38,7 @@ def written(page: str) -> str:
 
 
 def _with_section(page: str, name: str, order: Sequence[str]) -> str:
-    """``page`` with a section of claim ``name``; a new one goes below that of the claim before it in ``order``."""
+    """Return ``page`` with a section of claim ``name``; a new one goes below the preceding claim's in ``order``."""
     ends = {found["claim"]: found.end() for found in SECTION.finditer(page)}
     if name in ends:
         return page
@@ -49,18 +49,18 @@ def _with_section(page: str, name: str, order: Sequence[str]) -> str:
 
 
 def heading(claim: Claim) -> str:
-    """``### Decoding is at least 1.10 times as fast [EMAD-F2]``."""
+    """Return ``### Decoding is at least 1.10 times as fast [EMAD-F2]``."""
     return f"### {claim.plain or claim.title} [{claim.id}]"
 
 
 def recorded() -> list[Entry]:
-    """What real models gave; simulated evidence has a sentence of its own."""
+    """Return the verdicts of real models; simulated evidence has its own sentence."""
     folder = find_golden_folder()
     return [] if folder is None else [entry for entry in read_verdict_entries(folder) if entry["corpus"] != "simulated"]
 
 
 def row(claim: Claim, record: Iterable[Entry]) -> str:
-    """Markdown of one row; ends with an empty line, so that a comment may follow."""
+    """Return the Markdown of one row, with an empty line at the end, so that a comment may follow."""
     gates = "fails a run when falsified" if claim.gate else "reported, does not gate by default"
     numbers = [f"{_number(value)} ({name.replace('_', ' ')})" for name, value in claim.thresholds.items()]
     least = [f"{count} {name.replace('_', ' ')}" for name, count in claim.minimum.items()]
@@ -75,7 +75,7 @@ def row(claim: Claim, record: Iterable[Entry]) -> str:
 
 
 def _linked(place: str) -> str:
-    """``place`` with the id and address of the paper that it names first."""
+    """Return ``place`` with the id and address of the paper that it names first."""
     for name, (id, address) in PAPERS.items():
         place = re.sub(rf"(?<!\w){name}(?!\w)", f"{name}, [{id}]({address})", place, count=1)
     return place.replace("EMAD, ", "[EMAD](#papers), ", 1)
@@ -90,7 +90,7 @@ def _on_record(claim: Claim, record: Iterable[Entry]) -> str:
 
 
 def _where(rows: Iterable[Entry], verdict: str) -> str:
-    """``emad-tiny (world:mixed, world:premise), …`` of the models that gave it."""
+    """Return ``emad-tiny (world:mixed, world:premise), …`` of the models with this verdict."""
     corpora: dict[str, list[str]] = {}
     for entry in rows:
         if entry["verdict"] == verdict:

@@ -18,7 +18,7 @@ from tests.pages.runner import checkout, lay_down, run, run_main_job, summary_of
 
 
 def recorded(page: str, folder: Path, slow: bool) -> str:
-    """``page`` with its outputs as they are now."""
+    """Return ``page`` with its current outputs."""
     outputs: list[tuple[Block, str]] = []
     listed = blocks(page)
     for block, following in zip(listed, [*listed, None][1:], strict=True):
@@ -36,7 +36,7 @@ def recorded(page: str, folder: Path, slow: bool) -> str:
             outputs.append((following, end))
     for block, text in reversed(outputs):
         start, end = block.span
-        parted = "" if page[end] == "\n" else "\n"  # a block that was empty has no line of its own
+        parted = "" if page[end] == "\n" else "\n"  # an empty block has no line
         page = f"{page[:start]}{text}{parted}{page[end:]}"
     return page
 

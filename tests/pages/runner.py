@@ -13,19 +13,19 @@ from pathlib import Path
 
 from tests.pages.blocks import ROOT, Block
 
-COLUMNS = "96"  # what GitHub shows without a scroll bar
+COLUMNS = "96"  # width that GitHub shows without a scroll bar
 NEEDED = ("suites", "golden", "examples", "pyproject.toml", "constraints.txt")
 DROPPED = re.compile(r"CI$|GITHUB_|PYTEST_|PYTHON|VIRTUAL_ENV$")
 NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
-MAIN_JOB = re.compile(r".*&& ", re.DOTALL)  # what installs stands before what is run
+MAIN_JOB = re.compile(r".*&& ", re.DOTALL)  # installations precede the commands that run
 SUMMARY = re.compile(r"^=+ emad\b", re.MULTILINE)
 
 
 def checkout(folder: Path) -> Path:
-    """``folder`` with what a reader's checkout has: suites, goldens, examples, and ``.venv`` with this interpreter."""
+    """Make ``folder`` a reader's checkout: suites, goldens, examples, and ``.venv`` with this interpreter."""
     for name in NEEDED:
         source = ROOT / name
-        if name == "suites":  # nothing writes there, and a copy would not be known as the project's own
+        if name == "suites":  # read-only, and the project would not be recognised in a copy
             (folder / name).symlink_to(source)
         elif source.is_dir():
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -37,12 +37,12 @@ def checkout(folder: Path) -> Path:
 
 
 def run(block: Block, folder: Path) -> tuple[int, str]:
-    """Exit status and output of one block in ``folder``; a Python block raises what it raises."""
+    """Return exit status and output of one block in ``folder``; a Python block raises its own exception."""
     return _python(block, folder) if block.language == "python" else _shell(block.text, folder)
 
 
 def run_main_job(block: Block, folder: Path) -> tuple[int, str]:
-    """README's first command without the installation that precedes it."""
+    """Run README's first command without the installation before it."""
     return _shell(MAIN_JOB.sub("", block.text), folder)
 
 
@@ -53,21 +53,21 @@ def lay_down(block: Block, folder: Path) -> None:
 
 
 def summary_of(printed: str) -> str:
-    """The end of a suite run, from its first table of ours on. Raises ValueError where there is none."""
+    """Return the end of a suite run, from our first table. Raises ValueError without one."""
     if (found := SUMMARY.search(printed)) is None:
         raise ValueError(f"no table of emad in what was printed:\n{printed[-2000:]}")
     return printed[found.start() :].rstrip()
 
 
 def alike(shown: str, printed: str, near: float = 0.02) -> bool:
-    """Whether words are equal, and numbers within ``near``, relative from 1 on: machines round differently."""
+    """Return whether words are equal and numbers within ``near``, relative from 1 on: machines round differently."""
     words = [NUMBER.sub("0", text).split() for text in (shown, printed)]
     numbers = [[float(found.replace(",", "")) for found in NUMBER.findall(text)] for text in (shown, printed)]
     return words[0] == words[1] and all(abs(a - b) <= near * max(abs(a), 1.0) for a, b in zip(*numbers, strict=True))
 
 
 def environment() -> dict[str, str]:
-    """This process's, without what an outer run would tell an inner one; offline."""
+    """Return this process's environment without the variables of the outer run; offline."""
     kept = {name: value for name, value in os.environ.items() if not DROPPED.match(name)}
     return kept | {
         "COLUMNS": COLUMNS,
@@ -92,7 +92,7 @@ def _shell(text: str, folder: Path) -> tuple[int, str]:
 
 
 def _python(block: Block, folder: Path) -> tuple[int, str]:
-    """In this process, which has torch already; in ``folder``, as a reader's own file would be."""
+    """Run in this process, which has imported torch; in ``folder``, as a reader's own file would."""
     printed = io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(printed):
         exec(compile(block.text, f"block at line {block.line}", "exec"), {"__name__": "__main__"})

@@ -29,7 +29,7 @@ def verdict(outcome, claim="EMAD-F1", reason="", legs=(), good="lower"):
     return Verdict(claim, "emad-tiny", outcome, *found, False, reason, legs, good)
 """
 
-# of a folder that stands in for the suites: a shipped test that passes has put something on record
+# for a folder that stands in for the suites: a passing shipped test must record something
 RECORDED = """
 import pytest
 from emad_ref.audit.finding import Finding
@@ -42,13 +42,13 @@ Run = Callable[..., pytest.RunResult]
 
 
 def unwrapped(result: pytest.RunResult) -> pytest.LineMatcher:
-    """What was printed, lines that were broken at the terminal's edge in one piece again."""
+    """Return the output with lines joined that the terminal's edge broke."""
     return pytest.LineMatcher(re.sub(r"\n +(?=\S)", " ", result.stdout.str()).split("\n"))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def imported_for_good() -> None:
-    """In-process runs take every module back out that they imported; half of matplotlib or torch cannot come twice."""
+    """Import for good: in-process runs unload what they import, and parts of matplotlib and torch cannot load twice."""
     drawing = ("matplotlib.figure", "matplotlib.backends.backend_svg", "jinja2")
     for module in (*drawing, "hypothesis", "torch._dynamo", "torch.distributed.fsdp", "transformers.modeling_utils"):
         if find_spec(module.partition(".")[0]):
@@ -57,9 +57,9 @@ def imported_for_good() -> None:
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the outer run's CI nor its options reach the inner runs, which load xdist and our plugin alone.
+    """Hide the outer run's CI and options from the inner runs, which load only xdist and our plugin.
 
-    Looking for the plugins of all installed distributions takes half of the time that pytest takes to start.
+    Looking for the plugins of all installed distributions takes half of pytest's start time.
     """
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin,pytest_emad.plugin")
@@ -75,14 +75,14 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def installed_plugins(plain_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inner runs load the plugins of all installed distributions, as a user's do."""
+    """Let inner runs load the plugins of all installed distributions, as a user's do."""
     monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     monkeypatch.delenv("PYTEST_PLUGINS")
 
 
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
-    """A pytester with our plugin loaded, installed or not, and ``verdict`` importable."""
+    """Return a pytester with our plugin loaded, installed or not, and ``verdict`` importable."""
     pytester.makepyfile(verdicts=VERDICTS)
     pytester.syspathinsert()
     if not INSTALLED:
@@ -102,7 +102,7 @@ def run(project: pytest.Pytester) -> Run:
 
 @pytest.fixture
 def run_apart(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run pytest in a process of its own, as xdist needs it."""
+    """Run pytest in a subprocess, as xdist needs."""
     monkeypatch.setenv("PYTHONPATH", str(Path(emad_ref.__file__).parents[1]))
 
     def run(*arguments: object) -> pytest.RunResult:
@@ -113,7 +113,7 @@ def run_apart(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def wheel_layout(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Copies of both packages as a wheel lays them out, first on the path of child processes; returns its suites."""
+    """Copy both packages in a wheel's layout, first on the path of child processes; return its suites."""
     site = project.path.parent / f"{project.path.name}-site"
     for package in ("emad_ref", "pytest_emad"):
         source = Path(emad_ref.__file__).parents[1] / package
@@ -137,5 +137,5 @@ def wheel_layout(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def report_of(folder: Path) -> dict[str, Any]:
-    """``report.json`` of a run with ``--emad-report folder``."""
+    """Return ``report.json`` of a run with ``--emad-report folder``."""
     return json.loads((folder / "report.json").read_text(encoding="utf-8"))

@@ -81,7 +81,7 @@ def test_ids_name_a_model_as_shortly_as_they_can(
 
 @pytest.fixture
 def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that the plugin takes for its own suites."""
+    """Return a folder that the plugin takes for its own suites."""
     folder = project.path / "suites" / "claims"
     folder.mkdir(parents=True)
     (folder.parent / "conftest.py").write_text(RECORDED)
@@ -101,7 +101,7 @@ def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_empty_collection_of_our_suites_is_a_usage_error(
     suites: Path, project: pytest.Pytester, run: Run, option: str, argument: str
 ) -> None:
-    """The user's own tests are found, so that pytest alone would exit 0."""
+    """pytest finds the user's own tests and alone would exit 0."""
     project.makepyfile(check_own="def check_own(): pass\ndef test_own(): pass")
     result = run("-o", option, argument, "check_own.py")
     assert result.ret == USAGE
@@ -166,7 +166,7 @@ def test_later():
 
 @pytest.fixture
 def own_profile() -> Iterator[None]:
-    """Hypothesis keeps profiles for the whole process: the one in force before is put back."""
+    """Restore the active Hypothesis profile, which is global to the process."""
     from hypothesis import settings
 
     before = settings.get_current_profile_name()
@@ -244,14 +244,14 @@ def test_stale_metadata_is_a_usage_error(suites: Path, run: Run, monkeypatch: py
 
 
 def versions(real, ours: str = environment.emad_ref.__version__):  # type: ignore[no-untyped-def]  # a stand-in
-    """``importlib.metadata.version`` with a given answer for our own distribution, installed or not."""
+    """Patch ``importlib.metadata.version`` for our own distribution, installed or not."""
     return lambda name: ours if name == environment.DISTRIBUTION else real(name)
 
 
 def test_of_each_models_tests_the_cheap_gates_come_first_and_our_benchmarks_print_no_table(
     project: pytest.Pytester, run_apart: Run
 ) -> None:
-    """No model at all, then exact identities, then what needs a sweep; what takes time stays in its place."""
+    """No model first, then exact identities, then tests that need a sweep; slow tests keep their place."""
     project.makepyfile(saying="def pytest_unconfigure(config): print('quiet:', config.option.benchmark_quiet)")
     chosen = [environment.SUITES[0] / name for name in ("claims", "cost", "invariants/test_kv_consistency.py")]
     begun = ["-p", "saying", "-p", "pytest_benchmark.plugin", "--collect-only", "-q"]
@@ -271,14 +271,14 @@ def test_of_each_models_tests_the_cheap_gates_come_first_and_our_benchmarks_prin
 
 
 def test_the_suites_run_without_pytest_benchmark(run_apart: Run) -> None:
-    """Its marker is known all the same; nothing but its table is left out."""
+    """Its marker is still registered; only its table is missing."""
     result = run_apart("--collect-only", "-q", environment.SUITES[0] / "cost", "--emad-model", "emad-nano")
     assert result.ret == pytest.ExitCode.OK
     assert any("test_samples_are_recorded_as_benchmarks[emad-nano-full]" in line for line in result.outlines)
 
 
 def test_two_tests_of_one_name_are_a_usage_error(project: pytest.Pytester, run: Run) -> None:
-    """Outside the root folder pytest names a test of a file without the file: one deselected the other, silently."""
+    """Outside the root folder pytest names a test without its file, so one deselected the other silently."""
     files = [environment.SOURCE_ROOT / "suites" / "fidelity" / f"test_{name}.py" for name in ("bridge", "exit")]
     result = run("--co", "--rootdir", project.path, "--emad-model", "emad-nano", *files)
     assert result.ret == USAGE

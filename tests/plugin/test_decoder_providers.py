@@ -44,7 +44,7 @@ def test_a_conftest_provides_the_decoder(project: pytest.Pytester, run: Run) -> 
     ],
 )
 def test_a_hook_that_is_no_function_is_a_usage_error(project: pytest.Pytester, run: Run, code: str, kind: str) -> None:
-    """pytest passes it over, and the reference decoder would be judged in its place."""
+    """pytest ignores such a hook, and would judge the reference decoder instead."""
     project.makeconftest(code)
     project.makepyfile("def test(): pass")
     result = run()
@@ -108,7 +108,7 @@ def test_an_unknown_backend_is_a_usage_error(project: pytest.Pytester, run: Run)
 def test_ours_answers_last_and_can_be_named(
     project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in for our decoder: which one is asked is the question here, not what it decodes."""
+    """A stub replaces the reference decoder: the test asks which provider is called, not what it decodes."""
     import sys
     import types
 
@@ -154,7 +154,7 @@ def test_a_hook_that_makes_no_decoder_in_time_is_named(project: pytest.Pytester,
 
 
 def test_the_example_of_the_hook_works_as_printed(project: pytest.Pytester, run: Run) -> None:
-    """The docstring's own lines, with a stand-in for the library they import."""
+    """The docstring's own lines, with a stub for the library that they import."""
     from pytest_emad import hookspecs
 
     assert hookspecs.__doc__ is not None
@@ -170,7 +170,7 @@ def test_the_example_of_the_hook_works_as_printed(project: pytest.Pytester, run:
 def test_a_decoder_elsewhere_is_the_only_one_asked_and_ends_with_the_run(
     project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two foreign providers beside it leave nothing to choose. A stand-in for the connection: who is asked counts."""
+    """Two more foreign providers change nothing. A stub replaces the connection: the test asks which one is called."""
     import sys
     import types
 

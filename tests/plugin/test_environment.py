@@ -21,7 +21,7 @@ SETTINGS = "def test_settings(emad_settings): pass\n"
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
-    """A folder of data beside the project."""
+    """Return a folder of data outside the project."""
     folder = tmp_path / "data"
     folder.mkdir()
     return folder
@@ -29,7 +29,7 @@ def elsewhere(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that the plugin takes for its own suites."""
+    """Return a folder that the plugin takes for its own suites."""
     folder = project.path / "suites" / "claims"
     folder.mkdir(parents=True)
     (folder / "test_one.py").write_text(PLAIN)
@@ -63,7 +63,7 @@ def test_installed_suites_named_by_their_path_do_not_move_the_root(
 def test_a_configuration_that_was_not_read_stops_the_run(
     project: pytest.Pytester, wheel_layout: Path, elsewhere: Path
 ) -> None:
-    """pytest has acted on its absence, and no plugin can mend that."""
+    """pytest has already acted on its absence, which no plugin can undo."""
     project.makeini("[pytest]\naddopts = -q\n")
     suites = ("--pyargs", "pytest_emad.suites.claims")
     result = project.runpytest_subprocess(*suites, "--emad-data", elsewhere)
@@ -150,7 +150,7 @@ def test_workers_without_xdist_are_a_usage_error_of_the_suites(
 def test_an_option_of_another_plugin_that_contradicts_a_gate_is_a_usage_error(
     suites: Path, project: pytest.Pytester, run: Run, option: str
 ) -> None:
-    """The verdicts of a test that ran twice are two; a test that its plugin left out has none."""
+    """A test that ran twice has two verdicts; a test that its plugin skipped has none."""
     project.makeconftest("def pytest_addoption(parser): parser.addoption('--testmon', action='store_true')")
     project.makepyfile(test_plain=PLAIN)
     result = run("suites", option)
@@ -179,7 +179,7 @@ def test_the_header_appears_where_something_of_ours_runs(suites: Path, project: 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str | None], None]:
-    """``machine(GPUs, those that are visible by name)``."""
+    """``machine(GPUs, visible ones by name)`` simulates a machine."""
 
     def of(count: int, visible: str | None) -> None:
         def seen() -> int:
@@ -187,7 +187,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str | None], None
             return count if names is None else len(names.split(","))
 
         monkeypatch.setattr(torch.cuda, "device_count", seen)
-        monkeypatch.setenv(VISIBLE_DEVICES, visible or "")  # put back afterwards, whatever the worker makes of it
+        monkeypatch.setenv(VISIBLE_DEVICES, visible or "")  # restored afterwards, whatever the worker sets
         if visible is None:
             monkeypatch.delenv(VISIBLE_DEVICES)
 

@@ -19,7 +19,7 @@ REPORT = ("--emad-report", "out")
 
 @pytest.fixture
 def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that the plugin takes for its own suites."""
+    """Return a folder that the plugin takes for its own suites."""
     folder = project.path / "suites" / "invariants"
     folder.mkdir(parents=True)
     monkeypatch.setattr(environment, "SUITES", (folder.parent,))
@@ -32,7 +32,7 @@ def failures(project: pytest.Pytester) -> list[str]:
 
 
 def one(project: pytest.Pytester, *words: str) -> str:
-    """The one failure of the run that has all ``words``."""
+    """Return the only failure of the run that contains all ``words``."""
     (found,) = [said for said in failures(project) if all(word in said for word in words)]
     return found
 
@@ -41,7 +41,7 @@ def gates(project: pytest.Pytester) -> dict[str, str]:
     return {claim["id"]: claim["verdict"] for claim in report_of(project.path / "out")["claims"]}
 
 
-# ---------------------------------------------------------------- outcomes that are changed
+# ---------------------------------------------------------------- changed outcomes
 
 FALSIFIED = """
 from verdicts import verdict
@@ -140,9 +140,9 @@ def test_whatever_changes_an_outcome_the_run_is_red_and_names_it(
     assert "EMAD-F2 of emad-tiny is falsified and fails the run" in capsys.readouterr().err
 
 
-# ---------------------------------------------------------------- tests that are run again
+# ---------------------------------------------------------------- repeated tests
 
-# pytest-rerunfailures: every attempt a whole protocol, of which the last is reported and the others as "rerun"
+# pytest-rerunfailures: each attempt is a whole protocol; the last is reported, the others as "rerun"
 RERUNS = """
 from _pytest.runner import runtestprotocol
 
@@ -222,7 +222,7 @@ def test_the_first_attempt_is_the_verdict(
 
 
 def test_a_claim_that_two_tests_decide_differently_is_decided_once(project: pytest.Pytester, run: Run) -> None:
-    """The same fact recorded twice is one fact."""
+    """Two records of one fact count once."""
     project.makepyfile(
         """
         import pytest
@@ -250,7 +250,7 @@ def test_an_attempt_whose_records_were_thrown_away_is_missed(suites: Path, proje
     assert "its first attempt never ended, then passed; the first attempt counts" in one(project, "::test_silent:")
 
 
-# ---------------------------------------------------------------- exit statuses that are changed
+# ---------------------------------------------------------------- changed exit statuses
 
 LATER = "@pytest.hookimpl(trylast=True)\ndef pytest_sessionfinish(session): session.exitstatus = 0\n"
 EARLIER = """
@@ -304,7 +304,7 @@ def test_a_command_that_another_plugin_answers_is_no_green_run(
 def test_a_part_that_is_taken_out_of_the_run_is_named(
     suites: Path, project: pytest.Pytester, run: Run, part: str
 ) -> None:
-    """And the report of an earlier run is no proof of this one."""
+    """The report of an earlier run does not prove this one."""
     (suites / "test_a.py").write_text("def test(): pass")
     (project.path / "out").mkdir()
     (project.path / "out" / "report.json").write_text(json.dumps({"schema": 1}))
@@ -344,7 +344,7 @@ def test_a_run_without_tests_decides_nothing_and_replaces_no_report(
     assert f"emad: {option} runs no test: nothing was decided, and no report is written" in unwrapped(result).str()
 
 
-# ---------------------------------------------------------------- parts of ours that are replaced
+# ---------------------------------------------------------------- replaced parts of the plugin
 
 OVERRIDES = """
 import functools

@@ -92,7 +92,7 @@ def test_an_inconclusive_gate_warns(project: pytest.Pytester, run: Run) -> None:
 
 
 def test_a_warning_that_the_summary_repeats_is_printed_once(project: pytest.Pytester, run: Run) -> None:
-    """And nobody else's is lost."""
+    """Warnings of others are kept."""
     project.makepyfile(
         """
         import warnings
@@ -109,7 +109,7 @@ def test_a_warning_that_the_summary_repeats_is_printed_once(project: pytest.Pyte
 
 
 def on_record(*seeds: str, claim: str = "EMAD-F1", model: str = "emad-tiny", **key: str) -> dict[str, Any]:
-    """An entry whose seeds 0, 1, … gave ``seeds``."""
+    """Return an entry with the verdicts ``seeds`` for the seeds 0, 1, …."""
     given = {str(number): outcome for number, outcome in enumerate(seeds)}
     entry = {"claim": claim, "model": model, "corpus": "world:premise", "budget": "smoke", "options": ""} | key
     return entry | {"name": "emad-tiny", "seeds": given, "verdict": summarise_seed_outcomes(given)}
@@ -176,7 +176,7 @@ def test_gate_known_follows_the_weights_and_not_the_name(project: pytest.Pyteste
 def test_gate_known_compares_like_with_like_and_fails_where_it_compares_nothing(
     project: pytest.Pytester, run: Run, call: str, options: list[str]
 ) -> None:
-    """Another text, other weights, another budget, option or threshold: what is on record does not speak of it."""
+    """With another text, weights, budget, option or threshold, the record does not apply."""
     golden(project)
     (project.path / "claims.toml").write_text("[EMAD-F1]\nthresholds = { accuracy_drop = 0.02 }\n")
     one_verdict(project, "falsified", call=call)
@@ -218,7 +218,7 @@ def test_three_seeds_that_agree_speak_for_all_and_else_what_was_seen_passes(
 
 
 def test_a_verdict_on_time_is_not_compared_and_that_is_said(project: pytest.Pytester, run: Run) -> None:
-    """It belongs to its machine: on record or not, it neither fails nor passes, and no golden is required of it."""
+    """It depends on the machine: on record or not, it neither fails nor passes, and needs no golden."""
     golden(project)
     project.makepyfile(
         """

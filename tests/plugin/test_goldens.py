@@ -113,7 +113,7 @@ def test_seeds_gather_in_one_entry(tmp_path: Path) -> None:
 
 
 def test_runs_that_record_at_once_lose_nothing(tmp_path: Path) -> None:
-    """Three seeds side by side, each reading, changing and writing the same file again and again."""
+    """Three seeds in parallel repeatedly read, change and write the same file."""
 
     def record(seed: int) -> None:
         for number in range(12):
@@ -181,7 +181,7 @@ def test_an_update_accepts_a_changed_verdict_but_not_a_falsified_gate(project: p
 
 
 def test_a_verdict_on_time_never_goes_on_record(project: pytest.Pytester, run: Run) -> None:
-    """It belongs to the machine it was measured on: on record it would fail every other."""
+    """It depends on the machine: on record, it would fail on every other one."""
     project.makepyfile(test_it=SUITE.format(value=[1, 2]).replace('"survived"', '"survived", claim="EMAD-F2"'))
     (project.path / "goldens").mkdir()
     run("--emad-golden", "goldens", "--emad-update-golden").stdout.fnmatch_lines(["added: golden tokens/abc"])

@@ -92,7 +92,7 @@ def test_a_call_that_hangs_ends_in_time_by_name(call: str) -> None:
 
 
 def test_code_that_never_returns_ends_the_process() -> None:
-    """A loop in C cannot be interrupted: the stack is written and the process ends."""
+    """A loop in C cannot be interrupted: the guard writes the stack and ends the process."""
     code = (
         "import sys, pytest_emad.guarded_decoder as g; g.GRACE_S = 0.1\n"
         "with g.CallTimeLimit('mine', 0.1, sys.__stderr__)('generate'): sum(range(10**12))"
@@ -117,7 +117,7 @@ def test_features_are_counted_where_they_are_answered_or_declined() -> None:
 
 
 class Answers:
-    """A decoder whose every call, and whose session's every attribute, returns one thing."""
+    """A decoder whose every call, and whose session's every attribute, returns one object."""
 
     def __init__(self, answer: Any):
         self.answer = self.length = self.cap = self.work = answer
@@ -211,7 +211,7 @@ def test_an_answer_of_another_form_is_named(call: str, answer: Any, said: str) -
     [({"max_feed": 1}, "a dict"), ([], "a list"), (None, "a NoneType"), (Capabilities, "the class Capabilities")],
 )
 def test_capabilities_of_another_type_are_named(declared: Any, said: str) -> None:
-    """Such runs ended in AttributeErrors: 'dict' object has no attribute 'max_feed'."""
+    """Such runs once ended in AttributeErrors: 'dict' object has no attribute 'max_feed'."""
     asked = Answers(STEP)
     asked.capabilities = declared  # type: ignore[attr-defined]
     decoder = GuardedDecoder(asked, NO_LIMIT, lambda *seen: None)  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def given(*found: Any) -> Any:
-    """Steps that say these, or raise them."""
+    """Return steps with these results or exceptions."""
 
     def step(number: int, value: Any) -> hardware.MachineMeasurement:
         def measure(left: float) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def test_captures_that_are_given_up_are_not_timed_as_captured_ones(monkeypatch):
     capture = TapeEngine.capture
 
     def tires(engine: TapeEngine, function: Any) -> Any:
-        engine.refuses = "no memory" if engine.replays > 1.5 * CHECKED else ""  # a step and a readout of most tokens
+        engine.refuses = "no memory" if engine.replays > 1.5 * CHECKED else ""  # a step and a readout for most tokens
         return capture(engine, function)
 
     monkeypatch.setattr(TapeEngine, "capture", tires)

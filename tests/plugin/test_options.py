@@ -65,7 +65,7 @@ def parsed(project: pytest.Pytester, *arguments: str) -> RunSettings:
 
 
 def field_of(found: RunSettings, name: str) -> Any:
-    """What an option became, in the settings, their study or their gating."""
+    """Return the value of an option in the settings, their study or their gating."""
     field = FIELDS.get(name, name.replace("-", "_"))
     (held,) = [part for part in (found, found.study, found.gating) if field in part.__dataclass_fields__]
     return getattr(held, field)
@@ -107,7 +107,7 @@ def test_command_line_wins_over_ini(project: pytest.Pytester) -> None:
 
 
 def test_paths_start_where_they_are_written(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the command line from the current folder, in an ini file from that file's folder."""
+    """On the command line relative to the current folder, in an ini file to that file's folder."""
     below = project.path / "below"
     (below / "data").mkdir(parents=True)
     project.makeini("[pytest]\nemad_data = data\n")
@@ -256,7 +256,7 @@ def test_header_names_what_a_reader_of_the_log_needs(project: pytest.Pytester, r
 
 
 def test_a_program_runs_in_the_folder_that_names_it(project: pytest.Pytester) -> None:
-    """And a report says it as it was written."""
+    """The report quotes it as written."""
     program = project.path / "decoder"
     program.write_text("")
     program.chmod(0o755)
@@ -272,7 +272,7 @@ def test_settings_are_plain_data() -> None:
     assert [budget.rank for budget in BUDGETS.values()] == [0, 1, 2]
 
 
-ASKED: list[tuple[str, str, Any, Any]] = [  # option, what is written, what is read, what is read where it is left out
+ASKED: list[tuple[str, str, Any, Any]] = [  # option, written value, parsed value, default
     ("tasks", "wikitext, gsm8k", frozenset({"wikitext", "gsm8k"}), frozenset()),
     ("limit", "50", 50, None),
 ]

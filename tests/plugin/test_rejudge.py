@@ -28,7 +28,7 @@ def test_timed():
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The command in a folder of its own: one suite, whose verdict with seed n is the n-th word of a file."""
+    """Run the command in a new folder with one suite, whose verdict with seed n is the n-th word of a file."""
     for name in (*rejudge.JUDGED_FOLDERS, "golden"):
         (tmp_path / ("golden" if name == "golden" else f"suites/{name}")).mkdir(parents=True)
     (tmp_path / "suites/claims/test_stub.py").write_text(SUITE)

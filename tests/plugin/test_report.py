@@ -70,7 +70,7 @@ def test_by_default_the_summary_is_all_there_is(project: pytest.Pytester, run: R
     )
     assert "emad claims" not in result.stdout.str()
     begun = next(number for number, line in enumerate(result.outlines) if line.startswith("emad: decoder:"))
-    ours = result.outlines[begun:]  # pytest's header and ours are as wide as what was typed
+    ours = result.outlines[begun:]  # the headers of pytest and the plugin are as wide as the typed command
     assert max(len(line) for line in ours) <= 80
 
 
@@ -379,7 +379,7 @@ def test_a_run_of_others_tests_adds_nothing_to_the_job_summary(
 
 
 def test_a_model_that_has_been_walked_stays_one_row():
-    """By what it ran is said once a test has walked it, and may be taken back."""
+    """Its backend is known once a test has run it layer by layer, and may be removed again."""
     models, asked = [], {"name": "m", "backend": "fast"}
     captured, refused = (asked | {"ran": f"fast, {said}"} for said in ("captured graphs", "nothing captured: no"))
     for facts in (asked, captured, asked, asked | {"backend": "eager"}):

@@ -22,7 +22,7 @@ EARLIER = {"schema": 1, "earlier": True}
 
 @pytest.fixture
 def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that the plugin takes for its own suites."""
+    """Return a folder that the plugin takes for its own suites."""
     folder = project.path / "suites" / "invariants"
     folder.mkdir(parents=True)
     (folder.parent / "conftest.py").write_text(RECORDED)
@@ -31,7 +31,7 @@ def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def earlier(project: pytest.Pytester, report: dict[str, Any] = EARLIER) -> Path:
-    """A report of an earlier run, where the next one is told to write."""
+    """Put a report of an earlier run where the next one writes."""
     file = project.path / "out" / "report.json"
     file.parent.mkdir()
     file.write_text(json.dumps(report))
@@ -131,7 +131,7 @@ def state(): return json.load(open("out/report.json"))["state"]
 
 
 def test_a_report_says_running_from_the_first_test_on(project: pytest.Pytester, run_apart: Run) -> None:
-    """And keeps that word where a decoder ends the process: exit status 0 is no proof of anything."""
+    """It stays "running" if a decoder ends the process: exit status 0 proves nothing."""
     project.makepyfile(f"{LOOKS}\ndef test_first(): assert state() == 'running'\ndef test_gone(): os._exit(0)")
     earlier(project)
     assert run_apart("--emad-report", "out").ret == 0
@@ -150,7 +150,7 @@ def test_an_end_before_the_first_test_does_not_leave_an_earlier_report_as_proof(
     where: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Whatever imports a decoder may end the process there: nothing of this run is said, and exit status 0."""
+    """Importing a decoder may end the process: no report of this run, and exit status 0."""
     out = project.path / "out"
     project.makepyfile("def test(): pass")
     asked = ("--emad-report", "out")

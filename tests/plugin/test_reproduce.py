@@ -200,7 +200,7 @@ PARTS = ["a", "b-rest", "b-measuring", "c"]
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With a folder of suites: one measures nothing, one some of it, one all that is asked of it."""
+    """Return a folder of suites: one measures nothing, one a part, one everything."""
     for name in ("CI", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
         monkeypatch.delenv(name, raising=False)
     for file, text in {
@@ -219,7 +219,7 @@ def judged(*words: str) -> int:
 
 
 def one_run(place: Path) -> Any:
-    """The report of a pytest that is asked everything at once."""
+    """Return the report of one pytest run of everything."""
     words = subprocesses.build_pytest_arguments(
         ["suites"], {"model": "m", "budget": "smoke", "device": "cpu", "report": place / "at-once"}
     )
@@ -256,7 +256,7 @@ def test_parts_together_say_what_one_run_says_and_are_kept(place: Path, capsys: 
     ]
     assert {path.name for path in (place / "out" / "m").iterdir()} >= {"report.md", "parts.json", "log.txt", *PARTS}
 
-    capsys.readouterr()  # a run that was killed in the middle goes on with what it had not finished
+    capsys.readouterr()  # a killed run resumes with its unfinished units
     stamps = {part: (place / "out" / "m" / part / DONE_FILE).stat().st_mtime_ns for part in PARTS}
     (place / "out" / "m" / "b-measuring" / DONE_FILE).unlink()
     assert judged() == 0
@@ -264,7 +264,7 @@ def test_parts_together_say_what_one_run_says_and_are_kept(place: Path, capsys: 
     assert again == ["b-measuring"]
     assert capsys.readouterr().out.count("judged before, status 0") == len(PARTS) - 1
 
-    report = place / "out" / "m" / "c" / "report.json"  # what is of another version is no part of it
+    report = place / "out" / "m" / "c" / "report.json"  # a report of another version is ignored
     other = json.loads(report.read_text())
     report.write_text(json.dumps(other | {"provenance": other["provenance"] | {"commit": "another"}}))
     assert judged() == 4
@@ -307,7 +307,7 @@ def test_installed_suites_are_cut_by_their_folders(wheel_layout: Path, project: 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for the process in /proc")
 def test_a_suite_ends_when_the_command_that_started_it_is_killed(place: Path) -> None:
-    """A resumed command then finds no other process at work in its folder."""
+    """A resumed command then finds no other process in its folder."""
     waiting = (
         "from pathlib import Path; from pytest_emad import subprocesses\n"
         "subprocesses.run_pytest(['waiting.py'], Path('waiting.txt'))"

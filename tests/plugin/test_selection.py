@@ -39,7 +39,7 @@ NOBODYS = "no pair was named; name one by --emad-pair SMALL,LARGE"
 
 @pytest.fixture
 def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that the plugin takes for its own suites."""
+    """Return a folder that the plugin takes for its own suites."""
     folder = project.path / "suites" / "claims"
     folder.mkdir(parents=True)
     (folder.parent / "conftest.py").write_text(RECORDED)
@@ -143,7 +143,7 @@ def test_a_gate_that_was_left_out_is_missing_from_a_proof(suites: Path, project:
 
 @pytest.mark.parametrize(("only", "status"), [("EMAD-F1", 0), ("EMAD-E1,EMAD-R1", 1)])
 def test_a_gate_that_was_left_out_is_not_green_for_require(suites: Path, run: Run, only: str, status: int) -> None:
-    """EMAD-E1 needs quality too, and was decided: the word alone would be satisfied."""
+    """EMAD-E1 needs quality too and was decided, so the requirement alone would be met."""
     result = run("suites", "--emad-only", only, "--emad-require", "quality")
     assert result.ret == status
     said = "emad: FAILED: --emad-require quality: EMAD-F1 gates, and was left out by --emad-only"
@@ -233,7 +233,7 @@ def test_a_claim_that_takes_long_waits_unless_it_gates_or_is_asked_for(
 
 
 def at(path: Path | str, name: str = "", model: str | None = None, **marked: Any) -> Any:
-    """As much of a test as ordering looks at."""
+    """The attributes of a test that ordering reads."""
     mark = SimpleNamespace(kwargs=marked) if marked else None
     return SimpleNamespace(
         path=Path(path),

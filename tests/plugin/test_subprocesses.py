@@ -82,7 +82,7 @@ def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_process_is_started_as_the_run_was(
     project: pytest.Pytester, run_apart: Run, tmp_path: Path, chosen: str, passed: int, kept: int
 ) -> None:
-    """With its conftest and options; it writes no report, and what failed is all that is left of it."""
+    """It has the run's conftest and options, writes no report, and keeps only its failure."""
     project.makeconftest(PROVIDES)
     project.makepyfile(ASKS, tasks=TASKS)
     options = ("--seen", "an option seen", "--emad-report", "out", "--junitxml", "junit.xml")
@@ -101,7 +101,7 @@ def test_one_that_hangs(emad_host):
 """
 
 
-@pytest.mark.slow  # waits for longer than a process takes to start
+@pytest.mark.slow  # a wait longer than the start of a process
 def test_a_process_that_hangs_is_ended_and_says_where_it_was(
     project: pytest.Pytester, run_apart: Run, tmp_path: Path
 ) -> None:
@@ -111,20 +111,20 @@ def test_a_process_that_hangs_is_ended_and_says_where_it_was(
     assert "a decoder that never answers" in kept.read_text()
 
 
-# ------------------------------------------------------------ where none is started
+# ------------------------------------------------------------ no subprocess
 
 
 WITHOUT = "def test(emad_host): assert {} in emad_host.runner.without"
 
 
 def test_plugins_that_are_objects_reach_no_other_process(project: pytest.Pytester, run: Run) -> None:
-    """As pytester's own are."""
+    """Such as pytester's own plugins."""
     project.makepyfile(WITHOUT.format("'with plugin objects'"))
     run().assert_outcomes(passed=1)
 
 
 def test_a_decoder_behind_a_port_is_one_process(project: pytest.Pytester, run: Run) -> None:
-    """A program is started anew by every process: there this run's own plugins are what stands in the way."""
+    """Every process would start the program anew; here the run's own plugins prevent it."""
     for address, why in (("tcp:127.0.0.1:9", "is one running process"), (f"exec:{sys.executable}", "plugin objects")):
         project.makepyfile(WITHOUT.format(repr(why)))
         run("--emad-decoder", address).assert_outcomes(passed=1)
@@ -137,7 +137,7 @@ def test_a_worker_of_xdist_starts_no_process(project: pytest.Pytester, run_apart
 
 
 def test_a_provider_that_is_found_at_collection_is_found_by_no_start(project: pytest.Pytester, run_apart: Run) -> None:
-    """Our own decoder, timed in its place, would pass for it."""
+    """The reference decoder, timed instead, would pass for it."""
     folder = project.mkpydir("judged")
     (folder / "conftest.py").write_text("def pytest_emad_make_decoder(config, request): pass")
     (folder / "test_it.py").write_text(WITHOUT.format("'loaded during collection'"))

@@ -33,7 +33,7 @@ def taken(depth: int = 4, room: float = 0.5) -> GoldenTokens:
 
 
 class Stored:
-    """A recorder that has one golden, and says what became of it."""
+    """A recorder with one golden that logs what it did with it."""
 
     def __init__(self) -> None:
         self.held: Any = None
@@ -122,7 +122,7 @@ def test_never_is_never() -> None:
 
 
 class Refuted:
-    """Measurements of a model whose answers do not hold."""
+    """Measurements of a model with refuted answers."""
 
     name, corpus, fingerprint = "m", "text", "f00d"
 

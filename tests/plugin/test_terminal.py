@@ -37,7 +37,7 @@ def test_a_terminal_shows_bars_and_capture_keeps_the_rest(run_apart: object, pro
 
 
 def test_work_that_ends_before_its_bar_is_drawn_leaves_no_empty_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The new line comes with the first word, not with the stream."""
+    """The newline is written with the first text, not when the stream is opened."""
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     monkeypatch.setattr(terminal_module, "_streams", [(terminal, True)])
     for _ in tqdm(range(3), desc="unseen", file=terminal_module.progress_stream(), delay=60):

@@ -90,14 +90,14 @@ def rewritten(folder: Path, name: str, text: str) -> None:
 
 
 def failures(result: pytest.RunResult) -> list[str]:
-    """What failed the run as a whole."""
+    """Return the failures of the run as a whole."""
     return [
         line.removeprefix("emad: FAILED: ") for line in unwrapped(result).lines if line.startswith("emad: FAILED: ")
     ]
 
 
 def test_a_foreign_decoder_that_is_decided_passes(suites: Path, project: pytest.Pytester, run: Run) -> None:
-    """Premises that are absent are no gap, nor is an extra, a larger budget, a table the decoder has no part in."""
+    """Absent premises, an extra, a larger budget, and a table without the decoder are no gaps."""
     result = run("suites", "--emad-report", "out")
     assert (result.ret, failures(result)) == (OK, [])
     result.stdout.fnmatch_lines(["emad: decoder: hook of conftest.py", "emad: decoder under test: hook of conftest.py"])
@@ -118,7 +118,7 @@ def test_a_run_without_pytests_terminal_writes_its_report(suites: Path, project:
 def test_a_test_that_fails_without_pytests_terminal_is_no_internal_error(
     suites: Path, project: pytest.Pytester, run: Run
 ) -> None:
-    """Options such as --tb are the terminal's."""
+    """Options such as --tb belong to the terminal plugin."""
     rewritten(suites, "claims/test_model", "def test_claim(emad_record): raise OSError('no disk')")
     result = run("suites/claims", "-p", "no:terminal", "--emad-report", "out")
     assert (result.ret, "INTERNALERROR" in result.stdout.str() + result.stderr.str()) == (FAILED, False)
@@ -157,7 +157,7 @@ LEFT_OUT = {  # a conftest that keeps the test of {claim} from running → why i
 def test_a_gate_that_was_asked_for_and_left_no_verdict_fails_every_run(
     suites: Path, project: pytest.Pytester, run: Run, how: str
 ) -> None:
-    """Of our own decoder, too, and in a part that a person typed: nothing says that the gate held."""
+    """Also with the reference decoder, and in a manual selection: nothing shows that the gate holds."""
     rewritten(suites, "claims/test_model", GATES)
     change, why = LEFT_OUT[how]
     hook = f"import pytest\ndef pytest_collection_modifyitems(items):\n    claim = {{claim!r}}\n{change}\n"
@@ -174,7 +174,7 @@ def test_a_gate_that_was_asked_for_and_left_no_verdict_fails_every_run(
     (said,) = failures(run("suites/claims", "--emad-gate-claims", "EMAD-E1"))
     assert said.startswith("suites/claims/test_model.py::test_claim: EMAD-E1 gates, and is not decided")
     project.makeconftest("")
-    assert run("suites/claims", "-k", "not EMAD-F1").ret == OK  # a person left it out
+    assert run("suites/claims", "-k", "not EMAD-F1").ret == OK  # deselected by the user
 
 
 VERDICT = "emad_record.record_claim(verdict({outcome!r}, claim, reason='as it is'){refused})"
@@ -217,7 +217,7 @@ def test_only_what_was_asked_for_is_required(suites: Path, run: Run) -> None:
         assert run(*arguments).ret == OK, arguments
 
 
-# ---------------------------------------------------------------- cheats
+# ---------------------------------------------------------------- cheating
 
 EVERYTHING_DECLINED = "from emad_ref.protocol import Unsupported\ndef pytest_emad_make_decoder(config, request): raise "
 SKIPS = "import pytest\ndef pytest_emad_make_decoder(config, request): pytest.skip('not today')\n"
@@ -301,7 +301,7 @@ def test_an_outcome_that_a_conftest_changed_is_named(suites: Path, project: pyte
 def test_an_exception_of_a_decoder_is_shown_from_the_users_own_frame_on(
     suites: Path, project: pytest.Pytester, run: Run, style: str
 ) -> None:
-    """The frames of the judge, dozens of lines a test, hide the one that can be mended."""
+    """Dozens of the judge's frames per test would hide the user's frame, the only one to fix."""
     rewritten(suites, "fidelity/test_bridge", "def test_sampling(opened, emad_record): opened()")
     project.makeconftest("def pytest_emad_make_decoder(config, request): return int('no number')")
     result = run(SAMPLING, f"--tb={style}")
@@ -329,7 +329,7 @@ def test_deselection_is_named(suites: Path, run: Run, arguments: list[str]) -> N
 def test_a_part_that_was_typed_proves_nothing_and_fails_nothing(
     suites: Path, project: pytest.Pytester, run: Run, arguments: list[str]
 ) -> None:
-    """While somebody iterates; the report of such a run is no proof."""
+    """During development; the report of such a run proves nothing."""
     result = run(*arguments, "--emad-report", "out")
     assert (result.ret, failures(result)) == (OK, [])
     assert "THIS RUN PROVES NOTHING: " in unwrapped(result).str()
@@ -396,7 +396,7 @@ def test_a_skip_inside_a_decoder_is_a_failure(suites: Path, project: pytest.Pyte
     result.stdout.fnmatch_lines(["*conftest.py skipped this test. Only the test's own file may skip it*Unsupported*"])
 
 
-# ---------------------------------------------------------------- whose decoder
+# ---------------------------------------------------------------- origin of the decoder
 
 
 def test_a_hook_that_leaves_some_requests_to_ours_fails(
@@ -415,14 +415,14 @@ def test_a_hook_that_leaves_some_requests_to_ours_fails(
 
 
 def ours_is_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for our decoder: who is asked is the question here."""
+    """A stub replaces the reference decoder: the test asks which provider is called."""
     import sys
     import types
 
     stand_in = types.ModuleType("emad_ref.measurements.run_resources")
     stand_in.make_judge_decoder = lambda request: "ours"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "emad_ref.measurements.run_resources", stand_in)
-    monkeypatch.setattr(integrity, "find_replaced_code", lambda item: [])  # which would name the stand-in
+    monkeypatch.setattr(integrity, "find_replaced_code", lambda item: [])  # which would name the stub
 
 
 def test_a_conftest_that_was_not_loaded_is_named(
@@ -452,7 +452,7 @@ def test_an_installed_plugin_that_was_not_loaded_is_named(
 
 
 def installed(project: pytest.Pytester) -> None:
-    """A distribution with a decoder."""
+    """Install a distribution with a decoder."""
     package, facts = project.path / "mylib", project.path / "mylib-1.5.dist-info"
     for folder in (package, facts):
         folder.mkdir()
@@ -575,14 +575,14 @@ LEAVES = ("pytest.exit('enough', returncode=0)", "os._exit(0)", "sys.exit(0)")
     ("leaves", "workers"),
     [
         *((leaves, 0) for leaves in LEAVES),
-        # A worker that is gone is the hardest case; one that reports how it ended is like no worker.
+        # A worker that vanishes is the hardest case; one that reports its end behaves as without workers.
         *(pytest.param(leaves, 2, marks=[] if "_exit" in leaves else [pytest.mark.slow]) for leaves in LEAVES),
     ],
 )
 def test_a_decoder_that_leaves_does_not_pass(
     wheel_layout: Path, project: pytest.Pytester, leaves: str, workers: int
 ) -> None:
-    """By its exit status, or else by the report it leaves behind."""
+    """Either by its exit status, or by the report that it leaves."""
     project.makeconftest(FOREIGN)
     (wheel_layout / "claims" / "test_claim.py").write_text(
         f"import os, sys, pytest\ndef test_claim(): {leaves}\ndef test_more(): pass\n"

@@ -35,7 +35,7 @@ MOST_MODULES = 60  # 55 of them took a quarter of the time that pytest itself ne
 
 
 def test_the_plugin_adds_little_to_the_start_of_any_run() -> None:
-    """Counted, not timed: what is imported beside what pytest imports anyhow is ours, small, and known by name."""
+    """Counted, not timed: modules beyond those that pytest imports are ours, few, and known by name."""
     done = subprocess.run([sys.executable, "-c", LOADED], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout)
     foreign = {name.partition(".")[0] for name in loaded} - {"emad_ref", "pytest_emad"}
@@ -130,7 +130,7 @@ def test_other(): pass
 def test_a_test_of_ours_in_a_forked_child_stops_the_run(
     project: pytest.Pytester, run: Run, mark: str, given: list[str]
 ) -> None:
-    """As pytest-forked runs it: what it recorded would be lost."""
+    """pytest-forked runs it so: its records would be lost."""
     project.makeconftest(FORKING)
     project.makepyfile(FORKED.format(mark=mark))
     result = run(*given)
@@ -144,7 +144,7 @@ def test_a_test_of_ours_in_a_forked_child_stops_the_run(
 def test_a_python_without_assert_statements_stops_the_run(
     project: pytest.Pytester, given: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Audits compare in them: a wrong decoder would pass."""
+    """Audits use assert: without it, a wrong decoder would pass."""
     project.makepyfile("def test_ours(emad_settings): assert False\ndef test_other(): pass")
     monkeypatch.setenv("PYTHONOPTIMIZE", given.get("PYTHONOPTIMIZE", ""))
     words = [sys.executable, *([given["flag"]] if "flag" in given else []), "-m", "pytest", "--assert=plain"]
@@ -212,7 +212,7 @@ def test_suites_cost_refuses_company_even_unmarked(wheel_layout: Path, project: 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_the_collection_guard_sees_installed_suites(wheel_layout: Path, project: pytest.Pytester, workers: str) -> None:
-    """The user's own test is found, so that pytest alone would exit 0."""
+    """pytest finds the user's own test and alone would exit 0."""
     project.makepyfile(check_own="def test_own(): pass")
     result = project.runpytest_subprocess(
         *("-p", "no:cacheprovider", "--pyargs", "-n", workers, "-o", "python_files=check_*.py"),
@@ -235,7 +235,7 @@ def pytest_sessionstart(session):
 def test_a_thread_that_keeps_the_process_alive_is_named(
     project: pytest.Pytester, run_apart: Run, seconds: int, named: bool
 ) -> None:
-    """Threads that end by themselves, as those of a pool do, are not; and none is stopped."""
+    """Threads that end by themselves, such as a pool's, are not named; no thread is stopped."""
     project.makepyfile(left=LEFT_THREAD.format(seconds=seconds))
     result = run_apart(ROOT / "suites/claims/test_tables.py", "--co", "-p", "left", "--emad-model", "emad-nano")
     assert result.ret == 0

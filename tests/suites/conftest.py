@@ -29,9 +29,9 @@ SIZES: dict[str, Any] = {
     "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64,
     "max_position_embeddings": 96, "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
-UNGATED = "[EMAD-F1]\ngate = false\n"  # random weights cannot pass it, and these tests ask about the machinery
+UNGATED = "[EMAD-F1]\ngate = false\n"  # random weights cannot pass it, and these tests are about the machinery
 
-# Of pytest; to look for those of all installed distributions takes a third of the time of a short run.
+# of pytest; searching all installed distributions takes a third of a short run's time
 PLUGINS = [
     name
     for name in ("pytest_emad.plugin", "_hypothesis_pytestplugin", "pytest_benchmark.plugin", "xdist.plugin")
@@ -43,7 +43,7 @@ Run = Callable[..., pytest.RunResult]
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the outer run's CI, options and threads nor the network reach the inner runs; few plugins do."""
+    """Hide the outer run's CI, options, threads and the network from the inner runs, which load few plugins."""
     for name in ("CI", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {
@@ -58,7 +58,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def imported_for_good(tiny: Path) -> None:
-    """pytester takes every module back out that was imported while it was in force; torch's cannot come in twice."""
+    """Import for good: pytester unloads modules imported while it is active; torch's cannot load twice."""
     for module in (
         *("hypothesis.stateful", "scipy.stats", "scipy.optimize", "torch._dynamo", "torch.distributed.fsdp"),
         *(
@@ -84,7 +84,7 @@ def imported_for_good(tiny: Path) -> None:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a GPT-NeoX of four layers, without a tokenizer: its corpus is its own text."""
+    """Return a folder with a GPT-NeoX of four layers, without a tokenizer: its corpus is its own text."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     small_model("gpt_neox", torch.float32, config=AutoConfig.for_model("gpt_neox", **SIZES)).save_pretrained(folder)
     return folder
@@ -92,7 +92,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def reader(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with a tokenizer of whole words: it reads files."""
+    """Return the same model with a tokenizer of whole words, so that it reads files."""
     folder = tmp_path_factory.mktemp("models") / "reader"
     shutil.copytree(tiny, folder)
     add_tokenizer(folder)
@@ -100,7 +100,7 @@ def reader(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def add_tokenizer(folder: Path) -> None:
-    """Words w1 … w119; anything else is <end>."""
+    """Add a tokenizer of the words w1 … w119; every other word is <end>."""
     words = {"<end>": 0} | {f"w{i}": i for i in range(1, SIZES["vocab_size"])}
     backend = Tokenizer(WordLevel(words, unk_token="<end>"))
     backend.pre_tokenizer = WhitespaceSplit()
@@ -109,18 +109,18 @@ def add_tokenizer(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def ungated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A claims file under which quality is reported and does not gate."""
+    """Return a claims file under which quality is reported without a gate."""
     file = tmp_path_factory.mktemp("claims") / "ungated.toml"
     file.write_text(UNGATED)
     return file
 
 
-# Rows about a pair of bundled models, whatever the model under test: minutes of decoding that say nothing of it here.
+# Rows about a pair of bundled models for any model under test: minutes of decoding that test nothing here.
 OF_A_PAIR = ("test_pair.py", "test_speculative.py", "test_switching.py", "test_golden_pair.py")
 
 
 def _arguments(suites: tuple[str, ...], options: dict[str, object], more: tuple[object, ...]) -> list[str]:
-    """Paths of ``suites``, ``--emad-NAME VALUE`` for each option, and the rest as it stands."""
+    """Return paths of ``suites``, ``--emad-NAME VALUE`` for each option, and the rest unchanged."""
     flags = [str(part) for name, value in options.items() for part in (f"--emad-{name.replace('_', '-')}", value)]
     paths = [str(SUITES / suite) for suite in suites]
     ignored = [f"--ignore-glob={SUITES}/*/{name}" for name in OF_A_PAIR]
@@ -136,33 +136,33 @@ def _run_by(start: Callable[..., pytest.RunResult]) -> Run:
 
 @pytest.fixture
 def judge(pytester: pytest.Pytester) -> Run:
-    """``judge("invariants", model=folder)`` runs suites in this process: seconds less than a process of its own."""
+    """``judge("invariants", model=folder)`` runs suites in this process, seconds faster than in a subprocess."""
     return _run_by(pytester.runpytest_inprocess)
 
 
 @pytest.fixture
 def judge_apart(pytester: pytest.Pytester) -> Run:
-    """The same in a process of its own, as a user's command is."""
+    """Run the same in a subprocess, as a user's command."""
     return _run_by(partial(run_pytest, pytester))
 
 
 @pytest.fixture
 def judge_afresh(pytester: pytest.Pytester) -> Run:
-    """The same in a process that imports everything anew: huggingface_hub reads its environment once."""
+    """Run the same in a process that imports everything anew: huggingface_hub reads its environment once."""
     return _run_by(pytester.runpytest_subprocess)
 
 
 def only(*claims: str) -> tuple[str, str]:
-    """``more=only("EMAD-F1", "EE-8")``: of the claims these alone, and whatever tests no claim."""
+    """``more=only("EMAD-F1", "EE-8")``: run these claims alone, and every test without a claim."""
     return "-k", " or ".join(["not test_claim", *(f"{claim}]" for claim in claims)])
 
 
 def text_of(result: pytest.RunResult) -> str:
-    """Everything the run said, on both streams."""
+    """Return the whole output of the run, from both streams."""
     return f"{result.stdout.str()}\n{result.stderr.str()}"
 
 
 def verdicts_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """The ``claims`` of a run with ``--emad-report folder``, by id."""
+    """Return the ``claims`` of a run with ``--emad-report folder``, by id."""
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     return {claim["id"]: claim for claim in report["claims"]}

@@ -27,7 +27,7 @@ WORDS = " ".join(f"w{i}" for i in range(1, 40))
 
 
 def assert_one_clear_error(result: pytest.RunResult, *said: str) -> None:
-    """Exit status 4, no test reported, each part of the message there, the message once and without frames of code."""
+    """Assert status 4, no reported test, each part of the message, the message once, and no frames of code."""
     text = text_of(result)
     assert result.ret == pytest.ExitCode.USAGE_ERROR, text
     assert not {"passed", "failed", "errors"} & set(outcomes(result)), text
@@ -39,7 +39,7 @@ def assert_one_clear_error(result: pytest.RunResult, *said: str) -> None:
 
 
 def edit(folder: Path, **fields: Any) -> None:
-    """Other fields of a folder's config."""
+    """Change fields of a folder's config."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | fields))
 
@@ -47,19 +47,19 @@ def edit(folder: Path, **fields: Any) -> None:
 def outcomes(result: pytest.RunResult) -> dict[str, int]:
     try:
         return result.parseoutcomes()
-    except ValueError:  # refused before anything was collected: there is no summary line
+    except ValueError:  # refused before collection: there is no summary line
         return {}
 
 
 @pytest.fixture
 def copy(tiny: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny model, to damage."""
+    """Return a copy of the tiny model, to be damaged."""
     return Path(shutil.copytree(tiny, tmp_path / "damaged"))
 
 
 @pytest.fixture(scope="session")
 def fields(tiny: Path) -> dict[str, Any]:
-    """A profile of the tiny model, as JSON holds it."""
+    """Return a profile of the tiny model as JSON."""
     model = load(str(tiny))
     profile = Profile(
         model="tiny", fingerprint=model.fingerprint, corpus="self", dtype="float32", layers=4, probes=(1, 2),
@@ -229,7 +229,7 @@ class TestGoldens:
 
 class TestOptions:
     def test_report_folder_that_cannot_be_written(self, judge_apart: Run, tiny: Path, tmp_path: Path) -> None:
-        """Below a regular file: access bits do not stop root."""
+        """The folder lies below a regular file: access bits do not stop root."""
         (tmp_path / "file").touch()
         result = judge_apart(*ASKED, model=tiny, report=tmp_path / "file" / "out")
         assert_one_clear_error(result, "but expected a folder that can be written", "--emad-report=", "Not a directory")

@@ -19,7 +19,7 @@ def pytest_emad_make_decoder(config, request):
         raise Unsupported("depth that only falls")
     return noisy({noise}, {declared})(request.model.load().model, request.point, request.temperature, request.seed)
 """
-# of one model; speculation of a pair is as slow as it is unrelated
+# of one model; speculation of an unrelated pair is too slow
 SUITES = ("invariants", "fidelity")
 OF_A_PAIR = ("suites/invariants/test_speculative.py", "suites/fidelity/test_golden_pair.py")
 WAIVED = [f"--emad-waive={file}=about a pair" for file in OF_A_PAIR]
@@ -32,7 +32,7 @@ def judged(pytester: pytest.Pytester, judge: Run, noise: float, declared: float,
 
 @pytest.mark.slow  # every suite; an honest decoder with noise is also planted
 def test_a_decoder_within_its_declared_noise_passes_every_suite(pytester: pytest.Pytester, judge: Run) -> None:
-    """With more noise in every logit, half of all tokens are ties, and so many are refuted."""
+    """With more noise in every logit, half of all tokens would be ties, and that many are refuted."""
     result = judged(pytester, judge, 0.3, 0.4, *SUITES)
     assert result.ret == pytest.ExitCode.OK, text_of(result)
     assert set(result.parseoutcomes()) <= {"passed", "skipped", "deselected", "warnings", "warning"}

@@ -31,7 +31,7 @@ LIVE = 12  # tests of the tier
 
 
 def completing(longest: int = WINDOW) -> Complete:
-    """The bundled model; it reads the last ``longest`` tokens of a prompt, and answers a request again at once."""
+    """The bundled model; it reads the last ``longest`` tokens of a prompt, and answers a resent request at once."""
     stepper = load(MODEL).stepper
 
     @cache
@@ -53,7 +53,7 @@ def completing(longest: int = WINDOW) -> Complete:
 
 
 def losing(position: int) -> Complete:
-    """The bundled model; rows that decode past ``position`` have lost the token there."""
+    """The bundled model; rows that decode past ``position`` have lost that token."""
     complete = completing()
 
     def lose(
@@ -70,7 +70,7 @@ def losing(position: int) -> Complete:
 
 
 def keeping_blocks(size: int) -> Complete:
-    """The bundled model; blocks of ``size`` tokens are kept by where they begin and by the first block alone."""
+    """The bundled model; it caches blocks of ``size`` tokens by their position and by the first block alone."""
     complete, kept = completing(), dict[Any, list[int]]()
 
     def answer(prompt: list[int], *rest: Any) -> tuple[list[int], bool]:
@@ -81,7 +81,7 @@ def keeping_blocks(size: int) -> Complete:
     return answer
 
 
-# engine, and what the summary of a run says that passes without a waiver
+# engine, and the summary of a run that passes without a waiver
 RIGHT: dict[str, tuple[Callable[[], Engine], int, str]] = {
     "vllm": (lambda: Engine(completing(), window=WINDOW), LIVE, r"first token [\d.]+ \([\d.]+\)"),
     "llama.cpp, each third request put off": (
@@ -129,7 +129,7 @@ def test_a_right_server_is_judged_at_its_tier_without_a_waiver(
 
 
 REQUESTS = "invariants/test_requests.py"
-FAULTS: dict[str, tuple[Callable[[], Engine], str, str]] = {  # engine, file, and what its failed test says
+FAULTS: dict[str, tuple[Callable[[], Engine], str, str]] = {  # engine, file, and the message of its failed test
     "prompts cut": (lambda: Engine(completing(507), window=WINDOW), "invariants/test_positions.py", "emitted"),
     "a position lost in decoding": (
         lambda: Engine(losing(301), window=WINDOW),

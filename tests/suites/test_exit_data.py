@@ -22,7 +22,7 @@ NO_FILES = "no SQuAD/SamSum files; --emad-data DIR holds squad/dev-v1.1.json, sa
 
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stored T5 with a tokenizer of whole words: nobody says that it is untrained."""
+    """Store a T5 with a tokenizer of whole words, without a mark that it is untrained."""
     folder = tmp_path_factory.mktemp("models") / "t5"
     torch.manual_seed(0)
     config = T5Config(
@@ -36,7 +36,7 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Words that its tokenizer knows."""
+    """Return a data folder with words that its tokenizer knows."""
     questions = [
         {"id": str(n), "question": f"w{n + 3} w{n + 4}", "answers": [{"text": f"w{n + 5}", "answer_start": 0}]}
         for n in range(ITEMS)

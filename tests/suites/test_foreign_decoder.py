@@ -37,7 +37,7 @@ def pytest_emad_make_decoder(config, request):
 """
 # claims that take seconds through a decoder without a cache
 DECIDED = ("E1", "E3", "E5", "E9", "E11", "E13", "F1", "F1-literal", "R1", "R2", "R3", "R4")
-# what of the suites takes minutes through it, or is about the bundled pair; and what it does not do
+# suites that take minutes with it, or are about the bundled pair; and features that it lacks
 WAIVED = {
     "suites/claims/test_model.py": "some rows take minutes without a cache",
     "suites/cost/test_claims.py": "the same",
@@ -47,7 +47,7 @@ WAIVED = {
     "EMAD-F2": "a decoder without a cache is not timed",
     "EMAD-E5": "it does not count its work",
 }
-PLANTED = {  # defect → what the run must say
+PLANTED = {  # defect → words that the run must print
     "stale K/V after rollback": "audit rollback:",
     "position off by one": "audit forced:",
     "depth rises behind a false cap": "audit decisions:",

@@ -27,7 +27,7 @@ print(json.dumps(load("pythia-410m").provenance))
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache; what is put into ``snapshot_of(cache)`` is EleutherAI/pythia-410m."""
+    """Return an empty cache; ``snapshot_of(cache)`` is the folder of EleutherAI/pythia-410m."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
@@ -42,7 +42,7 @@ def put_into(cache: Path, folder: Path, revision: str = "main", commit: str = CO
 
 
 def loaded_apart() -> subprocess.CompletedProcess[str]:
-    """``load("pythia-410m")`` in a process of its own: huggingface_hub reads its environment once."""
+    """Run ``load("pythia-410m")`` in a subprocess: huggingface_hub reads its environment once."""
     return subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, timeout=120)
 
 
@@ -51,7 +51,7 @@ def loaded_apart() -> subprocess.CompletedProcess[str]:
 def test_a_cached_model_reaches_verdicts_on_its_own_text(
     request: pytest.FixtureRequest, judge_afresh: Run, cache: Path, ungated: Path, tmp_path: Path, tokenizer: bool
 ) -> None:
-    """WikiText is out of reach here, so the corpus is ``self`` even where the model could read."""
+    """WikiText is out of reach here, so the corpus is ``self`` even where the model could read it."""
     put_into(cache, request.getfixturevalue("reader" if tokenizer else "tiny"))
     options = {"model": "pythia-410m", "claims": ungated, "report": tmp_path / "out"}
     result = judge_afresh("claims", "fidelity/test_full_depth.py", **options)
@@ -91,7 +91,7 @@ def test_without_a_network_and_a_cache_the_refusal_is_quick(cache: Path, monkeyp
 def test_a_revision_reaches_report_and_golden_and_the_golden_holds_for_another_commit(
     judge_afresh: Run, cache: Path, tiny: Path, tmp_path: Path
 ) -> None:
-    """Two commits with the same weights: what one recorded, the other is compared with."""
+    """Two commits with the same weights: the second is compared with the golden of the first."""
     put_into(cache, tiny)
     put_into(cache, tiny, EARLIER, EARLIER_COMMIT)
     goldens = tmp_path / "goldens"

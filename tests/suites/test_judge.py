@@ -20,7 +20,7 @@ TABLE = re.compile(r"^(claim +.*?)\n(?:\n|=|\Z)", re.DOTALL | re.MULTILINE)
 
 
 def rows(text: str) -> list[str]:
-    """The claims table, line by line."""
+    """Return the claims table, line by line."""
     found = TABLE.search(text.replace("\r", ""))
     assert found, text
     return [line.rstrip() for line in found[1].splitlines() if line.strip()]
@@ -29,7 +29,7 @@ def rows(text: str) -> list[str]:
 def test_the_table_is_that_of_the_suites(
     judge: Run, reader: Path, ungated: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F1 takes no gate here: the status is 0 for both."""
+    """F1 has no gate here, so both have status 0."""
     monkeypatch.setenv("COLUMNS", "150")  # tables are as wide as the terminal
     files = ("claims/test_model.py", "claims/test_pair.py::test_claim_of_names")
     suites = judge(*files, model=reader, pair=PAIR, corpus="self", claims=ungated, more=("-v", *only(*CLAIMS)))
@@ -45,7 +45,7 @@ def test_the_table_is_that_of_the_suites(
 
 
 def test_a_pair_is_asked_about_where_one_was_named(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Beside a model of the user's none is meant; said once, and an error where nothing else was asked."""
+    """With a user's own model no pair is meant: a note says so, or an error if nothing else was selected."""
     skipped = (
         '(EAD-H1) and "What reading tokens twice takes off the saving" (EAD-H2): no pair was named; name one by --pair'
     )
@@ -75,7 +75,7 @@ def test_a_falsified_gate_is_status_1_and_a_bad_claim_4(reader: Path, capsys: py
 
 
 def test_a_decoder_elsewhere_is_asked_in_place_of_ours(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody listens there, which is the end of it."""
+    """The address has no listener, which ends the run."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         where = f"tcp:127.0.0.1:{listener.getsockname()[1]}"
     asked = ["judge", str(reader), "--corpus", "self", "--claims", "EMAD-E5", "--decoder-timeout", "5"]
@@ -91,7 +91,7 @@ def test_a_decoder_elsewhere_is_asked_in_place_of_ours(reader: Path, capsys: pyt
 def test_the_record_is_asked_as_the_suites_ask_it(
     judge: Run, reader: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the suites record ``emad judge`` holds itself against, and a change is status 1."""
+    """``emad judge`` compares itself with the suites' record, and a change is status 1."""
     golden, claims = tmp_path / "golden", ("EMAD-E13", "EE-8")
     golden.mkdir()
     files = ("claims/test_model.py",)
@@ -141,7 +141,7 @@ def test_without_what_it_needs_one_clear_error(tiny: Path, capsys: pytest.Captur
 
 
 def same(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    """Exit status and output of ``emad same``."""
+    """Return exit status and output of ``emad same``."""
     status = main(["same", *words])
     return status, "".join(capsys.readouterr())
 

@@ -26,7 +26,7 @@ ALONE = f"{APART}::test_the_judges_model_is_left_alone"
 
 @pytest.mark.slow  # a process; the self-check of "judge-weight" in test_selfcheck.py starts one of the same kind
 def test_who_reaches_for_the_judges_model_is_named(pytester: pytest.Pytester, judge_apart: Run, tiny: Path) -> None:
-    """In a process of its own: such a decoder changes every model that it finds."""
+    """In a subprocess: such a decoder changes every model that it finds."""
     pytester.makeconftest(hook("meddling", "CHANGES, meddling", "meddling(CHANGES['a hook that sleeps'][0])"))
     result = judge_apart(ALONE, more=(".",), model=tiny)
     result.assert_outcomes(failed=2)
