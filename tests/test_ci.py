@@ -28,7 +28,7 @@ test ! -e left && test ! -e ignored && test -e untracked && python -m pip --vers
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository with nothing but a README, ``.ci``, an untracked file and an ignored one."""
+    """Return a repository with only a README, ``.ci``, an untracked file and an ignored one."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
     (tmp_path / "README.md").write_text(README)
@@ -51,7 +51,7 @@ def ci(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_commands_run_in_clean_copies_and_one_that_fails_fails_the_job(checkout: Path) -> None:
-    """The other still runs, and succeeds. A pip in its environment takes three seconds: the second alone has it."""
+    """The other command still runs and succeeds. pip takes three seconds, so only the second environment has it."""
     program = checkout / ".ci" / "run.py"
     program.write_text(program.read_text().replace("with_pip=True", "with_pip='-m pip' in text"))
     (checkout / "README.md").write_text(README.replace('bytecode)"\n', 'bytecode)"\nexit 3\n'))
@@ -73,7 +73,7 @@ def test_a_readme_without_exactly_one_block_is_refused(checkout: Path, readme: s
 
 
 def test_a_job_alone_succeeds(checkout: Path) -> None:
-    """Nothing of the other runs. Without a pip, as above."""
+    """No command of the other job runs. Without pip, as above."""
     (checkout / ".ci" / "run.py").write_text((checkout / ".ci" / "run.py").read_text().replace("with_pip=True", ""))
     (checkout / "README.md").write_text(README.replace("python -m pip --version", "python --version"))
     done = ci(checkout, "tests")
@@ -88,7 +88,7 @@ def test_unknown_jobs_are_refused(checkout: Path) -> None:
 
 
 def test_every_slow_test_is_run_by_an_environment_of_tox() -> None:
-    """Those of ``tests/benchmarks`` are run by hand: somebody reads the numbers."""
+    """Tests of ``tests/benchmarks`` are run by hand: a person reads the numbers."""
     commands = [line for line in (ROOT / "tox.ini").read_text(encoding="utf-8").splitlines() if "--run-slow" in line]
     run = [ROOT / path for line in commands for path in re.findall(r"tests/[\w/.]+", line)]
     slow = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.slow" in path.read_text(encoding="utf-8")]
@@ -99,7 +99,7 @@ def test_every_slow_test_is_run_by_an_environment_of_tox() -> None:
 
 
 def test_the_readme_has_both_commands() -> None:
-    """The main job installs nothing but the package; the tests install the extra ``test``."""
+    """The main job installs only the package; the tests install the extra ``test``."""
     done = ci(ROOT, "--print")
     assert done.returncode == 0, done.stdout
     main_job, tests = done.stdout.split("=== tests")
@@ -114,7 +114,7 @@ def test_the_readme_has_both_commands() -> None:
     ("device", "status"), [("NVIDIA A100-SXM4-80GB", 0), ("NVIDIA H200", 1), ("NVIDIA A10G", 1), (None, 1)]
 )
 def test_the_a100_environment_refuses_every_other_gpu(tmp_path: Path, device: str | None, status: int) -> None:
-    """With a stand-in for torch that names its device."""
+    """A stub of torch names its device."""
     stand_in = (
         f"class cuda:\n    is_available = lambda: {device is not None}\n    get_device_name = lambda i: {device!r}\n"
     )

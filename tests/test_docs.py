@@ -46,11 +46,11 @@ def ident(value: object) -> str:
     return f"line {value.line}" if isinstance(value, Block) else str(value)
 
 
-# ---------------------------------------------------------------- what is named
+# ---------------------------------------------------------------- names in the pages
 
 
 def test_contributings_map_names_what_is_there() -> None:
-    """Files, and in each of them the function, class or method that a row of the map names."""
+    """Its files exist, and each contains the function, class or method that a row of the map names."""
     _, _, chapter = PAGES["CONTRIBUTING.md"].partition("## Map")
     rows = [line for line in chapter.partition("\n## ")[0].splitlines() if line.startswith("| ")]
     places = re.findall(r"`((?:emad_ref|pytest_emad|suites)/[\w/]+\.\w+)(?::([\w.]+))?`", "\n".join(rows))
@@ -61,7 +61,7 @@ def test_contributings_map_names_what_is_there() -> None:
             assert re.search(rf"^ *(?:def|class) {part}\b", source, re.MULTILINE), f"{file}:{name}"
 
 
-# ---------------------------------------------------------------- what runs
+# ---------------------------------------------------------------- commands that run
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_page_runs_with_its_suites(name: str, tmp_path: Path) -> None:
 
 
 def follow(page: str, folder: Path, slow: bool) -> None:
-    """Do what a reader does who follows the page; what is shown must be what comes."""
+    """Do what a reader of the page does; the outputs must be those shown."""
     checkout(folder)
     outputs = dict(shown(page))
     for block in blocks(page):
@@ -94,7 +94,7 @@ def follow(page: str, folder: Path, slow: bool) -> None:
 
 @pytest.mark.parametrize(("name", "block"), LISTED, ids=ident)
 def test_every_command_and_snippet_is_run_somewhere(name: str, block: Block) -> None:
-    """By the page, by CI, by a test that is there; what cannot be had offline is at least read by its parser."""
+    """By the page, by CI, or by an existing test; at least its parser reads a command that cannot run offline."""
     if block.language not in RUN:
         return
     assert block.mark.startswith(SHAPES) or block.mark in ("", "main-job", "tests"), block.mark
@@ -109,7 +109,7 @@ CHECKED = [(name, block) for name, block in LISTED if "checked" in block.words]
 
 
 def commands(block: Block) -> list[list[str]]:
-    """The words of each line up to where its output goes, comments left out, lines that go on joined."""
+    """Return the words of each line up to its redirection, without comments, with continuation lines joined."""
     lines = block.text.replace("\\\n", " ").splitlines()
     split = (shlex.split(line, comments=True) for line in lines)
     return [list(takewhile(lambda word: word not in ("|", ">", ">>", "2>"), words)) for words in split if words]
@@ -127,7 +127,7 @@ def test_every_emad_command_parses(name: str, block: Block, tmp_path: Path, monk
 
 
 def test_what_is_only_checked_is_known_to_whoever_would_read_it(pytester: pytest.Pytester) -> None:
-    """Options and their values by pytest with the plugin, environments by tox.ini."""
+    """pytest with the plugin knows the options and their values, tox.ini the environments."""
     checkout(pytester.path)
     sections = re.findall(r"^\[testenv:{?([\w,]+)}?\]", (ROOT / "tox.ini").read_text(encoding="utf-8"), re.MULTILINE)
     environments = [name for section in sections for name in section.split(",")]
@@ -168,12 +168,12 @@ def test_the_ten_lines_of_readme_are_those_that_the_page_on_python_runs() -> Non
 
 
 def test_a_file_shown_on_two_pages_is_one_file() -> None:
-    """The page whose commands use it speaks for the other."""
+    """The page whose commands use it is tested for the other one."""
     files = [(block.mark, block.text) for _, block in LISTED if block.mark.startswith("file: ")]
     assert len(dict(files)) == len(set(files)) > 5
 
 
-# ---------------------------------------------------------------- what is shown
+# ---------------------------------------------------------------- shown outputs
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/claims.md", "CITATION.cff"])
@@ -185,7 +185,7 @@ def test_every_paper_is_named_with_its_address(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_fence_has_a_line_of_its_own(name: str) -> None:
-    """One that is stuck to the end of a line closes nothing: what follows is shown as code, and its block not read."""
+    """A fence at the end of a line closes nothing: the following text is shown as code, and its block is not read."""
     assert [line for line in PAGES[name].splitlines() if "```" in line.lstrip("` ")] == []
 
 
@@ -209,7 +209,7 @@ def test_shown_verdicts_are_those_on_record(name: str, block: Block) -> None:
 
 
 def held(claim: str, verdict: str, model: str, corpus: str) -> int:
-    """1 where the record speaks of it, and says so; 0 where it is a machine's."""
+    """Return 1 if the record has the verdict, 0 if it depends on the machine."""
     if load_register()[claim].requires in MACHINE_BOUND:
         return 0
     known, circumstances = load_known_verdicts([find_golden_folder()]), RunConditions(0, "smoke")
@@ -260,7 +260,7 @@ def _order(page: str) -> list[str]:
 
 
 def test_what_was_found_is_what_is_on_record() -> None:
-    """A verdict told in a section is the record's for that model and text."""
+    """A verdict in a section is the record's for that model and text."""
     record, told = claims.recorded(), 0
     for section in claims.SECTION.finditer(PAGES["docs/claims.md"]):
         for found in claims.FOUND.finditer(section["text"]):
@@ -276,10 +276,10 @@ def test_what_was_found_is_what_is_on_record() -> None:
             assert {entry["verdict"] for entry in entries} == {found["verdict"]}, (section["claim"], found[0])
             told += 1
     assert told >= len(load_register()) // 2
-    assert SEED_DEPENDENT not in OUTCOMES  # told as such, never as one of its seeds
+    assert SEED_DEPENDENT not in OUTCOMES  # shown as such, never as the verdict of one seed
 
 
-# ---------------------------------------------------------------- pages hang together
+# ---------------------------------------------------------------- pages form a whole
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -25,7 +25,7 @@ METADATA = "Metadata-Version: 2.1\nName: mine\nVersion: 0.1\n"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds the package as an installer would lay it out."""
+    """Return a folder with the package as an installer lays it out."""
     folder = tmp_path_factory.mktemp("site")
     found = FILES.findall((ROOT / "docs" / "own-claim.md").read_text(encoding="utf-8"))
     assert len(found) == 7
@@ -66,9 +66,9 @@ def test_suites_ask_the_claim_on_the_corpus_and_show_table_and_provenance(site: 
     assert report["provenance"]["extensions"] == {"mine": {"rack": "north"}}
 
 
-@pytest.mark.slow  # a run and a judge; that its row is asked and its gate is known is held beside
+@pytest.mark.slow  # a run and a judge; other tests check that its row is decided and its gate is known
 def test_a_falsified_claim_of_others_fails_the_run_and_emad_judge_alike(site: Path, tmp_path: Path) -> None:
-    """Its gate and its thresholds are a row's like any other."""
+    """Its gate and its thresholds work like those of any row."""
     (tmp_path / "strict.toml").write_text("[MY-1]\nthresholds = { nll_nats = 0.01 }\n")
     arguments = ("--emad-model", "emad-nano", "--emad-claims", tmp_path / "strict.toml", "-k", "MY-1")
     done, report = suites(site, tmp_path, ROOT / "suites/claims/test_model.py", *arguments)

@@ -25,7 +25,7 @@ def test_every_import_points_the_right_way() -> None:
 
 
 def test_a_wrong_import_is_seen(tmp_path: Path) -> None:
-    """A tree like ours, empty but for imports against each contract: sources are read, not what is installed."""
+    """A tree like ours with only forbidden imports, one per contract: sources are read, not installed packages."""
     for package in ("emad_ref", "pytest_emad", "suites"):
         for source in (ROOT / package).rglob("*.py"):
             target = tmp_path / source.relative_to(ROOT)
@@ -60,7 +60,7 @@ OPTIONAL = ("lm_eval", "datasets", "distributed", "submitit")
 
 
 def test_measurements_need_no_extra(tmp_path: Path) -> None:
-    """README's first command installs neither lm-eval nor a cluster's packages."""
+    """README's first command installs neither lm-eval nor packages for clusters."""
     (tmp_path / "program.py").write_text(
         f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL}))\n"
         "import emad_ref.measurements.model_measurements, emad_ref.measurements.pair_measurements\n"
@@ -71,7 +71,7 @@ def test_measurements_need_no_extra(tmp_path: Path) -> None:
 
 
 def test_help_needs_no_torch(tmp_path: Path) -> None:
-    """Torch takes seconds to import: no module of the command line, of a run's plan or of the plugin imports it."""
+    """Torch takes seconds to import: no module of the command line, of the run plan or of the plugin imports it."""
     modules = [f"emad_ref.cli.{source.stem}" for source in (ROOT / "emad_ref" / "cli").glob("[!_]*.py")]
     modules += ["emad_ref.claims.base", "pytest_emad.plugin"]
     (tmp_path / "program.py").write_text(f"import sys; sys.modules['torch'] = None\nimport {', '.join(modules)}")

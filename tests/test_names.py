@@ -16,12 +16,12 @@ PRODUCT = tuple(
     source for package in ("emad_ref", "pytest_emad", "suites") for source in sorted((ROOT / package).rglob("*.py"))
 )
 
-# A result type is named after what produces it, so that a reader can tell one from another.
+# A result type is named after its producer, so that a reader can tell one from another.
 BANNED_CLASSES = frozenset({
     "Aside", "Asked", "Being", "Beside", "Drawn", "Either", "Found", "Given", "Heard", "Held", "Kept", "Known", "Made",
     "Meant", "Met", "Read", "Reached", "Said", "Seen", "Shown", "Stood", "Taken", "Thing", "Told", "Wanted", "Whence",
 })  # fmt: skip
-# A module is the noun of what it holds.
+# A module is named by the noun of its content.
 BANNED_MODULES = frozenset({
     "again", "apart", "asked", "asking", "begun", "beside", "beyond", "bounded", "bridging", "caught", "drafted",
     "exchanged", "expected", "found", "fresh", "gathered", "gathering", "handing", "helpers", "held", "here", "hollow",
@@ -90,13 +90,13 @@ def test_no_source_cites_a_document_that_is_not_here() -> None:
 
 
 def test_no_module_is_longer_than_850_lines() -> None:
-    """More than that are more than one idea."""
+    """A longer module has more than one subject."""
     lines = {str(source): len(source.read_text(encoding="utf-8").splitlines()) for source in PRODUCT}
     assert not {source: count for source, count in lines.items() if count > 850}
 
 
 def test_what_a_number_is_stands_in_one_place() -> None:
-    """A check written anew forgets that Python counts True among its integers."""
+    """A new check tends to forget that Python counts True among its integers."""
     own_check = re.compile(
         r"type\([^()]*\) (?:is|is not|in|not in) \(?(?:int|float)\b"
         r"|isinstance\([^()]*, (?:int|int \| float)\) and not isinstance\([^()]*, bool\)"
@@ -123,7 +123,7 @@ def _defined(source: Path) -> frozenset[str]:
 
 
 def _resolves(reference: str) -> bool:
-    """Whether a dotted ``reference`` leads to a module of the product, or to names in one."""
+    """Return whether a dotted ``reference`` leads to a module of the product, or to names in one."""
     place, parts = ROOT / "emad_ref", reference.removeprefix("emad_ref.").split(".")
     for number, part in enumerate(parts):
         if (place / f"{part}.py").is_file():

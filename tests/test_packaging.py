@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 def description_of(archive: Path) -> str:
-    """The long description in the metadata of a wheel or an sdist."""
+    """Return the long description in the metadata of a wheel or an sdist."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
@@ -37,7 +37,7 @@ def description_of(archive: Path) -> str:
 
 
 def check(*command: object, cwd: Path, status: int = 0, **settings: str) -> str:
-    """Run a command without the outer run's Python settings, but with ``settings``; its output, also in the error."""
+    """Run a command with ``settings``, not the outer run's Python settings; return its output, also in the error."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST", "TOX"))}
     done = subprocess.run(
         [str(part) for part in command],
@@ -61,7 +61,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The content of the sdist, from which both wheels are built: a file missing there is missed here."""
+    """Return the unpacked sdist, from which both wheels are built, so that a file missing there is noticed here."""
     source = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
         archive.extractall(source, filter="data")
@@ -87,7 +87,7 @@ def models_wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="session")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment that holds the wheel, its dependencies and pytest-xdist."""
+    """Return the interpreter of an environment with the wheel, its dependencies and pytest-xdist."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=True)
     interpreter = folder / "bin" / "python"
@@ -98,14 +98,14 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def missing(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the wheel says of its default model where pytest-emad-models is not installed."""
+    """Return the wheel's message about its default model if pytest-emad-models is not installed."""
     suites = ("-p", "no:cacheprovider", "--pyargs", "pytest_emad.suites")
     return check(bare, "-m", "pytest", *suites, cwd=tmp_path_factory.mktemp("run"), status=4)
 
 
 @pytest.fixture(scope="session")
 def python(bare: Path, missing: str, models_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment that sees ``bare``, and in which the command that ``missing`` names was run."""
+    """Return the interpreter of an environment over ``bare`` in which the command of ``missing`` was run."""
     folder = tmp_path_factory.mktemp("with_models")
     venv.create(folder, with_pip=True)
     interpreter = folder / "bin" / "python"
@@ -119,7 +119,7 @@ def python(bare: Path, missing: str, models_wheel: Path, tmp_path_factory: pytes
 
 
 def tracked(folder: str) -> set[str]:
-    """Files of ``folder`` that belong into a distribution."""
+    """Return the files of ``folder`` that belong in a distribution."""
     return {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / folder).rglob("*")
@@ -133,7 +133,7 @@ def test_the_sdist_has_all_that_the_wheel_is_made_of(sdist: Path) -> None:
     expected = {"hatch_build.py", "pyproject.toml", "LICENSE", "README.md", "constraints.txt"}
     for folder in ("emad_ref", "pytest_emad", "suites", "golden", "tests", "examples"):
         expected |= tracked(folder)
-    expected -= {"examples/cpp/decoder"}  # where somebody built it
+    expected -= {"examples/cpp/decoder"}  # in a folder that was used for a build
     assert expected <= names, sorted(expected - names)
 
 
@@ -192,7 +192,7 @@ def test_without_the_models_the_wheel_judges_its_own(bare: Path, tmp_path: Path)
 
 
 def test_the_installed_suites_pass(python: Path, tmp_path: Path) -> None:
-    """Without the sources anywhere near: what the wheel lacks is missed here."""
+    """The sources are out of reach, so that a file missing in the wheel is noticed here."""
     text = check(
         python, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "pytest_emad.suites.invariants", cwd=tmp_path
     )
@@ -219,7 +219,7 @@ def test_the_gate_as_readme_gives_it_is_green_for_its_decoder(python: Path, tmp_
 
 
 def test_an_editable_build_leaves_no_copies(tmp_path: Path) -> None:
-    """A static force-include would: stale suites beside the live ones."""
+    """A static force-include would: old copies of the suites next to the current ones."""
     script = "from hatchling.build import build_editable; import sys; build_editable(sys.argv[1])"
     check(sys.executable, "-c", script, tmp_path, cwd=ROOT)
     (path,) = tmp_path.glob("*.whl")

@@ -13,7 +13,7 @@ README = ROOT / "README.md"
 if not README.is_file():
     pytest.skip("README.md is not part of an installed package", allow_module_level=True)
 TEXT = README.read_text(encoding="utf-8")
-LONGEST = 10 * 1024  # bytes: read in one sitting; what is longer stands in docs/
+LONGEST = 10 * 1024  # bytes, for one sitting; longer text belongs in docs/
 
 
 def test_it_is_read_in_one_sitting() -> None:
@@ -21,7 +21,7 @@ def test_it_is_read_in_one_sitting() -> None:
 
 
 def test_an_index_shows_paths_where_the_page_has_relative_links() -> None:
-    """Built from the sources where hatchling is installed; else that of the installation, made from them."""
+    """Built from the sources if hatchling is installed; else read from the installation, which was made from them."""
     try:
         from hatchling.metadata.core import ProjectMetadata
         from hatchling.plugin.manager import PluginManager

@@ -66,7 +66,7 @@ class Recipe:
 
 @cache
 def recipes() -> dict[str, Recipe]:
-    """By their headings, in order."""
+    """Return the recipes by heading, in order."""
     _, _, chapter = PAGE.read_text(encoding="utf-8").partition("\n## Recipes\n")
     sections = chapter.partition("\n## ")[0].split("\n### ")[1:]
     return {section.partition("\n")[0].strip(): _recipe(section) for section in sections}
@@ -89,14 +89,14 @@ def _recipe(section: str) -> Recipe:
 
 
 def copied(folder: Path) -> Path:
-    """What git tracks, as it stands in this checkout; all of it in a copy that has no history."""
+    """Copy all files that git tracks from this checkout, or all files of a copy without history."""
     if (ROOT / ".git").exists():
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
         for name in listed.decode().split("\0")[:-1]:
-            if (ROOT / name).is_file():  # one that was removed and not yet committed is still listed
+            if (ROOT / name).is_file():  # git still lists a file that was removed but not yet committed
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name)
-        for made in [*folder.rglob("*/")]:  # bytecode serves the copies of unchanged files: it names time and size
+        for made in [*folder.rglob("*/")]:  # the copies reuse bytecode of unchanged files, by time and size
             if (compiled := ROOT / made.relative_to(folder) / "__pycache__").is_dir():
                 shutil.copytree(compiled, made / "__pycache__")
     else:
@@ -106,7 +106,7 @@ def copied(folder: Path) -> Path:
 
 
 def check(recipe: Recipe, root: Path) -> str:
-    """What the first command that fails prints; "" where all succeed."""
+    """Return the output of the first command that fails; "" if all succeed."""
     environment = {name: value for name, value in os.environ.items() if name not in ("CI", "PYTEST_ADDOPTS")}
     environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(root)}
     for command in recipe.commands:
@@ -132,17 +132,17 @@ def test_a_recipe_works_on_a_copy_of_the_checkout(name: str, tmp_path: Path) -> 
     assert not (complaint := tried(recipe, recipe.steps, tmp_path)), complaint
 
 
-@pytest.mark.slow  # a run for each step; that the whole recipe works is held above
+@pytest.mark.slow  # one run per step; the test above covers the whole recipe
 @pytest.mark.parametrize(
     ("name", "number"), [(name, number) for name, recipe in recipes().items() for number in range(len(recipe.steps))]
 )
 def test_every_step_of_a_recipe_is_needed(name: str, number: int, tmp_path: Path) -> None:
-    """Its check fails where one is left out: it looks at what the steps made."""
+    """Without one of the steps the check fails, because it reads the results of each."""
     recipe = recipes()[name]
     assert tried(recipe, [step for at, step in enumerate(recipe.steps) if at != number], tmp_path)
 
 
-@pytest.mark.slow  # of what the two above use
+@pytest.mark.slow  # a module that the two above import
 def test_a_check_that_runs_no_test_fails(tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text("import pytest\n\n@pytest.mark.skip\ndef test_one(): pass\n")
     for command in ("pytest -q -k two test_one.py", "pytest -q test_one.py"):

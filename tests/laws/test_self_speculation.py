@@ -242,7 +242,7 @@ def laws():
 
 
 def under_the_models_law(laws, k, temperature, gate_bits=None):
-    """Return the p-value of all texts of three tokens in thousands of rows under the last layer's chain, and the run."""
+    """Return the p-value of all three-token texts in thousands of rows, under the last layer's chain; and the run."""
     shallow, deep = laws
     prompts = [Prompt(np.array([0]))] * SAMPLES
     model = Partner(MarkovDecoder(deep, shallow), DRAFTING)

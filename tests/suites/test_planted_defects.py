@@ -35,16 +35,16 @@ from emad_ref.record import Record
 from pytest_emad.suite_support import Auditor
 
 STUDY = Study(corpus="world:premise")
-FEW_PAIRS = replace(STUDY, budget=replace(BUDGETS["smoke"], pairs=2))  # how many are timed is not what is audited
-# kinds that need a whole run
+FEW_PAIRS = replace(STUDY, budget=replace(BUDGETS["smoke"], pairs=2))  # the number of timed requests is not under test
+# kinds of defects that need a whole run
 APART = ("timed", "answers", "refusal", "noise", "exits", "forged", "judge's model", "speculation")
-ELSEWHERE = ("test_golden", "test_session_machine")  # tests that are held against a record, or shrink what they find
+ELSEWHERE = ("test_golden", "test_session_machine")  # tests that read a record, or shrink their examples
 PLANTED = {
     name: planted
     for name, planted in CATALOGUE.items()
     if not planted.is_honest and planted.kind not in APART and not any(test in planted.test for test in ELSEWHERE)
 }
-# Of these kinds, which take seconds each, one defect stays in CI for every complaint that names it.
+# Of these kinds, which take seconds each, one defect per distinct complaint stays in CI.
 SECONDS_EACH = ("sampling", "memory")
 CALLED = sorted({planted.test for planted in PLANTED.values()})
 HONEST = CATALOGUE["honest"].make
@@ -59,13 +59,13 @@ def loaded() -> Iterator[LoadedModel]:
 
 @pytest.fixture(scope="module")
 def known(loaded: LoadedModel) -> dict[str, Any]:
-    """What does not depend on the decoder, gathered once."""
+    """Return the points that do not depend on the decoder, computed once."""
     bridging = ModelMeasurements(loaded, STUDY, RunResources()).replay_validity
     return {"probing_point": bridging.probing_point, "shallow_point": bridging.shallow_point}
 
 
 def judged(loaded: LoadedModel, known: dict[str, Any], make: MutantFactory, study: Study = STUDY) -> ModelMeasurements:
-    """Evidence about a decoder, as a run would gather it from the hook."""
+    """Return measurements of a decoder, as a run makes them from the hook."""
     evidence = ModelMeasurements(loaded, study, RunResources(make))
     for name, point in known.items():
         setattr(evidence.replay_validity, name, point)
@@ -73,7 +73,7 @@ def judged(loaded: LoadedModel, known: dict[str, Any], make: MutantFactory, stud
 
 
 def complaints(evidence: ModelMeasurements, test: str) -> Iterator[str]:
-    """Of one test of the suites, called for each of its parameters with the fixtures it names."""
+    """Yield the failures of one test of the suites, called for each of its parameters with the fixtures it names."""
     path, _, name = test.partition("::")
     function: Any = getattr(importlib.import_module(f"suites.{path.removesuffix('.py').replace('/', '.')}"), name)
     settings = SimpleNamespace(gating=SimpleNamespace(inconclusive="fail"), budget=STUDY.budget)
@@ -106,7 +106,7 @@ def defect_parameter(name: str) -> Any:
 
 @pytest.mark.parametrize("defect", [defect_parameter(name) for name in PLANTED])
 def test_a_planted_defect_is_named(loaded: LoadedModel, known: dict[str, Any], defect: str) -> None:
-    """The first complaint that says so ends the test: further parameters would only be asked the same."""
+    """The first matching complaint ends the test; further parameters would only repeat the check."""
     planted, said = PLANTED[defect], []
     try:
         for complaint in complaints(judged(loaded, known, planted.make), planted.test):
@@ -118,7 +118,7 @@ def test_a_planted_defect_is_named(loaded: LoadedModel, known: dict[str, Any], d
     pytest.fail(f"{planted.says!r} in none of {said}")
 
 
-@pytest.mark.parametrize("token", [18, 354])  # emad-nano says the first rarely, the second often
+@pytest.mark.parametrize("token", [18, 354])  # emad-nano emits the first rarely, the second often
 def test_one_token_that_is_never_said_is_missed(loaded: LoadedModel, known: dict[str, Any], token: int) -> None:
     def ban(pick: Any, sampler: Any, logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
         found: torch.Tensor = pick(logits.index_fill(-1, torch.tensor([token]), -torch.inf), rows)
@@ -144,10 +144,10 @@ TIMED = [name for name, planted in CATALOGUE.items() if planted.kind == "timed"]
 def test_what_is_timed_is_looked_at_afterwards(
     loaded: LoadedModel, known: dict[str, Any], name: str, rows: int, passed: bool
 ) -> None:
-    """What EMAD-F2 asks before it believes a clock: a decoder that reads one token and emits one is caught.
+    """EMAD-F2 checks timed requests before it believes a clock: a decoder that reads one token and emits one is caught.
 
-    Two pairs are few. Beside other processes full depth that is slowed is as fast as it should be in one of them, in
-    some of thirty runs, so a defect is timed anew before it counts as missed; a right decoder passes at once.
+    Two pairs are few. On a busy machine, in some of thirty runs one pair times slowed full depth as fast as it should
+    be, so a defect is timed again before it counts as missed; a correct decoder passes at once.
     """
     point = known["probing_point"]
     for _ in range(1 if passed else DEFECT_ATTEMPTS):
@@ -161,12 +161,12 @@ def test_what_is_timed_is_looked_at_afterwards(
         assert re.search(CATALOGUE[name].says, finding.detail)
 
 
-# ---------------------------------------------------------------- records that are made late, steps that are declined
+# ---------------------------------------------------------------- records that are made late, declined steps
 
 
 @dataclass(frozen=True)
 class LateRecord(Record):
-    """It is made when a column of it is first read."""
+    """A record that is made when one of its columns is first read."""
 
     making: Callable[[], Record] | None = None
 
@@ -179,7 +179,7 @@ COLUMNS = {field.name for field in fields(Record)}
 
 
 def decode_when_read(generate: Any, decoder: Any, *arguments: Any) -> LateRecord:
-    """``generate`` returns at once; ``SPENT``: seconds of decoding, request by request."""
+    """Return at once from ``generate``; ``SPENT``: seconds of decoding, request by request."""
 
     @cache
     def making() -> Record:
@@ -200,14 +200,14 @@ def test_a_record_that_is_decoded_when_it_is_read_wins_no_time(loaded: LoadedMod
     stopwatch.request_shape = STUDY.budget.prompt_tokens, STUDY.budget.new_tokens
     drawn = stopwatch.make_requests(1)
     timed = stopwatch.time_point(1, drawn, point=known["probing_point"])
-    decoded = SPENT[: 2 * len(drawn.batches)][2 * WARM_UP :]  # in turns: full depth and the point
+    decoded = SPENT[: 2 * len(drawn.batches)][2 * WARM_UP :]  # alternately at full depth and at the point
     assert sum(timed.seconds[FULL]) + sum(timed.seconds[ADAPTIVE]) >= sum(decoded)
     kept = timed.outputs[ADAPTIVE][next(iter(timed.audited))]
     assert type(kept) is Record, "arrays of the judge's own"
 
 
 def test_what_is_looked_at_is_drawn_after_the_last_request(loaded: LoadedModel, known: dict[str, Any]) -> None:
-    """By the entropy that the report names, which draws the same again."""
+    """The report names the entropy, which draws the same requests again."""
     study = replace(STUDY, budget=replace(BUDGETS["smoke"], pairs=12))
     stopwatch = judged(loaded, known, HONEST, study).latency
     stopwatch.request_shape = 8, 2

@@ -13,7 +13,7 @@ from tests.unit.tasks.test_datasets import write
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 for module in ("datasets", "emad_ref.tasks.evaluation", "emad_ref.tasks.lm_eval_model"):
-    import_module(module)  # pytester takes modules back out, and what these register cannot be registered twice
+    import_module(module)  # pytester unloads modules, and their registrations cannot be made twice
 
 F1 = ("claims/test_model.py",)
 NOT_LITERAL = only("EMAD-F1")
@@ -21,7 +21,7 @@ NOT_LITERAL = only("EMAD-F1")
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Words that the tiny reader knows."""
+    """Return a data folder with words that the tiny reader knows."""
     folder = tmp_path_factory.mktemp("data")
     write(
         folder / "arc/ARC-Easy/test.jsonl",

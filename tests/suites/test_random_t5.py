@@ -11,14 +11,14 @@ from transformers import T5Config, T5ForConditionalGeneration
 from pytest_emad import integrity
 from tests.suites.conftest import Run, only, text_of, verdicts_of
 
-# Of the two suites, what an encoder-decoder cannot answer as they ask (a forward without decoder inputs, lm-eval's
+# Tests of the two suites that an encoder-decoder cannot take (a forward without decoder inputs, lm-eval's
 # requests without sources), and speculation, which is about a pair of other models.
 LEFT_OUT = ("speculat",)
 
 
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """More decoder than encoder layers, as transformers' own generate() trips over."""
+    """Return a T5 with more decoder than encoder layers, as transformers' own generate() fails on."""
     folder = tmp_path_factory.mktemp("models") / "t5"
     torch.manual_seed(0)
     config = T5Config(
@@ -26,7 +26,7 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
         decoder_start_token_id=0, pad_token_id=0, eos_token_id=1,
     )  # fmt: skip
     model = T5ForConditionalGeneration(config)
-    with torch.no_grad():  # as initialised, blocks hardly matter beside the embedding
+    with torch.no_grad():  # with the usual initialisation, blocks hardly matter next to the embedding
         for parameter in model.parameters():
             parameter.copy_(0.3 * torch.randn(parameter.shape) + (parameter.ndim == 1))
     model.save_pretrained(folder)
@@ -50,7 +50,7 @@ OFTEN = (
     ],
 )
 def test_audits_pass(judge: Run, t5: Path, tmp_path: Path, asked: tuple[str, ...]) -> None:
-    """Depth, rollback, rows, bridge, generation, sampling, any order of operations, own greedy tokens."""
+    """Depth, rollback, rows, bridge, generation, sampling, operations in any order, its own greedy tokens."""
     out, chosen = tmp_path / "out", " and ".join(f"not {name}" for name in LEFT_OUT)
     result = judge(*asked, model=t5, report=out, more=("-k", chosen))
     assert result.ret == pytest.ExitCode.OK, text_of(result)

@@ -17,7 +17,7 @@ QUALITY = ("EMAD-E1", "EMAD-F1", "EMAD-F1-literal")
 
 @pytest.fixture
 def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A bundled name whose geometry is tiny: ``random:`` reads its config and no weights."""
+    """Return a bundled name with a tiny geometry: ``random:`` reads its config and no weights."""
     AutoConfig.for_model("gpt_neox", **SIZES).save_pretrained(tmp_path / "weights" / "pocket")
     monkeypatch.setattr(bundled, "weights_folder", lambda: tmp_path / "weights")
     monkeypatch.setattr(
@@ -52,7 +52,7 @@ def test_a_required_decision_on_quality_fails(judge: Run, bundle: str) -> None:
 
 
 def test_time_is_measured_but_no_speed_up_counts_without_quality(judge: Run, bundle: str, tmp_path: Path) -> None:
-    """A required decision on speed fails and says what is missing; block compute is counted."""
+    """A required verdict on speed fails and names the missing premise; block compute is counted."""
     chosen = {"report": tmp_path / "out", "require": "speed", "more": only("EMAD-F2", "EMAD-E5")}
     result = judge("cost/test_claims.py::test_claim", model=bundle, **chosen)
     assert result.ret == pytest.ExitCode.TESTS_FAILED

@@ -24,7 +24,7 @@ USAGE = pytest.ExitCode.USAGE_ERROR
 
 
 def selfcheck(pytester: pytest.Pytester, *more: object) -> pytest.RunResult:
-    """As a command of its own: the catalogue's processes are forked from one that it starts."""
+    """Run the command in a subprocess: the catalogue's processes are forked from one that it starts."""
     return pytester.runpytest_subprocess(f"-c{ROOT / 'pyproject.toml'}", SUITES, *map(str, more))
 
 
@@ -79,7 +79,7 @@ def test_there_are_many_of_many_kinds() -> None:
     assert len(select_one_of_each_kind()) == len(kinds) >= 15
 
 
-# ---------------------------------------------------------------- what became of one
+# ---------------------------------------------------------------- result of one planted decoder
 
 ENTRY = CATALOGUE["kv-fills-of-zeros"]
 COPYING, EAGER = (f"{ENTRY.expected_detector}[m-{case}]" for case in ("copying", "eager"))
@@ -120,7 +120,7 @@ def test_what_has_no_room_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_check_that_has_no_premise_here_is_told_apart() -> None:
-    """No pair of models, or a claim that does not apply to them; a claim that the decoder declined is another thing."""
+    """No pair of models, or a claim that does not apply to them; a claim that the decoder declined is another case."""
     speculation, answers = CATALOGUE["speculation-unverified"], CATALOGUE["answers-where-scored"]
     left_out = {"shipped": speculation.expected_detector, "why": NO_PAIR}
     empty: dict[str, Any] = {"notes": [], "claims": [], "tests": [], "deselected": []}

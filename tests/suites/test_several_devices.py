@@ -13,7 +13,7 @@ FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
 
 
 def test_the_energy_of_one_device_is_not_taken_for_that_of_all() -> None:
-    """Half the joules per token of a model on two boards would look like a saving."""
+    """For a model on two boards, half the joules per token would look like a saving."""
     with open_energy_counter(SimpleNamespace(device=SECOND, devices=(FIRST, SECOND))) as counter:
         assert counter == NoEnergyReason("the model lies on 2 devices, and a counter sees one of them")
     with open_energy_counter(SimpleNamespace(device=torch.device("cpu"), devices=(torch.device("cpu"),))) as counter:

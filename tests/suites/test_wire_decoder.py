@@ -9,7 +9,7 @@ import pytest
 
 from tests.suites.conftest import Run, text_of
 
-# says hello, opens a decoder, and dies at the third call: the standard library alone
+# greets, opens a decoder, and dies at the third call; it imports the standard library alone
 DYING = """
 import json, os, sys
 

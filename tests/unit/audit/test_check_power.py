@@ -25,7 +25,7 @@ POINT, FULL = spread_point(), full_depth(LAYERS)
 
 
 def identity_above(layer: int) -> GPTNeoXForCausalLM:
-    """The tiny model with blocks above ``layer`` that add nothing."""
+    """Return the tiny model with blocks above ``layer`` that add nothing."""
     model = copy.deepcopy(tiny_neox())
     with torch.no_grad():
         for block in model.gpt_neox.layers[layer:]:
@@ -64,7 +64,7 @@ def test_a_point_without_probes_passes(check: str, point: OperatingPoint) -> Non
 
 
 def test_declared_noise_costs_power_instead_of_buying_a_pass() -> None:
-    """A decoder that claims logits may be off by 100 cannot be refuted, but is not passed either."""
+    """A decoder that declares logits off by up to 100 cannot be refuted, but does not pass either."""
 
     class Vague(CachedDecoder):
         capabilities = replace(CachedDecoder.capabilities, logit_noise=100.0)
@@ -73,7 +73,7 @@ def test_declared_noise_costs_power_instead_of_buying_a_pass() -> None:
 
 
 class Nudged(ForeignDecoder):
-    """In a batch its thresholds are half a nat higher: the noise of another kernel, made visible."""
+    """In a batch its thresholds are half a nat higher, like the noise of another kernel, but visible."""
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
         if len(prompts) == 1:
@@ -84,8 +84,8 @@ class Nudged(ForeignDecoder):
 
 @pytest.mark.parametrize(("tolerance", "passed"), [(1e-9, False), (0.6, True)])
 def test_rows_may_differ_from_a_tie_on(tolerance: float, passed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a nat flips a decision: a tie within 0.6 nats, none within 1e-9. Both runs are judged by the lens."""
-    monkeypatch.setattr("emad_ref.audit.finding.TIE_LIMIT", 1.0)  # ties are counted elsewhere
+    """Half a nat flips a decision: a tie within 0.6 nats, no tie within 1e-9. The lens judges both runs."""
+    monkeypatch.setattr("emad_ref.audit.finding.TIE_LIMIT", 1.0)  # another test counts ties
     finding = check_row_independence(under_test(Nudged, POINT, tolerance), drawn((5, 7), 1)[0], 10, needed=0)
     assert finding.passed is passed, finding.detail
     assert finding.ties > 0 if passed else "no tie at or before it" in finding.detail

@@ -35,7 +35,7 @@ def test_logits_at_depths_are_the_whole_lens_there_to_the_last_bit(
 
 
 def test_rounding_covers_the_order_of_summation_and_follows_the_precision() -> None:
-    """Copies, each fed alone or in one batch, sum in other orders; float64 rounds 2^29 times as finely."""
+    """Copies, each fed alone or in one batch, sum in different orders; float64 rounds 2^29 times as finely."""
     model, every = small_model("llama"), range(1, LAYERS + 1)
     found = {}
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
@@ -65,7 +65,7 @@ def test_the_size_of_an_adaptive_readout_is_known_within_the_error_of_its_confid
 
 @pytest.mark.parametrize("family", ["gpt_neox", "llama", "opt", "gemma2"])
 def test_sequences_in_one_pass_have_the_logits_of_each_alone(family: str) -> None:
-    """Shorter ones are padded behind their ends, which changes nothing but the order of summation."""
+    """Shorter sequences are padded at the end, which changes only the order of summation."""
     lens = ModelLens(CausalStepper(small_model(family)))
     sequences = [(TOKENS, 0), (TOKENS[2:5], 1), (TOKENS[::-1][:7], 6)]
     for (tokens, first), found in zip(sequences, lens.read_sequences(sequences, (2, LAYERS)), strict=True):
@@ -90,4 +90,4 @@ def test_announced_sequences_are_read_several_at_once(monkeypatch: pytest.Monkey
     for tokens in order:
         np.testing.assert_allclose(np.asarray(ahead(tokens, 2)), np.asarray(lens(tokens, 2)), atol=1e-5)
     assert [each for each in passes if len(each) > 1] == [[9, 8, 7], [9, 8]]
-    assert passes.count([4]) == 2  # not announced: read alone, here and for comparison
+    assert passes.count([4]) == 2  # not announced: read alone in both cases

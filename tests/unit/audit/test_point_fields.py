@@ -32,7 +32,7 @@ from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.signals import SIGNALS
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
-# fields that decide nothing, and why no audit can tell whether they are read
+# fields that decide nothing, and the reason why no audit can tell whether they are read
 LABELS: dict[str, str] = {
     "name": "how reports call the point",
     "family": "where its thresholds come from, which stand beside it",
@@ -41,7 +41,7 @@ LABELS: dict[str, str] = {
 }
 PARTS = {"": OperatingPoint, "estimator.": EntropyEstimator, "confidence.": ConfidenceParameters, "bins.": BinSpec}
 WHOLE = {"estimator", "confidence", "bins"}  # by their parts
-OTHERWISE_RETRIEVED = {"faiss"}  # approximations of "exact" whose misses depend on the index that was built
+OTHERWISE_RETRIEVED = {"faiss"}  # approximations of "exact" whose misses depend on the index
 NEW = 8
 
 
@@ -92,7 +92,7 @@ def check(opened: Any, rng: np.random.Generator) -> FieldsCheck:
 
 
 def audited(name: str, by: PointChange = lambda point: point) -> Finding:
-    """Of one variant, a decoder that decodes ``by`` another point than the one it is asked for."""
+    """Audit, for one variant, a decoder that decodes ``by`` a point other than the requested one."""
     rng = np.random.default_rng(3)
     text = rng.integers(0, VOCABULARY, 20)
 

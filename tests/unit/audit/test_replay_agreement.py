@@ -24,7 +24,7 @@ TOLERANCE = tolerance("gpt_neox", "float64", "cpu")
 
 @functools.cache
 def replayed(adaptive_from: int, point: OperatingPoint = POINT) -> ReplayedDocument:
-    """Replay by the lens: the running minimum of first fires, and −log p of the next token at that depth."""
+    """Replay on the lens: the running minimum of first fires, and −log p of the next token at that depth."""
     tokens = np.random.default_rng(7 + adaptive_from).integers(3, VOCABULARY, 16)
     reference = compute_reference(lens_of(tiny_neox()), tokens, point, adaptive_from)
     logits, signal = reference.logits[:-1], reference.signal[:-1]
@@ -80,7 +80,7 @@ def test_a_defective_decoder_does_not_cross(defect: str) -> None:
 
 @pytest.mark.parametrize("excuses_ties", [False, True])
 def test_a_tie_excuses_a_depth_and_what_follows_from_it(excuses_ties: bool) -> None:
-    """The decoder sees the first position's signal just below the threshold, replay just above: counted, 1 in 15."""
+    """The decoder reads the first signal just below the threshold, replay just above: counted as a tie, 1 in 15."""
     first = float(replayed(0).signal[0, 0])
     above, below = (replace(POINT, thresholds=((first + by, *POINT.thresholds[0][1:]),)) for by in (1e-7, -1e-7))
     decoder = CachedDecoder(tiny_neox(), above)

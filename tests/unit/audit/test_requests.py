@@ -64,7 +64,7 @@ def checked(check: str, made: type[CachedDecoder] | type[ForeignDecoder]) -> Fin
 
 
 class Unforced(CachedSession):
-    """Depths are the rule's alone."""
+    """A decoder without forced depths."""
 
     def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
         if depth is not None:
@@ -77,7 +77,7 @@ class DeclinesForcedDepth(CachedDecoder):
 
 
 class Wraps(CachedDecoder):
-    """What goes wrong in a request is an error of its own."""
+    """Wraps errors within a request into its own error type."""
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
         try:
@@ -133,7 +133,7 @@ def test_a_stop_set_holds_ids_that_agree_with_emitted_ones_in_their_low_bits() -
     emitted = [np.array([3, 1, 2]), np.array([300, 2**16 + 5, 9]), np.array([300, 2**16 + 5, 9])]
     drawn = [draw_stop_tokens(emitted, [], np.random.default_rng(seed)) for seed in range(40)]
     for stops in drawn:
-        assert (44 in stops) is (300 not in stops)  # a token behind a stop is never emitted
+        assert (44 in stops) is (300 not in stops)  # no token behind a stop is emitted
         assert stops <= {3, 1, 2, 300, 2**16 + 5, 9, 44, 5, 2**16 + 5 - 256}
     assert any({44, 5} <= stops for stops in drawn)
 
@@ -154,7 +154,7 @@ def test_variations_are_those_that_keys_of_a_cache_mix_up() -> None:
     assert [0, 1, 3, 2, 5, 4, 7, 6, 8, 9] in alike
     assert [0, 8, 2, 3, 4, 5, 6, 7, 1, 9] in alike
     parted = [each for each in varied if each[:5] == text[:5].tolist() and each[5:6] not in ([], [text[5]])]
-    assert sorted(len(each) for each in parted) == [9, 9, 10, 15]  # one is replaced inside a block
+    assert sorted(len(each) for each in parted) == [9, 9, 10, 15]  # a token is replaced inside a block
     assert any(each[:-1] == text[:-1].tolist() for each in alike)
     assert any(each[1:] == text[1:].tolist() for each in alike)
     assert text[:5].tolist() in varied
@@ -175,7 +175,7 @@ def test_a_variation_differs_in_high_bits_of_an_id_alone() -> None:
     text, others = np.arange(10), np.array([50, 51, 256 + 4, 53, 54, 2**16 + 5, 512 + 3, 57, 58, 59])
     varied = [each.tolist() for each in prompt_variations(text, others)]
     assert len(varied) == VARIATIONS
-    assert [0, 1, 2, 3, 4, 2**16 + 5, 6, 7, 8] in varied  # agrees in the most bits
+    assert [0, 1, 2, 3, 4, 2**16 + 5, 6, 7, 8] in varied  # the id with the most equal bits
 
 
 def test_a_beginning_is_read_out_of_the_last_answer() -> None:
@@ -203,11 +203,11 @@ def test_a_beginning_is_read_out_of_the_last_answer() -> None:
     assert asked == [9, 6, 9, 9, 6]
 
 
-# ---------------------------------------------------------------- decoders in this process that take threads, or stream
+# ---------------------------------------------------------------- in-process decoders with threads or streams
 
 
 class Threaded(TokenDecoder):
-    """A right one."""
+    """A correct decoder with threads."""
 
     concurrent = True
 
@@ -228,7 +228,7 @@ class Threaded(TokenDecoder):
 
 
 class Racing(Threaded):
-    """A request is kept where the next one finds it."""
+    """Stores a request where the next one overwrites it."""
 
     def complete(self, prompts: Sequence[Ints], max_new: int, stop: frozenset[int]) -> list[Completion]:
         self.kept = prompts
@@ -237,7 +237,7 @@ class Racing(Threaded):
 
 
 class Crashing(Racing):
-    """Notices it."""
+    """Raises an error when that happens."""
 
     def complete(self, prompts: Sequence[Ints], max_new: int, stop: frozenset[int]) -> list[Completion]:
         answers = super().complete(prompts, max_new, stop)
@@ -295,12 +295,12 @@ class GenerateAlone(Threaded):
     token_arrivals = TokenDecoder.token_arrivals  # type: ignore[assignment]
 
 
-# ---------------------------------------------------------------- requests sampled at once
+# ---------------------------------------------------------------- simultaneous sampled requests
 
-HOT, SAMPLED_NEW, SEEDS = 12.0, 6, (1, 2)  # the tiny model's logits are wide: only so hot is there something to draw
+HOT, SAMPLED_NEW, SEEDS = 12.0, 6, (1, 2)  # the tiny model's logits are wide: only at this temperature do draws vary
 
 
-@cache  # most requests are sent several times, alone and beside others, by every test below
+@cache  # cached: every test below sends most requests several times, alone and together
 def answered(
     temperature: float, seed: int, prompts: tuple[tuple[int, ...], ...], max_new: int, stop: frozenset[int]
 ) -> list[tuple[Ints, bool]]:
@@ -310,7 +310,7 @@ def answered(
 
 
 class Sampling(Threaded):
-    """A right one at a temperature. Requests of all its kind meet in ``kind.running``."""
+    """A correct decoder at a temperature. Requests of one class meet in ``kind.running``."""
 
     lock = threading.Lock()
     running: list[Sampling]
@@ -323,7 +323,7 @@ class Sampling(Threaded):
     def complete(self, prompts: Sequence[Ints], max_new: int, stop: frozenset[int]) -> list[Completion]:
         with self.lock:
             self.running.append(self)
-        time.sleep(0.005)  # others begin meanwhile
+        time.sleep(0.005)  # other requests start in this time
         with self.lock:
             temperature, seed = self.drawn_by(list(self.running))
         found = self.answered(temperature, seed if temperature else 0, tuple(map(tuple, prompts)), max_new, stop)
@@ -336,7 +336,7 @@ class Sampling(Threaded):
 
 
 class SharedGenerator(Sampling):
-    """Requests at once draw from one generator."""
+    """Simultaneous requests draw from one generator."""
 
     drawn = 1000
 
@@ -346,37 +346,37 @@ class SharedGenerator(Sampling):
 
 
 class OneSeed(Sampling):
-    """Requests at once draw from the same numbers, whatever their seeds: in the distribution, one by one."""
+    """Simultaneous requests draw equal numbers for any seed; each request alone has the right distribution."""
 
     def drawn_by(self, running: Sequence[Sampling]) -> tuple[float, int]:
         return self.temperature, self.seed if len(running) == 1 else 99
 
 
 class OneTemperature(Sampling):
-    """Requests at once have the temperature of the first."""
+    """Simultaneous requests have the temperature of the first."""
 
-    answered = staticmethod(answered.__wrapped__)  # which takes long enough for greedy ones to meet sampled ones
+    answered = staticmethod(answered.__wrapped__)  # uncached, so slow enough for greedy requests to meet sampled ones
 
     def drawn_by(self, running: Sequence[Sampling]) -> tuple[float, int]:
         return running[0].temperature, self.seed
 
 
 class HottestOfAll(Sampling):
-    """Sampled requests at once have the highest of their temperatures; greedy ones stay greedy."""
+    """Simultaneous sampled requests have the highest of their temperatures; greedy ones stay greedy."""
 
     def drawn_by(self, running: Sequence[Sampling]) -> tuple[float, int]:
         return (max(each.temperature for each in running) if self.temperature else 0.0), self.seed
 
 
 class ColderAtOnce(Sampling):
-    """What is sampled beside others is sampled at temperature 1."""
+    """A request together with others is sampled at temperature 1."""
 
     def drawn_by(self, running: Sequence[Sampling]) -> tuple[float, int]:
         return self.temperature / (12 if len(running) > 1 else 1), self.seed
 
 
 class Unanswered(Sampling):
-    """Greedy requests beside sampled ones are lost."""
+    """Greedy requests together with sampled ones are lost."""
 
     def complete(self, prompts: Sequence[Ints], max_new: int, stop: frozenset[int]) -> list[Completion]:
         while not self.temperature and any(each.temperature for each in self.running):
@@ -407,7 +407,7 @@ def judged_samples(made: type[Sampling], noise: float = 0.0) -> Finding:
         pytest.param(
             SharedGenerator,
             "rows of requests at once draw other tokens than alone under the same seed",
-            marks=pytest.mark.slow,  # OneSeed is refuted in the same words, so are the next two
+            marks=pytest.mark.slow,  # OneSeed is refuted in the same words, and so are the next two
         ),
         (OneSeed, "draw other tokens than alone under the same seed"),
         (OneTemperature, "greedy request . beside . sampled ones: |other tokens than alone"),
@@ -428,7 +428,7 @@ def test_requests_sampled_at_once_draw_what_each_draws_alone(
 
 
 def test_what_is_sampled_at_once_follows_the_distribution_also_where_noise_excuses_other_draws() -> None:
-    """A declared noise of that size lets every row part: only the distribution is left, and greedy tokens are ties."""
+    """Declared noise of that size lets every row differ: only the distribution is tested; greedy tokens are ties."""
     finding = judged_samples(Sampling, noise=0.5)
     assert finding.passed is True, finding.detail
     finding = judged_samples(ColderAtOnce, noise=0.5)

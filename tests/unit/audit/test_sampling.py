@@ -16,11 +16,11 @@ from emad_ref.protocol import Capabilities, Prompt
 from tests.decoders.audited_model import drawn, lens_of, spread_point, tiny_neox
 from tests.decoders.cached_decoder import CachedDecoder
 
-NEW, HOT, TOLERANCE = 12, 12.0, 1e-9  # the tiny model's logits are wide: only so hot does it leave something to draw
+NEW, HOT, TOLERANCE = 12, 12.0, 1e-9  # the tiny model's logits are wide: only at this temperature do draws vary
 
 
 class AnotherTemperature(CachedDecoder):
-    """Every temperature is 1."""
+    """Samples at temperature 1 for every requested temperature."""
 
     def draw(self, scaled: torch.Tensor, generator: torch.Generator) -> int:
         return super().draw(scaled * self.temperature, generator)
@@ -43,7 +43,7 @@ def test_honest_draws_pass() -> None:
 
 
 def test_noise_that_is_declared_widens_the_test_of_the_distribution() -> None:
-    """What bends the density by e^(±16) hides another temperature, and is not refuted."""
+    """Noise that changes the density by e^(±16) hides another temperature, so nothing is refuted."""
     assert checked(AnotherTemperature).passed is False
     assert checked(AnotherTemperature, noise=100.0).passed is not False
 
@@ -61,7 +61,7 @@ def test_the_error_level_is_the_one_stated(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_first_tokens_at_another_temperature_are_named() -> None:
-    """One token of sixteen: too few to show among all."""
+    """One token of sixteen: too few to be significant among all."""
     rng = np.random.default_rng(0)
     logits = np.log(rng.dirichlet(np.full(60, 0.3), (40, 16)))
 
@@ -99,7 +99,7 @@ REUSES: dict[str, tuple[Callable[[float], float], bool, str]] = {  # the second 
 
 
 def neighbours(reuse: Callable[[float], float] | None, by_rank: bool = False, seed: int = 0) -> str | None:
-    """The complaint about tokens of which each second is drawn by ``reuse`` of the number before; None: anew."""
+    """Return the complaint about tokens, each second one drawn by ``reuse`` of the previous number; None: anew."""
     rng = np.random.default_rng(seed)
     logits = np.log(rng.dirichlet(np.full(60, 0.3), (40, 16)))
     rows = []
@@ -131,11 +131,11 @@ def test_numbers_drawn_anew_are_rarely_refuted(monkeypatch: pytest.MonkeyPatch) 
     assert sum(neighbours(None, seed=seed) is not None for seed in range(40)) <= 9
 
 
-# ---------------------------------------------------------------- what is rare, and rows that end early
+# ---------------------------------------------------------------- rare tokens, and rows that end early
 
 
 def rows_of(draw: Callable[[np.random.Generator, np.ndarray], int], seed: int = 0) -> list[audited.SampledRow]:
-    """Eight rows of a hundred tokens that ``draw`` draws from a long-tailed distribution over 400 tokens."""
+    """Return eight rows of a hundred tokens that ``draw`` draws from a long-tailed distribution over 400 tokens."""
     rng = np.random.default_rng(seed)
     logits = np.log(rng.dirichlet(np.full(400, 0.3), (8, 100)))
     p = np.exp(logits)
@@ -152,7 +152,7 @@ def plainly(rng: np.random.Generator, p: np.ndarray) -> int:
 
 
 def without(keep: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.random.Generator, np.ndarray], int]:
-    """Draws among the tokens that ``keep`` says, of probabilities [V]."""
+    """Draw among the tokens that ``keep`` selects by their probabilities [V]."""
 
     def draw(rng: np.random.Generator, p: np.ndarray) -> int:
         kept = np.where(keep(p), p, 0.0)
@@ -180,11 +180,11 @@ def test_truncation_that_ten_bins_do_not_show_is_named(cut: str) -> None:
     complaint = rare(rows_of(without(TRUNCATIONS[cut])))
     assert complaint is not None
     assert "too rarely" in complaint
-    assert rare(rows_of(without(TRUNCATIONS[cut])), noise=30.0) is None  # what noise explains is excused
+    assert rare(rows_of(without(TRUNCATIONS[cut])), noise=30.0) is None  # noise excuses this complaint
 
 
 def repeating_rows(penalty: float) -> list[audited.SampledRow]:
-    """40 rows of 40 tokens after prompts of 40; tokens that the prompt or the row holds lose ``penalty`` logits."""
+    """Return 40 rows of 40 tokens after prompts of 40; tokens that the prompt or row has lose ``penalty`` logits."""
     rng = np.random.default_rng(0)
     logits = np.log(np.broadcast_to(rng.dirichlet(np.full(300, 0.3)), (40, 300)))
     rows = []
@@ -204,7 +204,7 @@ def test_a_small_penalty_on_tokens_of_the_prompt_is_named() -> None:
 
 
 def test_a_single_id_that_is_never_drawn_is_named() -> None:
-    """Of ordinary frequency, so that no other event shows it."""
+    """An id of ordinary frequency, which no other event detects."""
     logits = np.zeros((40, 300))
     banned = np.where(np.arange(300) == 7, -np.inf, 0.0)
 
@@ -248,7 +248,7 @@ def test_a_slightly_other_temperature_is_named(factor: float) -> None:
     complaint = str(at_temperature(rows))
     assert complaint.startswith("4800 tokens are not drawn from softmax(logits / 1.00): temperature ")
     assert f"temperature {0.95 if factor < 1 else 1.05:.2f} explains them better" in complaint
-    assert at_temperature(rows, noise=0.5) is None  # what noise explains is excused
+    assert at_temperature(rows, noise=0.5) is None  # noise excuses this complaint
 
 
 def test_honest_draws_are_rarely_refuted_for_another_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def test_honest_draws_are_rarely_refuted_for_another_temperature(monkeypatch: py
 
 
 def test_noise_as_large_as_is_declared_refutes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits moved towards another temperature by as much as ``noise`` allows: at 5 % at most one in twenty."""
+    """Logits moved towards another temperature by up to ``noise``: at 5 % at most one refutation in twenty."""
     monkeypatch.setattr(audited, "LEVEL", 0.05)
 
     def draw(rng: np.random.Generator, p: np.ndarray) -> int:
@@ -269,7 +269,7 @@ def test_noise_as_large_as_is_declared_refutes_nobody(monkeypatch: pytest.Monkey
 
 
 def test_honest_draws_are_rarely_refuted_for_what_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a level of 5 % at most one in twenty, whatever the tokens: Ville's inequality holds for all events at once."""
+    """At a level of 5 % at most one in twenty, for any tokens: Ville's inequality holds for all events together."""
     monkeypatch.setattr(audited, "LEVEL", 0.05)
     assert sum(rare(rows_of(plainly, seed)) is not None for seed in range(40)) <= 7
 
@@ -286,7 +286,7 @@ def test_probabilities_of_events_are_sums_of_tokens() -> None:
 
 
 def early(parted: int) -> str | None:
-    """A complaint of six rows of which the first ends early and the last ``parted`` draw other tokens then."""
+    """Return the complaint on six rows: the first ends early, and then the last ``parted`` draw other tokens."""
     rng = np.random.default_rng(0)
     logits = np.log(np.full((10, 50), 1 / 50))
     whole = [audited.SampledRow(3, row, rng.permutation(50)[:10], logits) for row in range(6)]
@@ -317,7 +317,7 @@ def test_rows_that_part_once_another_has_ended_are_named() -> None:
 def test_two_seeds_that_draw_the_same_are_chance_as_far_as_noise_explains(
     probability: float, noise: float, passes: bool
 ) -> None:
-    """0.4^16 is 4e-7; noise of 0.1 at temperature 0.5 makes it up to 1e-4."""
+    """0.4^16 is 4e-7; noise of 0.1 at temperature 0.5 raises it up to 1e-4."""
     rest = (1 - probability) / 24
     logits = 0.5 * np.log(np.tile([probability, *[rest] * 24], (16, 1)))  # temperature 0.5
     rows = [SampledRow(seed, 0, np.zeros(16, dtype=np.int64), logits) for seed in (1, 2)]

@@ -40,7 +40,7 @@ POINT = spread_point()
 
 
 class OtherLastToken(CachedDecoder):
-    """The last row's last token is another one."""
+    """Changes the last token of the last row."""
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
         record = super().generate(prompts, max_new, stop)
@@ -54,7 +54,7 @@ class OneShort(CachedDecoder):
 
 
 class OffByOne(CachedSession):
-    """Logits that are fed are those of the row's neighbours in the vocabulary."""
+    """Shows, in feeds, the logits of the neighbours in the vocabulary."""
 
     def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
         step = super().feed(tokens, depth, last)
@@ -76,7 +76,7 @@ def generated(decoder: AuditedDecoder) -> None:
 
 
 def fed(decoder: AuditedDecoder) -> None:
-    """Rows are dropped, tokens rolled back, depths forced: what is left of each session is still held."""
+    """Rows are dropped, tokens rolled back, depths forced: the rest of each session is still checked."""
     for _ in range(KEPT_REQUESTS):
         session, _ = decoder.start(PROMPTS)
         session.feed(CONTINUATION[:, :1])
@@ -119,7 +119,7 @@ def test_a_decoder_that_is_asked_nothing_is_not_complained_of() -> None:
 
 
 def test_which_answers_are_kept_follows_no_seed() -> None:
-    """Of sixteen requests eight are looked at; which, changes from run to run."""
+    """Eight of sixteen requests are checked, different ones in each run."""
     kept = set()
     for _ in range(20):
         np.random.default_rng(0)
@@ -128,11 +128,11 @@ def test_which_answers_are_kept_follows_no_seed() -> None:
     assert len(kept) > 1
 
 
-# ---------------------------------------------------------------- where states above an exit are made up
+# ---------------------------------------------------------------- copied states above an exit
 
 
 def copying(changed: float = 0.0) -> Finding:
-    """What is found of a decoder under ``copying`` whose thresholds are ``changed`` by so much."""
+    """Return the finding on a ``copying`` decoder whose thresholds differ by ``changed``."""
     stepper = CausalStepper(small_model("gpt_neox", seed=3))
     asked = OperatingPoint("c", "quantile", LAYERS, LAYERS, (1, 3), ((4.0, 4.0),), "copying")
     theirs = replace(asked, thresholds=tuple(tuple(one + changed for one in row) for row in asked.thresholds))
@@ -145,7 +145,7 @@ def copying(changed: float = 0.0) -> Finding:
     decoder.generate(prompts, NEW, frozenset())
     session, _ = decoder.start(prompts)
     session.feed(rng.integers(0, VOCABULARY, (3, 4)))
-    session.feed(rng.integers(0, VOCABULARY, (3, 2)), np.full((3, 2), LAYERS - 1))  # as deep as the rule goes nowhere
+    session.feed(rng.integers(0, VOCABULARY, (3, 2)), np.full((3, 2), LAYERS - 1))  # the rule exits nowhere so deep
     return decoder.judge_answers()
 
 
@@ -158,7 +158,7 @@ def test_where_states_are_made_up_a_decoder_of_ours_is_asked_the_same() -> None:
     assert re.search(r"position \d+, depth \d+: our own decoder stops at depth \d+", finding.detail), finding
 
 
-# ---------------------------------------------------------------- requests that were timed
+# ---------------------------------------------------------------- timed requests
 
 TIMED_NEW = 12
 TIMED_PROMPTS, _ = drawn((6, 6, 6), 1)
@@ -166,7 +166,7 @@ POINTS = {"full": full_depth(TINY_LAYERS), "adaptive": POINT}
 
 
 def emitted_by(decoder: type, rows: int = 3) -> TimedOutputs:
-    """One request as arms made it: an honest full depth, ``decoder`` at the point, and full depth without a record."""
+    """Return one request's outputs: an honest full depth, ``decoder`` at the point, and full depth without a record."""
     model, prompts = tiny_neox(), TIMED_PROMPTS[:rows]
     full = CachedDecoder(model, POINTS["full"]).generate(prompts, TIMED_NEW, frozenset())
     adaptive = decoder(model, POINT).generate(prompts, TIMED_NEW, frozenset())
@@ -285,7 +285,7 @@ def test_a_record_may_be_read_twice(honest: TimedOutputs) -> None:
     ],
 )
 def test_a_speed_is_explained_by_the_work_left_out(ratio: float, left_out: float, passed: bool) -> None:
-    """One pair in five in which the machine paused says nothing."""
+    """A pause of the machine in one pair of five proves nothing."""
     full = np.array([1.0, 1.1, 0.9, 1.0, 40.0])
     seconds = {"full": full, "adaptive": np.append(full[:4] / ratio, 1.0)}
     work = np.full((5, 2), 1000.0)
@@ -296,7 +296,7 @@ def test_a_speed_is_explained_by_the_work_left_out(ratio: float, left_out: float
 
 @pytest.mark.parametrize(("by_pair", "passed"), [([1.7, 1.0, 1.9], True), ([1.7, 1.6, 1.9], False)])
 def test_a_busy_machine_is_not_a_slowed_full_depth(by_pair: list[float], passed: bool) -> None:
-    """Few pairs: the work has to explain the least of their ratios."""
+    """With few pairs, the work has to explain the smallest ratio."""
     seconds, work = {"full": np.array(by_pair), "adaptive": np.ones(3)}, np.full((3, 2), 1000.0)
     assert check_speedup_explained("adaptive", "full", 1, seconds, {"full": work, "adaptive": work}).passed is passed
 

@@ -39,7 +39,7 @@ FLAT, SURE = np.zeros(4), np.array([9.0, 0.0, 0.0, 0.0])
 
 
 def lens(*, near: dict[int, int] | None = None, first_probe: np.ndarray = SURE):
-    """Logits [n, layers, 4] that are sure of token 0, except at ``near``: position → layer where two lead closely."""
+    """Return logits [n, layers, 4] sure of token 0, except at ``near``: position → layer with two close leaders."""
 
     def logits(tokens):
         given = np.broadcast_to(SURE, (len(tokens), LAYERS, 4)).copy()
@@ -112,7 +112,7 @@ def test_a_row_that_ends_early_is_another_text() -> None:
 
 
 def test_two_logits_within_the_tolerance_excuse_the_rest_of_the_row() -> None:
-    """Position 9 is that of the prompt's three tokens and seven new ones: its logits emit new token 7."""
+    """Position 9 is after the prompt's three tokens and seven new ones: its logits emit new token 7."""
     finding = compared(rows(7, 8, 100), rows(), lens(near={9: LAYERS}))
     assert (finding.passed, finding.ties) == (True, 1)
     assert finding.detail == f"1 of {MANY} tokens stand after a tie's first difference"
@@ -144,7 +144,7 @@ def test_a_signal_near_its_threshold_is_a_tie_where_depth_is_decided(off, passed
 
 
 def test_what_the_decoder_itself_nearly_emits_otherwise_is_a_tie_under_copied_states() -> None:
-    """The lens of all K and V knows nothing of these logits."""
+    """These logits are not in the lens, which has exact K and V everywhere."""
     stepper = CausalStepper(small_model("gpt_neox", seed=3))
     point = OperatingPoint("p", "quantile", stepper.layers, stepper.layers, (1,), ((4.15,),), "copying")
     decoder, prompt, emitted = WalkedDecoder(stepper, point), Prompt(np.array([5, 9, 2])), [7, 30, 4]
@@ -166,7 +166,7 @@ def test_what_the_decoder_itself_nearly_emits_otherwise_is_a_tie_under_copied_st
 
 
 class LensThatRoundsCoarsely(LogitLens):
-    """Rounding moves a logit by up to 5 after ``tokens`` tokens, and no other."""
+    """A lens whose rounding moves a logit by up to 5 after ``tokens`` tokens, and no other."""
 
     def __init__(self, at: int):
         super().__init__(lens().logits)
@@ -270,7 +270,7 @@ def test_ids_tell_what_was_drawn_by_whom() -> None:
 
 
 def test_what_is_taken_is_what_was_shown_and_compared() -> None:
-    """Margins and rooms by hand: from logits and signals of a session fed the same tokens."""
+    """Margins and rooms by hand, from logits and signals of a session fed the same tokens."""
     point = OperatingPoint("half", "fixed_entropy", SMALL_LAYERS, SMALL_LAYERS, (1, 2), ((3.0, 3.5),))
     decoder = WalkedDecoder(CausalStepper(small_model("gpt_neox")), point, max_rows=2)
     prompts = [Prompt(np.arange(5)), Prompt(np.arange(3))]

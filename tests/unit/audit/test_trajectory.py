@@ -31,7 +31,7 @@ def made(depth: object = DEPTH, signal: Floats = SIGNAL, **change: object) -> Tr
 
 
 def said(logits: Floats) -> LensReference:
-    """Full heads of ``logits`` [5, L, V], which are also what is emitted."""
+    """Return full heads of ``logits`` [5, L, V], which are also the emitted ones."""
     heads = LayerLogits.from_array(logits)
     return LensReference(
         heads,
@@ -109,7 +109,7 @@ def test_forced_depths_need_not_be_the_rules() -> None:
 
 
 class TestTies:
-    """A threshold within the tolerance excuses either decision, and what follows from it is judged under it."""
+    """A threshold within the tolerance excuses either decision, and the consequences are judged under that decision."""
 
     REFERENCE = np.array([[0.9, 0.5001], [0.6, 0.9], [0.7, 0.7]])
 
@@ -143,7 +143,7 @@ def test_logits_are_those_of_the_claimed_depth() -> None:
 
 
 class RoundingLens(LogitLens):
-    """Logits 0 after every layer; the token of value ``at`` amplifies rounding to ``allowed``."""
+    """A lens with logits 0 after every layer; the token ``at`` amplifies rounding to ``allowed``."""
 
     def __init__(self, at: int, allowed: float):
         super().__init__(lambda tokens: np.zeros((len(tokens), 4, 6)))
@@ -175,7 +175,7 @@ def test_a_complaint_stands_unless_the_measured_rounding_of_its_position_explain
 
 @pytest.mark.parametrize(("others", "passes"), [(500, True), (1, False)])
 def test_an_entropy_may_be_off_by_more_where_it_moves_faster_than_logits(others: int, passes: bool) -> None:
-    """Half of the probability is one token's; the logit of that token is off by the tolerance."""
+    """One token has half of the probability, and its logit is off by the tolerance."""
     logits = np.zeros(1 + others)
     logits[0] = np.log(others)
     true, moved = (entropy(softmax(logits + by * np.eye(1 + others)[0])) for by in (0.0, TOLERANCE))

@@ -47,13 +47,13 @@ def test_one_row_alone_is_exact(name: str, change: int) -> None:
     work = implied_work(ROW, WHOLE, POINT)
     assert complaint(work, [ROW]) is None
     array = getattr(work, name).copy()
-    array.flat[-1 if name == "readout_macs" else 0] += change  # a full head's multiply-adds stand in the geometry
+    array.flat[-1 if name == "readout_macs" else 0] += change  # the geometry has a full head's multiply-adds
     found = complaint(replace(work, **{name: array}), [ROW])
     assert found is not None
 
 
 def test_what_a_rule_runs_is_counted_by_kind_and_a_pruned_head_shows_what_is_emitted() -> None:
-    """A full head at layer 1, a pruned one at 2, which the exit there needs no other head for."""
+    """A full head at layer 1, and a pruned one at 2, which also serves the exit there."""
     rule = early_exit_point("softmax_response", 4, 1000, 1, pruning="fixed", schedule="monotone")
     point = replace(rule, ceiling=4, thresholds=((0.5, 0.5, math.inf),))
     heads = np.zeros((len(READOUTS), 4), dtype=bool)
@@ -104,7 +104,7 @@ def test_padded_keys_may_cost_more_but_never_less() -> None:
 
 
 def test_rows_together_may_cost_more_but_never_less() -> None:
-    """Three rows padded to four; two of one length leave nothing to pad."""
+    """Three rows padded to four; two rows of one length need no padding."""
     one = implied_work(ROW, WHOLE, POINT)
     both, three = one + one, one + one + one
     assert complaint(both, [ROW, ROW]) is None
@@ -114,7 +114,7 @@ def test_rows_together_may_cost_more_but_never_less() -> None:
 
 
 def test_rows_together_may_cost_no_more_than_padding_explains() -> None:
-    """Prompts of two and of no token before the last: both as long, and both as deep as the deeper one."""
+    """Prompts of two and of no token before the last: both as long as the longer, and as deep as the deeper one."""
     shallow = Trajectory("row 1", np.arange(3), 0, np.array([2, 2, 2]), SIGNAL[[1] * 3], np.ones(3, dtype=bool))
     both = implied_work(ROW, WHOLE, POINT) + implied_work(shallow, WHOLE, POINT)
     padded = replace(both, tokens=2 * np.array([5, 5, 3, 3]))
@@ -129,7 +129,7 @@ def test_rows_together_may_cost_no_more_than_padding_explains() -> None:
 
 
 def test_stacks_of_deferred_layers_have_no_bound_beside_other_rows() -> None:
-    """Several rows make up for them together, padded to the longest stack: more than steps times rows."""
+    """Several rows run their deferred layers together, padded to the longest stack: more than steps times rows."""
     deferred = replace(POINT, schedule="free_deferred")
     both = implied_work(ROW, WHOLE, deferred) + implied_work(ROW, WHOLE, deferred)
     more = replace(both, tokens=both.tokens + 50)
@@ -179,7 +179,7 @@ def test_tokens_that_are_fed_at_once_may_all_run_as_deep_as_the_deepest() -> Non
 
 
 def test_the_longest_prompt_pads_rows_that_outlive_its_own() -> None:
-    """A prompt of 255 tokens that ends at once, beside one token that is followed by three: 258 keys in all."""
+    """A prompt of 255 tokens that ends at once, and one token followed by three: 258 keys in all."""
     ended = Trajectory("row 1", np.arange(255), 254, ROW.depth[:1], SIGNAL[:1], np.ones(1, dtype=bool))
     alive = replace(ROW, tokens=np.arange(3), first=0)
     both = implied_work(ended, WHOLE, POINT) + implied_work(alive, WHOLE, POINT)
@@ -205,9 +205,9 @@ BUFFER = 4096
 
 @dataclass
 class Counting:
-    """A decoder of two layers that counts ``keys`` of a step at some position; its prompt meets its own keys.
+    """A decoder of two layers that counts ``keys`` of a step at each position; its prompt attends to its own keys.
 
-    ``apart``: positions of the prompt that are steps of their own.
+    ``apart``: positions of the prompt that are separate steps.
     """
 
     keys: Any

@@ -38,7 +38,7 @@ def nano() -> LoadedModel:
 
 @pytest.fixture
 def batch(nano: LoadedModel) -> Sequence[TokenSequence]:
-    """Windows of several lengths, some with a prompt."""
+    """Return windows of several lengths, some with a prompt."""
     rng = np.random.default_rng(0)
     rows = [rng.integers(1, nano.stepper.vocabulary_size, length) for length in LENGTHS]
     return [TokenSequence(row, adaptive_from=len(row) // 3, document=at // 2) for at, row in enumerate(rows)]
@@ -72,7 +72,7 @@ def test_no_layer_runs_above_the_last_read_and_no_head_elsewhere(
     nano: LoadedModel, batch: Sequence[TokenSequence]
 ) -> None:
     class Counting:
-        """The model, which notes what it is asked to do."""
+        """The model, with a log of its calls."""
 
         ran: ClassVar[list[tuple[int, int]]] = []
         heads = 0
@@ -124,7 +124,7 @@ def test_the_fast_entropy_is_the_entropy(dtype: torch.dtype) -> None:
 
 def test_logits_that_are_no_numbers_name_their_layer(nano: LoadedModel, batch: Sequence[TokenSequence]) -> None:
     class Broken:
-        """The model, whose head gives no number after the second layer."""
+        """The model with a head that gives NaN after the second layer."""
 
         def __init__(self) -> None:
             self.heads = 0

@@ -35,7 +35,7 @@ def texts(count: int, seed: int = 0) -> list[TokenSequence]:
 
 @torch.inference_mode()
 def pairs(stepper: Stepper, some: list[TokenSequence], probe: int, tuned: object) -> tuple[np.ndarray, np.ndarray]:
-    """(x [tokens, E], √KL [tokens]) by NumPy, one text at a time."""
+    """Return (x [tokens, E], √KL [tokens]) by NumPy, one text at a time."""
     found_x, found_y = [], []
     for text in some:
         states = compute_sequence_states(stepper, text.tokens[:-1])

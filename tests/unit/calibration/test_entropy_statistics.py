@@ -24,11 +24,11 @@ from tests.handmade_traces import layerwise
 
 LAYERS, WINDOW = 3, 50
 GRID = BinSpec(("position", "confidence"), position_edges=(5, 20))
-SUMMED = 1e-12  # relative: the same float64 numbers added in another order
+SUMMED = 1e-12  # relative: the same float64 numbers, summed in a different order
 
 
 def trace_of(windows, seed=0):
-    """Windows of 50 positions with entropies over seven orders of magnitude."""
+    """Return windows of 50 positions with entropies over seven orders of magnitude."""
     rng = np.random.default_rng(seed)
     tokens = windows * WINDOW
     entropy = np.exp(rng.normal(-2, 3, (tokens, LAYERS))).clip(0, 11).astype(np.float32)
@@ -110,7 +110,7 @@ def test_a_quantile_lies_in_the_bucket_of_its_order_statistic(quantile, tokens, 
         np.stack([np.histogram(column, EDGES_NATS)[0] for column in entropy.T.astype(np.float64)])[None],
         1,
     )
-    # NumPy's ``inverted_cdf`` multiplies, and takes the next order statistic where the product is rounded up
+    # NumPy's ``inverted_cdf`` multiplies, and returns the next order statistic if the product is rounded up
     rank = int(np.argmax(np.arange(1, tokens + 1) / tokens >= quantile * (1 - 1e-12)))
     exact = np.sort(entropy.astype(np.float64), axis=0)[rank]
     found = statistics.quantile_nats(quantile)[0]

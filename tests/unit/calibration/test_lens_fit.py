@@ -45,7 +45,7 @@ def stepper():
 
 
 def text(documents, seed=0):
-    """A function that yields the same documents of 3–20 tokens at every call."""
+    """Return a function that yields the same documents of 3–20 tokens at every call."""
 
     def read():
         rng = np.random.default_rng(seed)
@@ -59,7 +59,7 @@ TEXT = text(40)
 
 
 def numbers(fitted):
-    """Everything a fit found, bit by bit."""
+    """Return all numbers of a fit, bit for bit."""
     return fitted.lens.digest, fitted.raw_nats, fitted.tuned_nats, fitted.tokens
 
 
@@ -68,7 +68,7 @@ def uninterrupted(stepper):
     return fit_lens(stepper, PLAN, TEXT)
 
 
-# ---------------------------------------------------------------- what it learns
+# ---------------------------------------------------------------- results of the fit
 
 
 @pytest.mark.parametrize("rank", [None, 8])
@@ -95,7 +95,7 @@ def test_the_divergences_are_those_of_a_trace_of_the_held_out_text(stepper, unin
 
 
 def test_nothing_is_fitted_on_what_is_held_out(stepper, uninterrupted):
-    """Other tokens in held-out documents: the same lens, other divergences."""
+    """With other tokens in held-out documents the lens is the same and the divergences differ."""
 
     def other():
         for window in TEXT():
@@ -135,16 +135,16 @@ def test_the_model_learns_nothing(stepper):
     assert all(parameter.grad is None for parameter in stepper.model.parameters())
 
 
-# ---------------------------------------------------------------- in a stream, in parts
+# ---------------------------------------------------------------- streams and resumed fits
 
 
 class PowerCut(Exception):
-    """Nobody catches it."""
+    """An exception that no code catches."""
 
 
 @pytest.fixture
 def batches(monkeypatch):
-    """Counts batches that the model runs, and breaks at a given one."""
+    """Count the batches that the model runs, and raise at a given one."""
 
     def set_up(breaks_at=None):
         seen = []
@@ -193,7 +193,7 @@ def test_an_interruption_costs_at_most_one_interval(stepper, uninterrupted, batc
 
 
 def test_killed_for_good_and_resumed_it_is_the_same(stepper, uninterrupted, tmp_path):
-    """SIGKILL in another process, which gets no chance to tidy up."""
+    """SIGKILL in a subprocess, which cannot clean up."""
     program = """
         import os, signal, sys
         from pathlib import Path
@@ -215,7 +215,7 @@ def test_killed_for_good_and_resumed_it_is_the_same(stepper, uninterrupted, tmp_
     )
     assert done.returncode == -signal.SIGKILL
     resumed = fit_lens(stepper, PLAN, TEXT, checkpoint=checkpoint, resume=True)
-    assert resumed.tuned_nats == pytest.approx(uninterrupted.tuned_nats, rel=1e-12)  # another process, other threads
+    assert resumed.tuned_nats == pytest.approx(uninterrupted.tuned_nats, rel=1e-12)  # another process and thread count
 
 
 @pytest.mark.parametrize(
@@ -252,9 +252,9 @@ def test_a_damaged_checkpoint_is_one_clear_error(stepper, batches, tmp_path, dam
 
 
 def test_memory_does_not_grow_with_the_text(stepper):
-    """Ten times the text in the stream; what stays is the same. Tensors are not counted, windows are.
+    """With ten times the text in the stream, the remaining memory is equal. Windows are counted, tensors are not.
 
-    The first of three runs is for what is made once; 1,800 windows that stayed would take more than 700 kB.
+    The first of three runs makes the one-time objects; 1,800 leaked windows would take more than 700 kB.
     """
     used = []
     for documents in (20, 200, 2000):
@@ -267,7 +267,7 @@ def test_memory_does_not_grow_with_the_text(stepper):
     assert used[2] < used[1] + 150_000, used
 
 
-# ---------------------------------------------------------------- what it refuses
+# ---------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_a_plan_that_means_nothing_is_refused_by_name(change, named):
 
 
 def test_text_that_is_all_held_out_or_none_is_too_little(stepper, tmp_path):
-    """It is found out before the long fit, which would leave a checkpoint in the way of the next try."""
+    """The error precedes the long fit, which would leave a checkpoint that obstructs the next attempt."""
     held = next(number for number in range(99) if PLAN.is_held_out(number))
     fitted = next(number for number in range(99) if not PLAN.is_held_out(number))
     for number, said in ((held, "no window to fit on"), (fitted, "no document to hold out")):
@@ -312,7 +312,7 @@ def test_text_that_is_all_held_out_or_none_is_too_little(stepper, tmp_path):
 
 
 def test_a_lens_is_fitted_where_gradients_are_switched_off(stepper):
-    """As a decoder in the same process may do: it is what inference code does."""
+    """A decoder in the same process may do so, as inference code does."""
     with torch.no_grad():
         fitted = fit_lens(stepper, replace(PLAN, steps=2), TEXT)
     assert numbers(fitted) == numbers(fit_lens(stepper, replace(PLAN, steps=2), TEXT))

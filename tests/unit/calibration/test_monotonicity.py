@@ -47,7 +47,7 @@ def profile_with(entropy, document, *, read=(1, 2, 3, 4), layers=LAYERS, corpus=
 
 
 def text(means, *, documents=40, by_document=0.1, seed=0):
-    """Entropies [tokens, L] about ``means``: each document has its own level after each layer, tokens vary about it."""
+    """Return entropies [tokens, L]: each document has its level around ``means`` by layer, tokens vary about it."""
     rng = np.random.default_rng(seed)
     document = np.repeat(np.arange(documents), TOKENS)
     level = np.array(means) + by_document * rng.standard_normal((documents, len(means)))
@@ -83,7 +83,7 @@ def test_a_rise_that_one_document_carries_is_not_shown():
 
 
 def test_flat_profiles_are_said_to_rise_in_one_of_twenty_runs_at_most():
-    """Whatever documents have in common would make a bound by tokens err in most of them."""
+    """A bound by tokens would err in most of them, because documents share levels."""
     shown = [largest_rise(profile_with(*text([1.0] * 4, documents=30, seed=seed))) for seed in range(200)]
     assert sum(rise is not None for rise in shown) <= 18  # of 200 at 5 %: more in one series of a hundred
 

@@ -45,7 +45,7 @@ GRID = BinSpec(("position", "confidence"), position_edges=(300,))
 
 
 def trace_with(entropy, probability=None, top1=0):
-    """One sequence of these entropies [tokens][L]; each token's top-1 probability is the same after every layer."""
+    """Return one sequence of these entropies [tokens][L]; a token's top-1 probability is the same after every layer."""
     entropy = np.array(entropy, dtype=np.float32)
     number = np.arange(len(entropy))
     if probability is None:
@@ -66,7 +66,7 @@ def trace_with(entropy, probability=None, top1=0):
 def test_a_profile_averages_every_layer_and_fits_the_probes_alone():
     profile = profile_of(trace_with([[4, 9, 1, 2], [2, 9, 3, 0]]), (1, 2), **OWNER)
     assert profile.mean_nats == (3.0, 9.0, 2.0, 1.0)
-    assert profile.targets_nats == (6.0, 6.0)  # the rise from 3 to 9 is pooled; layers 3 and 4 take no part
+    assert profile.targets_nats == (6.0, 6.0)  # the rise from 3 to 9 is pooled, without layers 3 and 4
     assert (profile.tokens, profile.sequences, profile.layers) == (2, 1, 4)
     assert set(profile.versions) >= {"torch", "transformers", "numpy"}
 
@@ -210,7 +210,7 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path, content, message):
 
 
 def binned_trace(tokens=3000, seed=0):
-    """Tokens whose entropies fall with confidence; hardly any is in the middle confidence bucket."""
+    """Return tokens whose entropies fall with confidence, with hardly any in the middle confidence bucket."""
     rng = np.random.default_rng(seed)
     probability = np.where(rng.random(tokens) < 0.5, rng.uniform(0, 0.4, tokens), rng.uniform(0.7, 1, tokens))
     probability[:40] = 0.5
@@ -236,7 +236,7 @@ def test_each_bin_has_targets_of_its_own_tokens(binned):
 
 def test_a_bin_with_too_few_tokens_takes_the_targets_of_its_parent_and_says_so(binned):
     tokens = binned.statistics.tokens
-    # the first 300 positions are too few together; of the others, the middle confidence is
+    # the first 300 positions are too few together; of the others, the middle confidence bucket is
     assert tokens[:3].sum() == 300
     assert tokens[4] < MINIMUM_TOKENS < tokens[3]
     assert binned.fallbacks == (2, 2, 2, 0, 1, 0)
@@ -369,7 +369,7 @@ def test_statistics_that_do_not_agree_with_the_profile_are_refused(binned, tmp_p
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("number", [1e308, -1e308])
 def test_sums_that_overflow_are_refused_without_a_warning(binned, tmp_path, number):
-    """The warning stood before the message, and was a traceback under ``-W error``."""
+    """Its warning came before the message, and was a traceback under ``-W error``."""
     data = binned.to_json()
     for row in data["statistics"]["sums"][:2]:
         row[0] = number
@@ -380,7 +380,7 @@ def test_sums_that_overflow_are_refused_without_a_warning(binned, tmp_path, numb
 
 @pytest.mark.parametrize("name", ["sums", "squares"])
 def test_sums_that_the_histogram_does_not_allow_are_refused(binned, tmp_path, name):
-    """Edited together with the means: a bucket is 0.41 % wide, so that 1 % is found."""
+    """Edited together with the means: a bucket is 0.41 % wide, so a change of 1 % is detected."""
     data = binned.to_json()
     data["statistics"][name] = [[value * 1.01 for value in row] for row in data["statistics"][name]]
     if name == "sums":
@@ -436,7 +436,7 @@ def test_impossible_bins_are_refused(binned, tmp_path, change, message):
 
 
 def parts(**changes):
-    """Profiles of the same model on two corpora."""
+    """Return profiles of the same model on two corpora."""
     owner = {key: value for key, value in OWNER.items() if key != "corpus"} | changes
     traces = binned_trace(2000, 1), binned_trace(900, 2)
     return [

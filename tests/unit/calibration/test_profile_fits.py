@@ -24,7 +24,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.point import EntropyEstimator
 from tests.small_models import small_model
 
-POOLED = 1e-9  # means of float64 sums in another order
+POOLED = 1e-9  # means of float64 sums in a different order
 
 
 def pooled(means, weights):
@@ -80,7 +80,7 @@ TOKENS, WIDTH = 400, 6
 
 @pytest.fixture(scope="module")
 def pairs():
-    """States of unlike scale around a mean, and entropies that follow them linearly but for noise."""
+    """Return states of unequal scale around a mean, and entropies that are linear in them plus noise."""
     rng = np.random.default_rng(0)
     x = rng.normal(3, 1, (TOKENS, WIDTH)) * [1, 2, 3, 1, 1, 0.5]
     return x, x @ rng.normal(size=WIDTH) + 2 + 0.3 * rng.normal(size=TOKENS)
@@ -95,7 +95,7 @@ def test_ridge_is_scikit_learns(pairs, penalty):
 
 
 def test_sums_of_batches_are_the_sums_of_all(pairs):
-    """But for the order of float64 sums."""
+    """Up to the order of float64 sums."""
     x, y = pairs
     streamed = sum(
         (RegressionMoments.from_pairs(x[i : i + 37], y[i : i + 37]) for i in range(0, TOKENS, 37)),

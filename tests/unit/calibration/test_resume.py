@@ -46,7 +46,7 @@ def stepper():
 
 
 def corpus(windows, seed=0):
-    """A function that yields the same windows of 3–20 tokens at every call."""
+    """Return a function that yields the same windows of 3–20 tokens at every call."""
 
     def read():
         rng = np.random.default_rng(seed)
@@ -60,11 +60,11 @@ CORPORA = {"a": corpus(14, 1), "b": corpus(9, 2)}
 
 
 class PowerCut(Exception):
-    """Nobody catches it. Not KeyboardInterrupt, which would end pytest where a test expects something else."""
+    """An exception that no code catches; a KeyboardInterrupt would end pytest if a test expects another error."""
 
 
 class Batches:
-    """``measure_batch_statistics`` that notes what it was given and breaks at a given call."""
+    """``measure_batch_statistics`` that logs its arguments and raises at a given call."""
 
     def __init__(self, breaks_at=None):
         self.seen, self.breaks_at = [], breaks_at
@@ -78,7 +78,7 @@ class Batches:
 
 @pytest.fixture
 def batches(monkeypatch):
-    """Sets a fresh ``Batches``."""
+    """Install a fresh ``Batches``."""
 
     def set_up(breaks_at=None):
         counted = Batches(breaks_at)
@@ -100,7 +100,7 @@ def test_the_profile_is_that_of_the_whole_trace(stepper, uninterrupted):
     )
     assert uninterrupted.read == (2, 4, 6)
     assert whole.read == tuple(range(1, stepper.layers + 1))
-    # the same sums in another order
+    # the same sums in a different order
     assert uninterrupted.mean_nats == pytest.approx([whole.mean_nats[layer - 1] for layer in (2, 4, 6)], rel=1e-12)
     assert uninterrupted.targets_nats == pytest.approx(whole.targets_nats, rel=1e-12)
     assert uninterrupted.bin_targets_nats == pytest.approx(np.array(whole.bin_targets_nats), rel=1e-12)
@@ -125,7 +125,7 @@ def test_a_resumed_run_ends_with_the_same_bits_and_repeats_no_finished_batch(
         calibrate(stepper, PLAN, CORPORA, checkpoint=checkpoint)
     after = batches()
     profile = calibrate(stepper, PLAN, CORPORA, checkpoint=checkpoint, resume=True)
-    assert before.seen + after.seen == whole.seen  # the batch in flight is the only one that starts twice
+    assert before.seen + after.seen == whole.seen  # only the batch in flight starts twice
     assert profile == uninterrupted
     assert [path.name for path in tmp_path.rglob("*.part")] == []
 
@@ -163,7 +163,7 @@ def test_a_finished_run_resumed_reads_nothing_again(stepper, uninterrupted, batc
 
 @pytest.fixture
 def checkpoint(stepper, batches, tmp_path):
-    """Left by a run that broke after three batches."""
+    """Return the checkpoint of a run that broke after three batches."""
     batches(breaks_at=3)
     with pytest.raises(PowerCut):
         calibrate(stepper, PLAN, CORPORA, checkpoint=tmp_path / "c")
@@ -320,7 +320,7 @@ def test_memory_does_not_grow_with_the_corpus(stepper):
         tracemalloc.stop()
         return highest
 
-    peak(20)  # what is allocated once and kept
+    peak(20)  # allocated once and kept
     # 300 windows hold 3,300 tokens × 6 layers × 20 bytes of trace: 0.4 MB more than 20 do
     assert peak(300) < peak(20) + 100_000
 

@@ -38,7 +38,7 @@ def nano() -> LoadedModel:
 
 @pytest.fixture
 def crew() -> WorkerPool:
-    """Threads: at hand at once, and finished in any order."""
+    """Return a pool of threads, which start at once and finish in any order."""
     return WorkerPool("threads", lambda: ThreadPoolExecutor(2), 3)
 
 

@@ -18,7 +18,7 @@ ABOUT = {"said": "ü", "numbers": [1, 0.1]}
 
 
 class BadThing(EmadError):
-    """What this file's reader raises."""
+    """The error that this file's reader raises."""
 
 
 def load(path: Path, make: Any) -> Any:

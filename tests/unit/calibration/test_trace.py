@@ -111,7 +111,7 @@ def test_a_pair_of_no_text_is_refused(stepper):
 
 @pytest.mark.parametrize("divergence", [False, True])
 def test_heads_are_read_after_the_layers_asked_for_and_the_last(stepper, monkeypatch, divergence):
-    """The same numbers there, nothing elsewhere; a head is run for no other layer, and no block of rows too large."""
+    """The numbers there are equal, the others absent; no other layer runs a head, and no block of rows is too large."""
     texts, seen = [sequence(40), sequence(30, 3)], []
     whole = take_trace(stepper, texts, divergence=divergence)
     monkeypatch.setattr(trace_module, "LOGITS_IN_CACHE", 33 * VOCABULARY)
@@ -133,7 +133,7 @@ def test_heads_are_read_after_the_layers_asked_for_and_the_last(stepper, monkeyp
 
 
 def test_every_layer_is_read_at_a_sample_of_positions(stepper, monkeypatch):
-    """The whole trace's columns there, for documents of any length; replay keeps to the layers read everywhere."""
+    """The whole trace's columns at the sample, for documents of any length; replay uses the layers read everywhere."""
     texts = [replace(sequence(length, prompt), document=document)
              for document, (length, prompt) in enumerate([(40, 0), (30, 3), (5, 3)])]  # fmt: skip
     whole, seen = take_trace(stepper, texts), []
@@ -299,7 +299,7 @@ def test_every_column_is_what_the_logits_of_a_plain_pass_say(stepper):
 
 @pytest.mark.parametrize("name", LAYERWISE)
 def test_every_declared_signal_is_a_column_however_the_trace_was_taken(stepper, name):
-    """In batches and joined, token by token, and put in another order."""
+    """For batched, joined, token-by-token and reordered traces."""
     texts = [sequence(20, 6), sequence(9, 2, seed=1)]
     trace = take_trace(stepper, texts)
     found = [trace.signal_column(name)[trace.sequence_index == i] for i in (0, 1)]
@@ -339,7 +339,7 @@ def test_rows_belong_to_their_sequences(stepper):
 
 
 def test_answers_of_one_token_to_one_question_share_its_forward(stepper, monkeypatch):
-    """Only their targets differ: what is decided is the same position of the same row."""
+    """Only their targets differ: the same position of the same row is decided."""
     question = sequence(12, 11).tokens
     options = [TokenSequence(np.append(question, answer), 11) for answer in (3, 5, 8)]
     ran = []
@@ -361,13 +361,13 @@ def test_sources_tell_inputs_apart():
 
 
 def test_a_batch_is_bounded_by_what_is_decided_too():
-    """Options that share a row still have logits of their own."""
+    """Options that share a row still have their own logits."""
     options = [TokenSequence(np.append(np.arange(9), answer)) for answer in range(5)]
     assert [len(batch) for batch in iterate_batches(options, 20)] == [2, 2, 1]
 
 
 def test_sequences_come_back_in_the_order_they_were_given(stepper):
-    """Like lengths run together, whatever the order they came in."""
+    """Sequences of like length run together, in any input order."""
     lengths = [9, 3, 14, 3, 6]
     sequences = [sequence(length, 1, number) for number, length in enumerate(lengths)]
     trace = take_trace(stepper, sequences)

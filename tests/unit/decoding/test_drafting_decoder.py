@@ -34,7 +34,7 @@ def test_a_round_ends_where_the_gate_is_not_sure():
     way = drafting()
     done = draft(model(way), way, [prompt(0)], 8)
     assert done.record.emitted[0].tolist() == [1, 2, 3, 4, 5, 0, 1, 2]
-    # 1 comes from the prompt; 2 and 3 are drafted, then the gate says no and 4 comes of the verification
+    # 1 comes from the prompt; 2 and 3 are drafted, then the gate stops and the verification gives 4
     assert done.drafts.token.tolist() == [2, 3, 5, 0, 1]
     assert done.rounds.tolist() == [2]
 
@@ -47,7 +47,7 @@ def test_the_record_shows_where_the_gate_was_read_and_the_prompts_last_position_
     assert tokens.phase.tolist() == [PROMPT, DRAFT, DECODE, *[DRAFT] * 3, *[VERIFY] * 3]
     assert tokens.depth.tolist() == [2, 1, 2, *[1] * 3, *[2] * 3]
     assert tokens.kept.tolist() == [True, False, True, *[False] * 3, *[True] * 3]
-    read = [math.nan, 0.1, math.nan, 0.1, 0.1, *[math.nan] * 4]  # the last of a round is told its depth
+    read = [math.nan, 0.1, math.nan, 0.1, 0.1, *[math.nan] * 4]  # the last token of a round has a forced depth
     assert np.array_equal(record.signal[:, 0], read, equal_nan=True)
 
 
@@ -108,7 +108,7 @@ def test_rows_draft_as_long_as_each_would_alone():
 
 
 def test_what_followed_the_last_three_tokens_is_copied_and_a_period_goes_on():
-    """The draft layer would say otherwise, and is not asked."""
+    """The draft layer would predict another token, and is not run."""
     way = drafting(longest=1, threshold=math.inf, gate=None, copied=8)
     asked = prompt(0, 1, 2, 3, 4, 5, 0, 1)
     done = draft(model(way, shallow=wrong_after(*range(V))), way, [asked], 9)
@@ -145,7 +145,7 @@ def test_sampled_output_has_the_models_distribution(ids, threshold, longest, cop
     assert chance(np.array(done.record.emitted), deep, 1.0) > 0.01  # the seed is fixed
 
 
-# ------------------------------------------------------------ what is refused
+# ------------------------------------------------------------ refusals
 
 
 @pytest.mark.parametrize(

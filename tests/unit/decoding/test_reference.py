@@ -24,7 +24,7 @@ from tests.small_models import LAYERS, VOCABULARY, small_model
 
 POSITIONS = 128
 HISTORY = np.array([5, 9, 2, 44])
-EXACT = 1e-9  # float64: the same operations in batches of another shape
+EXACT = 1e-9  # float64: the same operations in different batch sizes
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def stepper():
 
 @pytest.fixture(scope="module")
 def point(stepper):
-    """Fires for about a third of random tokens at each probe."""
+    """Return a point that fires for about a third of random tokens at each probe."""
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, 60)
     logits = torch.from_numpy(compute_layer_logits(stepper, tokens))
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).numpy()
@@ -54,7 +54,7 @@ def state(session):
     return session.length.tolist(), session.cap.tolist(), session.work
 
 
-# ---------------------------------------------------------------- what start and generate refuse
+# ---------------------------------------------------------------- refusals of start and generate
 
 BAD_PROMPTS = [
     ([], "prompts='0 prompts', but expected 1–2"),
@@ -102,7 +102,7 @@ def test_a_point_of_another_model_is_refused(stepper, point):
         WalkedDecoder(stepper, full_depth(LAYERS + 1))
 
 
-# ---------------------------------------------------------------- what a session refuses, unchanged
+# ---------------------------------------------------------------- refusals that leave a session unchanged
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ WAYS = {  # how a chunk of three is processed → depths asked for, of a session
 @pytest.mark.parametrize(("schedule", "depth"), WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("last", [0, 1, 2, 3])
 def test_only_the_last_logits_are_computed_where_only_they_are_wanted(stepper, point, schedule, depth, last):
-    """Probes are read all the same: they decide. Tokens, depths, signals and cache do not depend on who looks."""
+    """Probes are still read, because they decide. Tokens, depths, signals and cache do not depend on shown logits."""
     whole, part = (opened(stepper, replace(point, schedule=schedule))[0] for _ in range(2))
     for session in (whole, part):
         session.rollback(np.array([3]))
@@ -375,12 +375,12 @@ def test_the_work_handed_out_does_not_change_later(stepper, point):
     assert session.work != copy
 
 
-# ---------------------------------------------------------------- logits that are no numbers
+# ---------------------------------------------------------------- logits that are not finite
 
 
 @pytest.fixture
 def poisoned():
-    """A model whose layer 5 writes NaN, found only after its construction was checked."""
+    """Return a model whose layer 5 writes NaN after the check of its constructor."""
     model = small_model("gpt_neox")
     stepper = CausalStepper(model)
     with torch.no_grad():
@@ -466,7 +466,7 @@ def test_signals_are_those_compared_and_unread_ones_are_nan(stepper, point):
         for probe, value, threshold in zip(point.probes, signal, point.thresholds[0], strict=True):
             read = phase == DECODE and probe <= min(depth, cap)
             assert np.isnan(value) != read
-            if read and probe < cap:  # at its cap a row stops, fired or not
+            if read and probe < cap:  # a row stops at its cap, whether it fires or not
                 assert (value <= np.float32(threshold)) == (probe == depth)
     assert len(set(record.tokens.depth.tolist())) > 1, "the drawn case must exit somewhere"
 
@@ -507,7 +507,7 @@ def test_capabilities_promise_what_was_tried(stepper, point):
 
 @pytest.mark.parametrize("schedule", ["monotone", "chunked", "free_deferred"])
 def test_what_follows_a_prompt_that_was_cut_is_decided(stepper, point, schedule):
-    """Rolled back into the prompt, the next token is the first of its sequence: its depth binds those that follow."""
+    """After a rollback into the prompt, the next token is the first of its sequence: its depth binds the later ones."""
     period = {"period": 3} if schedule == "chunked" else {}
     cut, _ = WalkedDecoder(stepper, replace(point, schedule=schedule, **period)).start([Prompt(HISTORY)])
     cut.rollback(np.array([1]))

@@ -13,7 +13,7 @@ from emad_ref.decoding.reference import Sampler
 from emad_ref.errors import BadArgument
 
 LOGITS = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5])
-CHANCE = 1e-4  # of a sound sampler failing; the seeds are fixed, so it passes for good or fails for good
+CHANCE = 1e-4  # probability that a correct sampler fails; the seeds are fixed, so the result is deterministic
 
 
 def draws(logits, temperature, count=4000, seed=3, rows=1):

@@ -62,7 +62,7 @@ def test_a_model_that_ends_at_once_is_an_empty_corpus_and_not_an_endless_wait():
         norm = model.gpt_neox.final_layer_norm
         norm.weight.zero_()
         norm.bias.fill_(1.0)
-        model.get_output_embeddings().weight[OPENING] = 10.0  # 320 nats ahead of every other token
+        model.get_output_embeddings().weight[OPENING] = 10.0  # 320 nats above every other token
     with pytest.raises(
         EmptyCorpus, match=f"{DRY_BATCHES * SAMPLE_ROWS} samples of this model ended.*name a corpus of real text"
     ):
