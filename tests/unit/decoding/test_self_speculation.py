@@ -48,7 +48,7 @@ def test_the_record_shows_each_token_of_a_round_twice_and_keeps_what_stands():
     done = self_speculate(model(wrong_after(2)), 1, [prompt(3, 4, 0)], 5, k=3)
     assert done.record.emitted[0].tolist() == [1, 2, 3, 4, 5]
     tokens = done.record.tokens
-    # after 0 came 1: (1, 2, 2, 2) is drafted and verified, 3 put in place of the second 2; then (3, 4), of which the
+    # 0 is followed by 1: (1, 2, 2, 2) is drafted and verified, 3 replaces the second 2; then (3, 4), of which the
     # last needs no draft
     assert tokens.token.tolist() == [3, 4, 0, *[1, 2, 2, 2] * 2, *[3, 4] * 2]
     assert tokens.position.tolist() == [0, 1, 2, *[3, 4, 5, 6] * 2, *[5, 6] * 2]

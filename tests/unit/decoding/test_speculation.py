@@ -42,7 +42,7 @@ weights = arrays(np.float64, 5, elements=st.one_of(st.just(0.0), st.floats(1e-3,
 
 @given(weights, weights)
 def test_accepting_a_draft_or_drawing_the_residual_is_the_verifiers_distribution(p, q):
-    """Σ over drafts: q·min(1, p/q) + P(refusal)·residual = p, the identity exactness rests on."""
+    """Σ over drafts: q·min(1, p/q) + P(refusal)·residual = p, the identity behind exactness."""
     if p.sum() == 0 or q.sum() == 0:
         return
     p, q = p / p.sum(), q / q.sum()
@@ -81,7 +81,7 @@ def test_temperature_zero_puts_everything_on_the_first_largest_logit():
 def test_a_perfect_draft_gives_k_plus_one_tokens_a_round():
     done = speculate(partner(), partner(), [prompt(0)], 11, k=4)
     assert done.record.emitted[0].tolist() == [1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]
-    assert done.rounds.tolist() == [2]  # 1 token of the prompt's own logits, then 5 + 5
+    assert done.rounds.tolist() == [2]  # 1 token from the prompt's own logits, then 5 + 5
     assert done.acceptance_rate == 1.0
     assert done.count_drafted().tolist() == done.count_drafted(ACCEPTED).tolist() == [8]
 
@@ -144,7 +144,7 @@ def test_phases_say_what_each_token_was_processed_for():
     tokens = done.record.tokens
     verifier, draft = tokens.model == VERIFIER, tokens.model == DRAFTER
     assert tokens.phase[verifier].tolist() == [PROMPT] * 2 + [DECODE] + [VERIFY] * 7
-    # the second round reads the last accepted draft, which the draft never fed itself, before the token after it
+    # the second round reads the last accepted draft, which the draft model has not read, before the next token
     assert tokens.phase[draft].tolist() == [PROMPT] * 2 + [DRAFT] + [DRAFT] * 3 + [CATCH_UP] + [DRAFT] * 2
     assert tokens.position[draft].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
 
@@ -179,11 +179,11 @@ def test_a_decoder_that_does_not_count_leaves_no_half_sum():
 
 def test_the_gate_keeps_mismatching_drafts_the_draft_is_sure_of():
     table = wrong_after(2, 4)
-    table[4] *= 0.1  # as wrong after 4 as after 2, but unsure
+    table[4] *= 0.1  # as wrong after 4 as after 2, but uncertain
     sure, unsure = (float(entropy_bits(table[token])) for token in (2, 4))
     assert sure < 1.0 < unsure
     done = speculate(partner(table), partner(), [prompt(0)], 5, k=2, gate_bits=1.0)
-    assert done.record.emitted[0].tolist() == [1, 2, 2, 3, 4]  # the second 2 is the draft's; then the verifier's 3
+    assert done.record.emitted[0].tolist() == [1, 2, 2, 3, 4]  # the draft model gives the second 2, the verifier 3
     assert done.drafts.verdict.tolist()[:2] == [ACCEPTED, GATED]
     after_four = speculate(partner(table), partner(), [prompt(3)], 3, k=2, gate_bits=1.0)
     assert after_four.record.emitted[0].tolist() == [4, 5, 0]
@@ -220,7 +220,7 @@ def test_a_row_is_the_same_beside_others_as_alone(temperature, gate_bits):
 
 
 def test_a_row_near_its_end_drafts_no_more_for_its_neighbours():
-    """0→1→2→0 is drafted rightly, 3→4→5→3 never: the first row needs one token more while the second needs many."""
+    """0→1→2→0 is drafted correctly, 3→4→5→3 never: the first row needs one token more while the second needs many."""
     verifier, draft = np.zeros((V, V)), np.eye(V) * 5
     verifier[range(V), [1, 2, 0, 4, 5, 3]] = 5.0
     draft[:3] = verifier[:3]

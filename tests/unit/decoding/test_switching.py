@@ -27,7 +27,7 @@ from tests.small_models import VOCABULARY, small_config, small_model
 
 NEW = 24
 PROMPTS = [Prompt(np.array(tokens)) for tokens in ([5, 9, 2, 44], [7], [3, 1, 4, 1, 5, 9, 2])]
-EXACT = 1e-9  # float64: the same operations in chunks of another shape
+EXACT = 1e-9  # float64: the same operations in chunks of different shape
 
 
 # ---------------------------------------------------------------- the rule
@@ -38,7 +38,7 @@ rules = st.builds(SwitchingRule, bits, st.integers(1, 6), st.integers(1, 8), st.
 
 
 def transcribed(entropies, tau, w, d_min, start):
-    """The paper's formula for every t, from the whole history each time."""
+    """Apply the paper's formula for every t to the whole history each time."""
     m = [start]
     for t in range(1, len(entropies) + 1):
         window = [entropies[i] for i in range(t - w, t) if i >= 0]
@@ -84,7 +84,7 @@ def test_the_papers_settings_are_the_defaults():
 
 
 def switches(done):
-    """Changes of model between emitted tokens, per sequence."""
+    """Return the changes of model between emitted tokens, per sequence."""
     return [int(np.count_nonzero(np.diff(models))) for models in done.model]
 
 
@@ -133,7 +133,7 @@ def partner(stepper, point=None, **options):
 
 
 def between(small, large, **options):
-    """A rule whose threshold lies amid the entropies of this pair."""
+    """Return a rule with a threshold between the entropies of this pair."""
     rules = SwitchingRule(math.log2(VOCABULARY), start=SMALL), SwitchingRule(0.0, start=LARGE)
     alone = [switch(partner(small), partner(large), rule, PROMPTS, NEW) for rule in rules]
     amid = float(np.mean([np.median(np.concatenate(run.rolling_bits)) for run in alone]))
@@ -143,7 +143,7 @@ def between(small, large, **options):
 @pytest.mark.parametrize("start", [SMALL, LARGE])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_every_token_is_its_models_own_on_the_whole_history(small, large, start, temperature):
-    """Both caches hold what they should at every switch: entropies are those of a plain pass over the history."""
+    """Both caches are right at every switch: entropies equal those of a plain pass over the history."""
     rule = between(small, large, start=start)
     done = switch(partner(small), partner(large), rule, PROMPTS, NEW, temperature=temperature, seed=4)
     assert max(switches(done)) >= 2, "the drawn case must switch there and back"
@@ -258,11 +258,11 @@ def test_a_stop_token_is_emitted_and_ends_its_row(small, large):
     assert free.record.stop == ["length"] * 3
 
 
-# ---------------------------------------------------------------- sessions, and what is refused
+# ---------------------------------------------------------------- sessions and refusals
 
 
 def markov(sharpness=5.0, size=6, **options):
-    """Repeats the last token; the sharper, the surer."""
+    """Return a chain that repeats the last token; a sharper one is more certain."""
     return Partner(MarkovDecoder(np.eye(size) * sharpness, **options), POINT)
 
 
@@ -329,7 +329,7 @@ def test_the_bundled_models_read_the_same_ids():
 
 @pytest.mark.parametrize("sizes", [(512, 500), (500, 512), (500, 500)])
 def test_rows_beyond_the_tokenizer_are_padding_of_one_model(sizes):
-    """As of the Qwen2.5 models, whose tokenizer is one and whose embeddings are padded to 151,936 and 152,064."""
+    """As in the Qwen2.5 models, which share a tokenizer and pad embeddings to 151,936 and 152,064."""
     assert (
         shared_vocabulary_size(*(loaded(name, vocabulary=size) for name, size in zip("ab", sizes, strict=True))) == 500
     )
@@ -349,14 +349,14 @@ def test_models_that_read_different_ids_are_refused_by_name(second, message):
 
 
 def padded(table, rows=2):
-    """The same law, and ``rows`` ids more that would win every draw."""
+    """Return the same law with ``rows`` more ids that would win every draw."""
     wide = np.full((len(table) + rows, len(table) + rows), 99.0)
     wide[: len(table), : len(table)] = table
     return wide
 
 
 DRAWN = np.random.default_rng(5).normal(size=(2, 6, 6)) * 2
-TOGETHER = {  # what two models write together, given partners of tables small and large
+TOGETHER = {  # joint output of two models, with partners of small and large tables
     "switching": lambda small, large: switch(
         small, large, SwitchingRule(1.4, 2, 2), [Prompt(np.array([1, 2]))], 30, temperature=1.0, seed=3
     ),
@@ -369,7 +369,7 @@ TOGETHER = {  # what two models write together, given partners of tables small a
 @pytest.mark.parametrize("write", TOGETHER.values(), ids=TOGETHER)
 @pytest.mark.parametrize("which", [SMALL, LARGE])
 def test_padding_of_one_vocabulary_changes_nothing(write, which):
-    """Neither entropies nor draws nor acceptance see logits that stand for no text."""
+    """Neither entropies nor draws nor acceptance use logits that stand for no text."""
     tables = list(DRAWN)
     plain = write(*(Partner(MarkovDecoder(table), POINT) for table in tables))
     tables[which] = padded(tables[which])
@@ -384,7 +384,7 @@ def test_padding_of_one_vocabulary_changes_nothing(write, which):
 
 
 def test_a_threshold_is_held_against_the_ids_that_are_shared():
-    """log₂ 6 bits: no distribution over six ids has more, whatever one model pads to."""
+    """log₂ 6 bits: no distribution over six ids has more, even if one model has padding."""
     wide = Partner(MarkovDecoder(padded(DRAWN[1], 10)), POINT, 6)
     small = Partner(MarkovDecoder(DRAWN[0]), POINT, 6)
     with pytest.raises(BadArgument, match=r"at most log₂ V = 2\.5850 bits"):

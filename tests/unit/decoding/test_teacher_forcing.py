@@ -39,7 +39,7 @@ def trace(stepper, texts):
 
 @pytest.fixture(scope="module")
 def adaptive(trace):
-    """Thresholds under which some tokens leave at each probe."""
+    """Return thresholds under which some tokens exit at each probe."""
     thresholds = np.quantile(trace.entropy_nats[:, np.array(PROBES) - 1].astype(float), 0.15, axis=0)
     return OperatingPoint("p", "quantile", LAYERS, LAYERS, PROBES, (tuple(map(float, thresholds)),))
 
@@ -78,7 +78,7 @@ def test_work_is_what_replay_derives_where_there_is_no_prompt(stepper, adaptive)
 
 
 def test_copies_change_later_losses(stepper, texts, adaptive):
-    """What no replay knows: the same rule with exact backfill gives other numbers."""
+    """No replay knows them: the same rule with exact backfill gives other numbers."""
     sums = [
         teacher_forced_nll_sums(WalkedDecoder(stepper, replace(adaptive, schedule=schedule)), texts)[0]
         for schedule in ("copying", "free_eager")
@@ -93,7 +93,7 @@ def test_sums_and_counts_are_those_of_each_text(stepper, texts, trace):
 
 
 class Unsure:
-    """Logits so large that their exponentials overflow; counts nothing and remembers being closed."""
+    """Logits so large that their exponentials overflow; it counts nothing and records its close."""
 
     def __init__(self):
         self.closed, self.work = False, None

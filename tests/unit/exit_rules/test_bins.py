@@ -47,7 +47,7 @@ def test_edges_are_those_of_the_paper_and_two_features_make_a_grid(features, exp
 
 
 def test_an_edge_of_confidence_is_rounded_as_the_probabilities_are():
-    """float32(0.7) < 0.7: compared in double precision it would fall one bucket lower."""
+    """float32(0.7) < 0.7: a comparison in double precision would put it one bucket lower."""
     at = np.array([0.7], dtype=np.float32)
     assert at.astype(np.float64)[0] < 0.7
     for confidence in (at, at.astype(np.float64)):
@@ -126,7 +126,7 @@ def test_frequency_buckets_rank_a_corpus_and_hold_about_a_third_of_it_each_under
     assert np.bincount(bucket).tolist() == [37, 1363 - 37, vocabulary - 1363]
     assert set(bucket[ids[:37]]) == {0}
     shares = np.bincount(bucket, weights=counts) / counts.sum()
-    # harmonic sums are logarithms plus 0.577, all of which falls to the first bucket
+    # harmonic sums are logarithms plus 0.577; the first bucket gets all of the latter
     assert np.abs(shares - 1 / 3).max() < 0.05
 
 

@@ -109,7 +109,7 @@ def test_names_tell_points_of_a_sweep_apart() -> None:
 
 
 def test_with_amateurs_below_the_minimum_layer_jsd_decides_at_that_layer_itself() -> None:
-    """The authors' code; the paper's reading has nothing to contrast with there and first decides a layer later."""
+    """The authors' code; in the paper's reading the first contrast, and so the first decision, is one layer later."""
     paper, coded = (early_exit_point("jsd_contrast", 12, V, 4, amateurs_from=first) for first in (None, 2))
     for point, probes, first in ((paper, range(4, 12), 5), (coded, range(2, 12), 4)):
         assert point.probes == tuple(probes)
@@ -134,7 +134,7 @@ def test_amateurs_that_mean_nothing_are_refused(signal: str, first: int, pruning
 
 
 def test_the_combined_rule_is_the_contrast_among_the_kept_tokens() -> None:
-    """Pruning changes what is read, nothing else; the paper's wording, no head set but the kept tokens, is α = 0."""
+    """Pruning changes only the readouts; the paper's wording, with the kept tokens as head set, is α = 0."""
     plain = early_exit_point("jsd_contrast", L, V, 7)
     for pruning in ("fixed", "decaying", "adaptive"):
         combined = early_exit_point("jsd_contrast", L, V, 7, pruning=pruning)

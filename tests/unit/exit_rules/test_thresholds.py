@@ -57,7 +57,7 @@ def test_margins_that_two_decimals_confuse_have_names_of_their_own():
 
 @given(st.lists(st.floats(-10, 10).map(lambda x: x + 0.0), max_size=6), st.floats(1e-12, 1e-3))
 def test_numbers_told_apart_read_back_as_different_values(numbers, little):
-    """As short as the others allow: a number that has no neighbour keeps its short form."""
+    """As short as distinct names allow: a number without a close neighbour keeps its short form."""
     numbers = [*numbers, *(number + little for number in numbers[:3])]
     texts = format_numbers_distinctly(numbers)
     assert [a == b for a in numbers for b in numbers] == [float(a) == float(b) for a in texts for b in texts]
@@ -95,7 +95,7 @@ def test_equality_fires_and_nothing_else_that_is_close():
 
 
 def test_a_threshold_is_rounded_as_the_signals_are():
-    """A float32 signal equal to float32(τ) fires, though it is above τ, and does so after a detour through float64."""
+    """A float32 signal equal to float32(τ) fires although it exceeds τ, also after a round trip through float64."""
     point = fixed_entropy_point(12, (4,), 0.3)  # float32(0.3) > 0.3
     signal = np.array([0.3], dtype=np.float32)
     assert signal.astype(np.float64)[0] > 0.3

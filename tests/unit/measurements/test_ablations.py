@@ -54,7 +54,7 @@ from emad_ref.statistics.units import ByItem
 from tests.small_measurements import DOCUMENTS, PROBES, refuted, small_evidence
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
-NEVER = fixed_entropy_point(LAYERS, PROBES, -1.0)  # a threshold that no entropy passes
+NEVER = fixed_entropy_point(LAYERS, PROBES, -1.0)  # a threshold below every entropy
 LOW_RANK = EntropyEstimator("lowrank", k=8, rank=12)
 
 
@@ -68,7 +68,7 @@ def run(stepper: Stepper) -> ModelMeasurements:
     return small_evidence(stepper)
 
 
-# ---------------------------------------------------------------- ingredients
+# ---------------------------------------------------------------- building blocks
 
 
 Ablation = Callable[[ModelMeasurements, np.random.Generator], Attachments]
@@ -172,7 +172,7 @@ def test_a_note_names_the_bins_that_took_their_parents_thresholds(run: ModelMeas
 
 
 def plain_depths(trace: Trace, point: OperatingPoint) -> list[list[int]]:
-    """Monotone depth of every token, sequence by sequence, token by token."""
+    """Return the monotone depth of every token, sequence by sequence, token by token."""
     found = []
     for first, end in zip(trace.starts[:-1], trace.starts[1:], strict=True):
         depth, row = point.layers, []
@@ -217,7 +217,7 @@ def test_the_row_of_full_depth_loses_and_saves_nothing(run: ModelMeasurements) -
     row = AblationRows(run, np.random.default_rng(0)).make_full_depth_row({"probes": "none"})
     assert (row["probes"], row["point"], row["mean depth"]) == ("none", "full depth", LAYERS)
     assert (row["rise %"], row["gross reduction %"], row["net reduction %"]) == (0.0, 0.0, 0.0)
-    assert row["rise interval %"] is None  # the same in every document: no spread to resample
+    assert row["rise interval %"] is None  # equal in every document: no spread to resample
     assert row[BEFORE] is None, "no probe to be before"
 
 
@@ -247,14 +247,14 @@ def test_intervals_resample_documents_and_all_rows_on_the_same_draws(
 
 
 def test_rows_may_be_read_off_another_trace_of_the_same_windows(run: ModelMeasurements) -> None:
-    """An estimator's point needs the trace that holds its estimates."""
+    """An estimator's point needs the trace with its estimates."""
     estimator = EntropyEstimator("topk", k=VOCABULARY)
     trace = run.entropy_estimators.take_estimator_trace("evaluate", run.study.budget.evaluate, [estimator])
     point = replace(run.traces.profile.point(0.05), estimator=estimator)
     table = AblationRows(run, np.random.default_rng(0))
     (full,) = table.make_point_rows([run.traces.profile.point(0.05)], {})
     (whole,) = table.make_point_rows([point], {}, trace)
-    assert whole["mean depth"] == pytest.approx(full["mean depth"], rel=1e-3)  # K = V: the same entropy, but rounding
+    assert whole["mean depth"] == pytest.approx(full["mean depth"], rel=1e-3)  # K = V: the same entropy up to rounding
     with pytest.raises(ValueError, match="trace it too"):
         table.make_point_rows([point], {})
 
@@ -263,7 +263,7 @@ def test_rows_may_be_read_off_another_trace_of_the_same_windows(run: ModelMeasur
 
 
 def clocked(refused: set[str], seconds: dict[str, np.ndarray]) -> SimpleNamespace:
-    """Evidence whose decoder declines points of these names, and whose stopwatch has measured ``seconds`` by point."""
+    """Make measurements whose decoder declines points of these names, with timed ``seconds`` by point."""
     asked: list[str] = []
 
     def opened(point: OperatingPoint) -> Any:
@@ -383,7 +383,7 @@ def named(estimated: FittedEstimators, name: str) -> EntropyEstimator:
 
 
 def raw_columns(run: ModelMeasurements, estimator: EntropyEstimator) -> np.ndarray:
-    """[tokens, probes] of an estimator that was never corrected."""
+    """Return [tokens, probes] of an estimator before correction."""
     trace = run.entropy_estimators.take_estimator_trace(
         "evaluate", run.study.budget.evaluate, [replace(estimator, correction=())]
     )
@@ -401,7 +401,7 @@ def test_a_fit_is_the_worst_probe_of_an_estimator_before_and_after_its_line(
     slope, intercept = np.array(estimator.correction).T
     mended = slope * raw + intercept
     targets = np.array(run.traces.profile.targets_nats)
-    # raw values went through a float32 trace after their line, and back through slopes of 0.05 and more
+    # float32 traces of corrected values, divided by slopes of 0.05 and more
     assert fit.bias_nats == pytest.approx((raw - full).mean(axis=0), abs=1e-4)
     assert fit.rmse_nats == pytest.approx(np.sqrt(((mended - full) ** 2).mean(axis=0)).max(), abs=1e-4)
     orders = [spearmanr(raw[:, i], full[:, i]).statistic for i in range(len(PROBES))]
@@ -423,7 +423,7 @@ def test_top_k_bounds_entropy_and_exact_search_misses_nothing(
 def test_recall_counts_the_true_largest_logits_among_those_retrieved(
     run: ModelMeasurements, estimated: FittedEstimators
 ) -> None:
-    """Against logits of every layer by a pass of their own; low-rank ones from the factors' product."""
+    """Compared with logits of every layer from a separate pass; low-rank ones come from the factors' product."""
     fit = estimated.measure_agreement(named(estimated, "lowrank-12"), [0.0])
     parts = low_rank_factors(run.subject.stepper.unembedding.detach(), LOW_RANK.rank)
     approximation = (parts.inner @ parts.outer).numpy()
@@ -452,7 +452,7 @@ def test_recall_is_asked_at_probes_only(run: ModelMeasurements) -> None:
 
 @pytest.mark.parametrize("slope", [2.0, -0.5])
 def test_the_line_of_an_estimator_can_be_undone(run: ModelMeasurements, slope: float) -> None:
-    """Also one that turns the order round."""
+    """Also a line that reverses the order."""
     corrected = replace(EntropyEstimator("topk", k=4), correction=((slope, 0.3), (0.25, -1.0)))
     trace = run.entropy_estimators.take_estimator_trace("evaluate", 5, [corrected])
     plain = run.entropy_estimators.take_estimator_trace("evaluate", 5, [EntropyEstimator("topk", k=4)])
@@ -510,7 +510,7 @@ def test_estimators_that_break_their_own_laws_are_no_row() -> None:
 
 
 def shown(run: ModelMeasurements, ablate: Ablation) -> list[dict[str, Any]]:
-    """The rows of an ablation's one table, which share their columns."""
+    """Return the rows of an ablation's only table, which share their columns."""
     (table,) = ablate(run, np.random.default_rng(0)).tables
     assert len({tuple(row) for row in table.rows}) == 1
     return list(table.rows)
@@ -518,7 +518,7 @@ def shown(run: ModelMeasurements, ablate: Ablation) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speeds are declined: the clock has tests of its own."""
+    """Decline speeds: the clock has its own tests."""
     monkeypatch.setattr(ablations, "measure_speed_columns", lambda evidence, points: dict.fromkeys(points, NO_SPEED))
 
 

@@ -31,7 +31,7 @@ from emad_ref.tasks.scoring import (
 from emad_ref.text import world
 
 LAYERS = 4
-FULL, FIRST = full_depth(LAYERS), fixed_entropy_point(LAYERS, (1,), 1e9)  # every token leaves after layer 1
+FULL, FIRST = full_depth(LAYERS), fixed_entropy_point(LAYERS, (1,), 1e9)  # every token exits after layer 1
 COUNTS = {"evaluate": 40, "validate": 32}
 BUDGET = replace(BUDGETS["smoke"], **COUNTS)
 END = CONTEXT_TOKENS + CONTINUATION_TOKENS
@@ -51,7 +51,7 @@ def write(folder: Path, **documents: list[str]) -> Path:
 
 @pytest.fixture(scope="module")
 def texts() -> dict[str, list[str]]:
-    """Of the world, which ``emad-nano`` can tell apart, as a user's text."""
+    """Write text of the world, which ``emad-nano`` can predict, as a user's text."""
     return {
         "test": list(islice(world.generate_documents("world:mixed", "evaluate", 0), 60)),
         "valid": list(islice(world.generate_documents("world:mixed", "validate", 0), 80)),
@@ -68,14 +68,14 @@ def evidence(loaded: LoadedModel, corpus: Path | str, **options) -> ModelMeasure
 
 
 def reference(nano: LoadedModel, run: ModelMeasurements, depth: int) -> np.ndarray:
-    """[items, options] mean log-likelihood per token by the model's own forward in float64, read after ``depth``."""
+    """Return [items, options] mean log-likelihood per token by a plain float64 forward, read out after ``depth``."""
     model = copy.deepcopy(nano.model).double()
     found = []
     for item in run.task_scores._own[CONTINUATION_CHOICE]:
         rows = torch.from_numpy(np.stack([np.concatenate([item.prompt, piece]) for piece in item.continuations]))
         with torch.no_grad():
             states = model(rows, output_hidden_states=True).hidden_states[depth]
-            # transformers has normed the last state already
+            # transformers has already normed the last state
             normed = states if depth == LAYERS else model.gpt_neox.final_layer_norm(states)
             log_p = model.get_output_embeddings()(normed).log_softmax(dim=-1)
         told = log_p[:, len(item.prompt) - 1 : -1].gather(2, rows[:, len(item.prompt) :, None])
@@ -154,7 +154,7 @@ def test_decoded_option_by_option_it_is_what_replay_says(
 
 
 def test_heads_are_read_where_a_point_asks(run: ModelMeasurements, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Default probes and the end first; all that was read before and more, where another point asks."""
+    """The default probes and the end first; for another point, all earlier layers and those that it needs."""
     asked, trace = [], run.subject.take_lens_trace
     scored = ModelMeasurements(run.loaded, run.study, RunResources()).task_scores
     monkeypatch.setattr(

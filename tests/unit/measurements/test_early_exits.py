@@ -148,7 +148,7 @@ def test_minimum_layers_stand_at_the_papers_share_of_depth(layers: int, minima: 
 def test_both_readings_of_jsd_meet_softmax_response_at_the_layer_from_which_they_decide(
     evidence: ModelMeasurements,
 ) -> None:
-    """A threshold of 0 leaves at once: where each rule may, at the earliest."""
+    """A threshold of 0 exits at once: for each rule at its earliest layer."""
     exits = evidence.early_exits
     for minimum in exits.minimum_exit_layers:
         for rule, first in (("JSD", minimum + 1), (AS_CODED, minimum)):
@@ -163,7 +163,7 @@ def test_jsd_as_coded_contrasts_with_layers_from_the_second_on_or_with_the_one_b
 
 
 def test_a_model_that_solves_nothing_has_no_task_that_counts(evidence: ModelMeasurements) -> None:
-    """The pre-trained T5 fills gaps; it was never shown a task."""
+    """The pre-trained T5 only fills gaps; it was not trained on tasks."""
     exits = evidence.early_exits
     assert set(exits.unsolved_reasons) == set(exits.task_names)
     assert all("not solved: full depth scores" in reason for reason in exits.unsolved_reasons.values())
@@ -232,7 +232,7 @@ def tuned() -> ModelMeasurements:
 def test_full_depth_then_every_rule_at_the_papers_minima_whatever_was_asked_before(tuned: ModelMeasurements) -> None:
     exits = tuned.early_exits
     exits.answer_by_rule("summary", "JSD", 6)
-    exits.answer_by_rule("qa", "softmax", 4)  # no minimum of the paper's
+    exits.answer_by_rule("qa", "softmax", 4)  # not a minimum of the paper
     (table,) = make_rule_table(exits).tables
     per_task = [("full depth", LAYERS), *((rule, minimum) for minimum in MINIMA for rule in RULES)]
     assert [(r["task"], r["rule"], r["j"]) for r in table.rows] == [
@@ -254,7 +254,7 @@ def test_answers_have_exact_match_and_summaries_have_none(tuned: ModelMeasuremen
 
 
 def test_flops_that_were_not_counted_are_none_and_unsolved_tasks_are_noted(tuned: ModelMeasurements) -> None:
-    """A decoder that does not count, and answers nothing right on one of three tasks."""
+    """A decoder that does not count work and solves nothing on one of three tasks."""
     exits = ModelMeasurements(tuned.loaded, tuned.study, RunResources()).early_exits
     exits.task_items._items.update(tuned.early_exits.task_items._items)
     for task in exits.task_names:
@@ -288,7 +288,7 @@ def test_the_ablation_has_a_table_per_task_with_every_minimum_layer(tuned: Model
 
 
 PASSAGE = "Ada put the tea in the red box. The red box is in the barn."
-# as many as no budget's draw takes whole; the first word of an answer tells them apart
+# enough that no budget draws all of them; the first word of an answer distinguishes them
 QUESTIONS = [{"id": str(n), "question": f"What did {n} put?", "answers": [{"text": f"{n} the tea", "answer_start": 0}]}
              for n in range(120)]  # fmt: skip
 SQUAD = {"version": "1.1", "data": [{"title": "Tea", "paragraphs": [{"context": PASSAGE, "qas": QUESTIONS}]}]}
@@ -311,7 +311,7 @@ def made(bundled: LoadedModel) -> Callable[..., ModelMeasurements]:
     return partial(somebodys, bundled)
 
 
-# ---------------------------------------------------------------- which tasks
+# ---------------------------------------------------------------- choice of tasks
 
 
 def test_bundled_models_are_asked_the_worlds_pairs_whatever_the_folder_holds(made, data: Path) -> None:
@@ -429,7 +429,7 @@ def test_a_file_that_does_not_fit_ends_the_run(made, data: Path) -> None:
 
 
 def test_limits_of_new_tokens_are_those_of_the_task(made, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An item that never stops is written as long as its task allows."""
+    """An item that never stops is written up to its task's limit."""
     monkeypatch.setitem(exit_tasks.ITEMS, "smoke", 1)
     run, asked = made(data), []
     monkeypatch.setattr(ModelUnderTest, "stop_tokens", frozenset())
@@ -476,7 +476,7 @@ def test_a_chain_is_right_where_its_last_number_is() -> None:
     assert exact_match("count", "2 + 3 = 5. So Ala has 15 tincups.", [right]) == 0.0
 
 
-# ---------------------------------------------------------------- what is independent, and an honest guess
+# ---------------------------------------------------------------- independent units, and guessing
 
 TWO_TEXTS = {
     "version": "1.1",

@@ -39,8 +39,8 @@ from tests.claims.simulation import asked
 
 DOCUMENTS = 40
 LONG = 64  # tokens: more than most prompts have
-PAIRED = 64  # of which each arm answers half first
-FEW = 16  # where an estimate is asked for and no verdict
+PAIRED = 64  # each arm answers half of them first
+FEW = 16  # for an estimate without a verdict
 GATHER = {
     "ENG-1": "distributions",
     "ENG-2": "batch_invariance",
@@ -49,7 +49,7 @@ GATHER = {
     "ENG-5": "acceptance",
     "ENG-6": "sampling",
 }
-UNLESS_OPEN = {"ENG-2": "survived", "ENG-3": "survived", "ENG-5": "measured"}  # without a record nothing is decided
+UNLESS_OPEN = {"ENG-2": "survived", "ENG-3": "survived", "ENG-5": "measured"}  # without a record no verdict follows
 Make = Callable[[Request], Decoder]
 
 
@@ -68,13 +68,13 @@ def verdict(claim: str, loaded: LoadedModel, make: Make, dtype: str | None = Non
 
 @pytest.mark.parametrize("claim", GATHER)
 def test_an_honest_engine_is_not_falsified(claim: str, loaded: LoadedModel) -> None:
-    """Of 40 documents a statistical row may say too few to survive; an exact one survives."""
+    """With 40 documents a statistical row may be inconclusive; an exact one survives."""
     found = verdict(claim, loaded, make_reference_decoder)
     assert found.verdict == UNLESS_OPEN.get(claim, "inconclusive"), found
 
 
 def rounded(request: Request) -> Decoder:
-    """Weights in half the bits, under the name of float32."""
+    """Return the decoder with weights rounded to half the bits, declared as float32."""
     for weight in request.model.load().model.parameters():
         weight.data = weight.data.half().float()
     return make_reference_decoder(request)
@@ -86,7 +86,7 @@ def quantised(request: Request) -> Decoder:
 
 
 class Changing:
-    """Changes the last token of ``row`` where ``when(rows, requests so far)`` says so."""
+    """Changes the last token of ``row`` if ``when(rows, requests so far)``."""
 
     def __init__(self, request: Request, when: Callable[[int, int], bool]):
         self._decoder, self._when, self._requests = make_reference_decoder(request), when, 0
@@ -103,7 +103,7 @@ class Changing:
 
 
 class Reporting(Changing):
-    """Other log-probabilities, and tokens, where ``when`` says so of a request's prompts: those in bfloat16."""
+    """Reports the log-probabilities and tokens of bfloat16 for a request if ``when`` holds for its prompts."""
 
     def __init__(self, request: Request, when: Callable[[Sequence[Prompt]], bool]):
         super().__init__(request, lambda rows, n: False)
@@ -119,7 +119,7 @@ class Reporting(Changing):
 
 
 class Company(Changing):
-    """The last token of a prompt longer than ``LONG`` is another where the request has other rows."""
+    """Changes the last token of a prompt longer than ``LONG`` if the request has other rows."""
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
         record = super().generate(prompts, max_new, stop)
@@ -130,7 +130,7 @@ class Company(Changing):
 
 
 class Copying(Changing):
-    """The later half of a request's rows has the tokens of the first, whose prompts are the same."""
+    """Gives the later half of a request's rows the tokens of the first half, whose prompts are equal."""
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
         record = super().generate(prompts, max_new, stop)
@@ -140,7 +140,7 @@ class Copying(Changing):
 
 
 class Generating(TokenDecoder):
-    """transformers' own sampling."""
+    """Samples with transformers."""
 
     def __init__(self, request: Request, top_k: int):
         super().__init__(request)
@@ -210,7 +210,7 @@ SELDOM = ("the tail is cut", "rows of a request share one seed")
 )
 def test_a_planted_fault_falsifies_its_row(fault: str, loaded: LoadedModel) -> None:
     claim, make = FAULTS[fault]
-    # tokens of half of the documents are nearly certain; few requests have a row alone
+    # tokens of half of the documents are nearly certain; few requests have a single row
     documents = (
         4 if "seed" in fault or "taken" in fault else 8 if fault == "bfloat16 for a row alone" else 1
     ) * DOCUMENTS
@@ -249,19 +249,19 @@ class Editing(Changing):
 
 @pytest.mark.parametrize("words", REPLIES)
 def test_a_reply_that_is_no_greedy_answer_decides_nothing(loaded: LoadedModel, words: str) -> None:
-    """Right numbers of other tokens than were asked for would show no divergence."""
+    """Correct numbers for tokens other than the requested ones would show no divergence."""
     with pytest.raises(AuditRefutedError, match=words):
         verdict("ENG-1", loaded, lambda request: Editing(request, REPLIES[words]), documents=FEW)
 
 
 def test_a_precision_that_is_stated_is_allowed(loaded: LoadedModel) -> None:
-    """Rounded weights are no worse than float16, as the same engine says under its own name."""
+    """Rounded weights are no worse than float16, which the same engine declares under its own name."""
     assert verdict("ENG-1", loaded, rounded, "float16").verdict != "falsified"
     assert verdict("ENG-4", loaded, rounded, "float16").verdict != "falsified"
 
 
 class Counting(Changing):
-    """Reports counters of drafts: five more a request, of which ``accepted`` more accept each position."""
+    """Reports counters of drafts: five more per request, of which ``accepted`` more are accepted at each position."""
 
     def __init__(self, request: Request, accepted: Sequence[int]):
         super().__init__(request, lambda rows, n: False)
@@ -303,13 +303,13 @@ def test_counters_that_the_tokens_do_not_allow_decide_nothing(
 
 
 def test_own_drafts_are_counted_by_position(loaded: LoadedModel) -> None:
-    """At least as many accept a position as the next; with one accepted draft a round at least, all tokens are new."""
+    """Acceptance falls with the position; with at least one accepted draft per round, all tokens are new."""
     subject = ModelUnderTest(loaded, Study(), RunResources(make_reference_decoder))
     found = EngineAnswers(subject, DOCUMENTS).acceptance
     totals = [int(each.values.sum()) for each in found.accepted]
     drafts = int(found.drafts.values.sum())
     assert [drafts, *totals] == sorted([drafts, *totals], reverse=True)
-    new = drafts + sum(totals)  # a round emits what it accepts and one token more, as do openings and undrafted rounds
+    new = drafts + sum(totals)  # rounds, openings and undrafted rounds emit the accepted tokens and one more
     assert 0.9 * ACCEPTANCE_NEW * len(found.drafts) < new <= ACCEPTANCE_NEW * len(found.drafts)
 
 
@@ -323,14 +323,14 @@ HALF = StatedRule("half of the layers", saved_blocks=0.5)
 
 
 def runs_every_block(request: Request) -> Decoder:
-    """States its rule after it is made, as docs/engines.md shows: no part of the class knows the statement."""
+    """Declares its rule after construction, as docs/engines.md shows: the class itself does not know the statement."""
     decoder = make_reference_decoder(replace(request, own_rule=False))
     decoder.stated = TRIPLE  # type: ignore[attr-defined]  # of every class
     return decoder
 
 
 class Stating(Changing):
-    """The reference decoder at ``point``'s request, with a statement of its own."""
+    """Returns the reference decoder for ``point`` with its own statement."""
 
     def __init__(self, request: Request, stated: StatedRule):
         super().__init__(replace(request, own_rule=False), lambda rows, n: False)
@@ -360,7 +360,7 @@ def stated_legs(loaded: LoadedModel, make: Make, documents: int = DOCUMENTS) -> 
 
 @pytest.fixture(scope="module")
 def by_modules() -> LoadedModel:
-    """Fused steps run no module, whose calls could be counted."""
+    """Disables fused steps, which run no module whose calls could be counted."""
     return load("emad-nano", backend="walked")
 
 
@@ -405,9 +405,9 @@ class EmitsHalf(RunsEveryBlock):
 
 
 class AnswerClock:
-    """In place of ``time``: what is timed takes 1 s, more or less by 2 %, and what ``wait`` adds.
+    """Replaces ``time``: each timed request takes 1 s, ± 2 %, plus the addition of ``wait``.
 
-    Every block runs in either arm, so that the ratio of real times is 1 but for whatever else the machine does.
+    Either arm runs every block, so that the ratio of real times is 1 except for other load on the machine.
     """
 
     def __init__(self) -> None:
@@ -440,7 +440,7 @@ class SlowsFullDepth(RunsEveryBlock):
 
 
 class Remembers(RunsEveryBlock):
-    """Under the rule, what this process has answered before is not computed again."""
+    """Under the rule, earlier answers of this process are not computed again."""
 
     known: ClassVar[dict[tuple[bytes, int], Record]] = {}
 
@@ -468,7 +468,7 @@ def test_blocks_are_counted_on_prompts_that_were_not_sent_before(
 
 @pytest.mark.parametrize("seconds", [pytest.param(2.0, marks=pytest.mark.slow), 0.3])  # less is the harder case
 def test_a_slowed_full_depth_is_no_speed_up(by_modules: LoadedModel, clock: AnswerClock, seconds: float) -> None:
-    """Also where full depth takes less longer than a head and a quarter of the blocks would explain."""
+    """Also if full depth is slowed by less than a head and a quarter of the blocks would explain."""
     decided = stated_legs(by_modules, lambda request: SlowsFullDepth(request, clock, seconds), PAIRED)[""]
     legs = {leg.name: leg for leg in decided.legs}
     assert legs["speed-up, 1.8× stated"].estimate == pytest.approx(1 + seconds, abs=0.02)
@@ -501,13 +501,13 @@ def test_blocks_that_full_depth_need_not_run_are_neither_saved_nor_an_explanatio
 ) -> None:
     found = stated(by_modules, made, FEW)
     legs = decided_legs(found)
-    assert legs["blocks saved"].estimate < 0.05  # a step that full depth may need: of the last token
+    assert legs["blocks saved"].estimate < 0.05  # a step that full depth may need: the last token's
     assert found.explained is not None
     assert found.explained < 1.1 * EXPLAINED
 
 
 class HalfWhile(Stating):
-    """Runs half of the blocks ``when`` its number of requests and the lent model say so; states half of them saved."""
+    """Runs half of the blocks if ``when`` holds for its number of requests and the lent model; states half saved."""
 
     def __init__(self, request: Request, when: Callable[[int, Any], bool]):
         self.model = request.model.load().model
@@ -522,14 +522,14 @@ class HalfWhile(Stating):
 
 
 def test_blocks_are_counted_among_all_requests(by_modules: LoadedModel) -> None:
-    """A rule that saves blocks at first alone."""
+    """A rule that saves blocks only at first."""
     saved = stated_legs(by_modules, lambda request: HalfWhile(request, lambda n, model: n <= DOCUMENTS + 1), PAIRED)
     assert saved["blocks saved"].estimate < 0.3
     assert saved["perplexity of emitted tokens"].estimate > 0.01
 
 
 def test_answers_whose_blocks_are_counted_are_scored(by_modules: LoadedModel) -> None:
-    """A rule that saves blocks only where modules are watched pays for it by perplexity."""
+    """A rule that saves blocks only where modules are observed loses perplexity."""
 
     def watched(n: int, model: Any) -> bool:
         return any(module._forward_hooks for module in model.modules())
@@ -540,7 +540,7 @@ def test_answers_whose_blocks_are_counted_are_scored(by_modules: LoadedModel) ->
 
 
 class KeepsPrompts(SlowsFullDepth):
-    """Either arm saves 0.9 s of a prompt that was read before; only the rule looks for it."""
+    """Either arm saves 0.9 s of a prompt read before; only the rule looks it up."""
 
     def __init__(self, request: Request, clock: AnswerClock, read: set[bytes]):
         super().__init__(request, clock, 0.0)
@@ -586,7 +586,7 @@ def test_blocks_and_heads_explain_as_much_as_they_take_at_the_rules_pace(
 ) -> None:
     """Of 10 s, 100 blocks take 4 s under the rule; full depth runs 150 more, and reads prompts for 2 s longer.
 
-    A rule that reads no head has no pace of its own.
+    A rule without head readouts has no measured pace.
     """
     two = dict.fromkeys(("lengths", "read", "passed"), np.array([48, 48]))
     rule = BlockRuns(np.array([40, 60]), step_s=4.0, prompt_s=1.0, heads=heads, head_s=head_s, whole_s=10.0, **two)

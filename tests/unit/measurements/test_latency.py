@@ -96,7 +96,7 @@ def test_timings_become_pairs_for_intervals():
     assert ratio.value == pytest.approx(9 / 4)
 
 
-# ------------------------------------------------------------ what the budget decides
+# ------------------------------------------------------------ budgets
 
 
 def drawn(speedup: float, rng: np.random.Generator, spread: float = 0.05) -> dict[str, np.ndarray]:
@@ -132,7 +132,7 @@ def test_the_noisiest_baseline_sets_what_is_decided():
     assert compute_detectable_speedups(noisy, 1.1, 4)[0] > compute_detectable_speedups(quiet, 1.1, 4)[0]
 
 
-# ------------------------------------------------------------ arms and what is kept of them
+# ------------------------------------------------------------ arms and their stored outputs
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def timed_evidence() -> ModelMeasurements:
 
 
 def timing(host: RunResources) -> ModelMeasurements:
-    """Few and short requests of a small model in batches of one, two and eight."""
+    """Return the latency benchmark of a small model: few short requests in batches of one, two and eight."""
     budget = replace(FEW, pairs=3, batch_sizes=(1, 2, 8), prompt_tokens=SHAPE[0], new_tokens=SHAPE[1])
     made = small_evidence(CausalStepper(small_model("gpt_neox")), host, budget=budget)
     made.loaded.model = made.subject.stepper.model
@@ -150,7 +150,7 @@ def timing(host: RunResources) -> ModelMeasurements:
 
 
 def test_the_work_that_explains_a_speed_is_that_of_decoded_tokens(timed_evidence: ModelMeasurements):
-    """A prompt of any length runs at full depth in either arm, at once: it must not hide how much less a step does."""
+    """A prompt of any length runs at full depth at once in either arm: it must not hide the smaller work per step."""
     watch = timed_evidence.latency
     for rows, timed in watch.time_point_by_batch_size(watch.most_saving_point).items():
         assert (timed.executed["full"][:, 0] == rows * SHAPE[1] * LAYERS).all()
@@ -192,7 +192,7 @@ def test_an_honest_decoder_is_what_it_says(timed_evidence, rows):
 
 
 def lying(change):
-    """A decoder that is ours but for the records of ``generate`` at an adaptive point."""
+    """Return the reference decoder with false records of ``generate`` at an adaptive point."""
 
     def make(request):
         decoder = RunResources().make_decoder(request)
@@ -244,7 +244,7 @@ def test_the_note_tells_what_ran_and_what_did_not(timed_evidence):
 
 
 def test_prefill_and_decoding_are_told_apart(timed_evidence):
-    """Of a request of 10 ms whose first token takes 4, five others take 1.2 ms each; the rest is counted."""
+    """Of a 10 ms request with a first token of 4 ms, five further tokens take 1.2 ms each; the rest is counted."""
     watch, point = timed_evidence.latency, point_of(timed_evidence)
     for found in watch.time_point_by_batch_size(point).values():
         assert set(found.prefill_s) == {"full", "adaptive"}
@@ -291,7 +291,7 @@ def test_compiling_is_tried_on_an_accelerator_or_where_all_is_asked_for(study, t
 
 
 def test_a_compiled_twin_is_one_more_arm_and_one_more_baseline(monkeypatch):
-    """Compilation itself takes minutes on a CPU: the twin's step is the plain one here."""
+    """Compilation takes minutes on a CPU, so the twin's step is the plain one here."""
     evidence = timing(RunResources())
     evidence.subject.budget = replace(evidence.subject.budget, batch_sizes=(1,))
     evidence.latency.compiled_unavailable_reason = ""
@@ -347,7 +347,7 @@ def test_a_model_whose_steps_were_compiled_has_the_baseline(monkeypatch):
 
 
 def test_compiled_steps_run_over_a_static_cache_and_emit_what_plain_ones_do(monkeypatch):
-    """``torch.compile`` itself is left out, which takes seconds: what is handed to it runs as it is."""
+    """Without ``torch.compile``, which takes seconds: the function passed to it runs as it is."""
     evidence, handed, steps = timing(RunResources()), [], []
 
     def as_it_is(step, **options):
@@ -390,7 +390,7 @@ def test_steps_of_which_nothing_was_traced_are_not_called_compiled(monkeypatch):
     evidence = timing(RunResources())
 
     def untraced(prompts, new, compiled):
-        evidence.loaded.model._compiled_call = evidence.loaded.model.__call__  # transformers', and no more
+        evidence.loaded.model._compiled_call = evidence.loaded.model.__call__  # only transformers'
 
     monkeypatch.setattr(evidence.subject, "generate_greedy", untraced)
     assert evidence.subject.compile_unavailable_reason() == "TorchDynamo traces no graph of this model's steps"
@@ -422,7 +422,7 @@ def test_batch_sizes_that_decide_are_not_timed_again_and_smoke_sweeps_none(name,
 
 
 def sweeping(monkeypatch: pytest.MonkeyPatch, host: RunResources | None = None) -> ModelMeasurements:
-    """A small model's short requests: 1 and 4 rows decide, 2, 8 and 16 stand beside, from fewer pairs."""
+    """Return the sweep of a small model: 1 and 4 rows decide, 2, 8 and 16 are reported, from fewer pairs."""
     monkeypatch.setattr(latency, "SWEEP_PAIRS", FEW_PAIRS)
     budget = replace(FEW, name="standard", pairs=DECIDING, batch_sizes=(1, 4), prompt_tokens=8, new_tokens=4)
     evidence = small_evidence(CausalStepper(small_model("gpt_neox")), host, budget=budget)
@@ -465,7 +465,7 @@ def test_a_sweep_is_timed_once_from_few_pairs_looked_at_and_named(monkeypatch):
 
 
 def test_what_is_not_what_it_says_at_a_batch_size_of_the_sweep_falsifies(monkeypatch):
-    """And its times end nowhere."""
+    """Its times report no limit."""
     evidence = sweeping(monkeypatch, lying(another_token))
     point = evidence.traces.profile.point(0.0)
     found = speedup.measure_speedup(evidence, point, "")

@@ -42,7 +42,7 @@ SINCE = "replay does not speak for a decoder of somebody else"
 
 
 def found_exit(schedule: ScheduleName = "copying", fingerprint: str = "f", copied: int = 0) -> Exit:
-    """A drawn lens, a drawn gate, and a point that half of all tokens leave by."""
+    """Return a random lens and gate, and a point at which half of all tokens exit."""
     stepper = CausalStepper(small_model("gpt_neox"))
     lens = replace(drawn_lens(stepper, range(1, LAYERS), scale=0.05), fingerprint=fingerprint)
     rng = np.random.default_rng(0)
@@ -140,7 +140,7 @@ def test_a_guarantee_is_judged_on_as_many_tokens_of_a_window_as_certified_it(tmp
 
 @pytest.mark.parametrize("schedule", ["copying", "free_eager"])
 def test_what_tasks_lose_at_the_exits_point_stands_beside_its_verdict(tmp_path: Path, schedule: ScheduleName) -> None:
-    """Continuation choice, which random weights do not solve, decoded through the lens; it judges nothing."""
+    """Continuation choice, which random weights do not solve, decoded through the lens; it decides nothing."""
     evidence = evidence_with(tmp_path, found_exit(schedule))
     evidence.subject.window_size = 64
     tokens = np.random.default_rng(1).integers(1, 101, (34, 60))
@@ -169,7 +169,7 @@ def test_a_point_that_copies_has_a_twin_with_exact_states(tmp_path: Path) -> Non
 
 
 def test_full_depth_is_what_is_held_against(tmp_path: Path) -> None:
-    """The same documents, tokens and FLOPs as the operating-point table has."""
+    """The documents, tokens and FLOPs of the operating-point table."""
     evidence = evidence_with(tmp_path, found_exit())
     full, table = evidence.exit_evaluation.full_depth_in_flops, evidence.points.full_loss
     expected = evidence.traces.sum_by_document(table.nll_nats).values
@@ -198,7 +198,7 @@ def test_an_oracle_stays_within_its_loss_and_more_of_it_saves_more(tmp_path: Pat
 
 
 def test_every_row_but_time_is_answered(tmp_path: Path) -> None:
-    """Of an exit that copies, too: what drafting does is no matter of rows about leaving early."""
+    """With copied K/V, too: rows about early exits do not depend on drafting."""
     evidence = evidence_with(tmp_path, found_exit(copied=3))
     drafting = evidence.exit_evaluation.exit.drafting
     assert drafting is not None
@@ -215,7 +215,7 @@ def test_every_row_but_time_is_answered(tmp_path: Path) -> None:
 
 
 def test_without_an_exit_nothing_is_promised(tmp_path: Path) -> None:
-    """As of time: a premise that is absent, and no instrument."""
+    """As for time: the premise is absent, and so is the instrument."""
     none = replace(found_exit(), lossy=None, why_none="no rule saves anything")
     x2 = answered(evidence_with(tmp_path, none), "EMAD-X2").verdict
     expected = "no exit that a guarantee is given for: no rule saves anything"
@@ -223,7 +223,7 @@ def test_without_an_exit_nothing_is_promised(tmp_path: Path) -> None:
 
 
 def test_savings_stand_against_losses_beside_the_ceilings(tmp_path: Path) -> None:
-    """Every criterion through the lens, and ceilings of either readout, as a figure and at the same losses."""
+    """Every criterion through the lens, and the oracles of either readout, as a figure and at the same losses."""
     figure, table = answered(evidence_with(tmp_path, found_exit()), "EMAD-X5").exhibits.tables
     assert figure.figure == "saving against loss"
     told = {row["family"]: row["kind"] for row in figure.rows}
@@ -238,11 +238,11 @@ def test_savings_stand_against_losses_beside_the_ceilings(tmp_path: Path) -> Non
     assert render_figure_svg(figure.figure, figure.rows, "t").endswith("</svg>\n")
 
 
-# ------------------------------------------------------------ decoders of others
+# ------------------------------------------------------------ foreign decoders
 
 
 def declining(request: Request) -> object:
-    """As one behind a wire, whose points may name no lens."""
+    """Like a remote decoder, whose points cannot name a lens."""
     if request.point.lens is not None:
         raise Unsupported("no lens of that name is held here")
     return make_reference_decoder(request)
@@ -260,7 +260,7 @@ def test_a_decoder_that_holds_no_lens_leaves_the_rows_undecided_by_name(tmp_path
 
 
 def test_a_decoder_of_somebody_else_is_judged_at_an_exit_where_replay_speaks_for_it(tmp_path: Path) -> None:
-    """Over a copy of the model, which its lens goes with."""
+    """On a copy of the model with its lens attached."""
     copying = evidence_with(tmp_path, found_exit(), RunResources(make_reference_decoder))
     assert copying.exit_evaluation.decoder_unusable_reason.startswith(SINCE)
     assert answered(copying, "EMAD-X1").refused == copying.exit_evaluation.decoder_unusable_reason
@@ -303,7 +303,7 @@ def test_every_arm_emits_the_models_own_tokens_and_a_changed_one_is_named(tmp_pa
 
 
 def test_of_a_way_that_copies_and_drafts_either_half_stands_beside(tmp_path: Path) -> None:
-    """And what they emit is looked at, too."""
+    """The outputs of both are checked, too."""
     found = found_exit()
     assert found.drafting is not None
     evidence = evidence_with(tmp_path, replace(found, drafting=replace(found.drafting, copied=3)))

@@ -86,7 +86,7 @@ DEFAULT, NAMED, SELECTED = "calibrated default", "named by the user", "chosen on
     ],
 )
 def test_every_point_put_forward_has_its_own_identity(stepper, named, chosen, names) -> None:
-    """A margin that the user names is judged whatever it prints like; only equal points are one."""
+    """The user's named margin is judged even if another prints alike; only equal points are one."""
     run = evidence(stepper, named)
     run.points.selected_margin_loss = (
         None if chosen is None else SimpleNamespace(point=run.traces.profile.point(chosen))
@@ -110,7 +110,7 @@ def test_a_margin_is_chosen_with_validation_accuracy_in_mind(stepper, monkeypatc
 
 
 class Told:
-    """A task whose answers and savings at full depth and at any other point are known."""
+    """A task with known answers and savings at full depth and at any other point."""
 
     def __init__(self, right: int, kept: int, saving: float, guess: float = 0.0):
         self.rights = {True: np.arange(400) < right, False: np.arange(400) < kept}
@@ -183,7 +183,7 @@ def documents_of(monkeypatch, count: int, tokens: int = 5000) -> None:
 
 
 def test_windows_come_from_as_many_documents_as_there_are(stepper, monkeypatch) -> None:
-    """A document gives a second window only where all have given their first; ids tell them apart."""
+    """A document gives a second window only after every one has given its first; ids tell them apart."""
     run = evidence(stepper)
     documents_of(monkeypatch, 80)
     for count in (30, 80, 200, 320):
@@ -197,7 +197,7 @@ def test_windows_come_from_as_many_documents_as_there_are(stepper, monkeypatch) 
 
 @pytest.mark.parametrize(("split", "most"), [("calibrate", 11), ("validate", 4), ("evaluate", 4)])
 def test_no_document_that_is_judged_gives_more_than_four_windows(stepper, monkeypatch, split, most) -> None:
-    """One long document beside short ones had all the windows that were left."""
+    """One long document among short ones used to give all remaining windows."""
     run = evidence(stepper)
     lengths = (40, 11 * (run.subject.window_size - 1), 30)
     monkeypatch.setattr(
@@ -231,7 +231,7 @@ DRAWN_BY_SEED = (
     "generate_pairs",
     "load_seq2seq_pairs",
     "sampled_documents",
-)  # where items and texts of a run come from
+)  # origin of the items and texts of a run
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +240,7 @@ def loaded():
 
 
 def drawn(loaded, corpus: str, seed: int) -> dict[str, object]:
-    """What a run of ``seed`` reads and draws, by what it is for."""
+    """Return everything that a run of ``seed`` reads and draws, by purpose."""
     run = ModelMeasurements(loaded, Study(corpus=corpus, seed=seed), RunResources())
     asked = RunPlan(load_register(), run.study).make_context("EMAD-R1", "m", 12)
     texts = {split: [text.tolist() for text in islice(run.subject.iterate_documents(split), 3)] for split in SPLITS}
@@ -273,7 +273,7 @@ def test_a_decoder_is_made_with_the_runs_seed(loaded) -> None:
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_what_random_documents_open_with_does_not_depend_on_the_budget(split) -> None:
-    """A golden of an encoder-decoder that one budget recorded is that of every other."""
+    """One budget's golden of an encoder-decoder is that of every other."""
     loaded = load("random:emad-nano")
     short, long = (
         list(
@@ -290,7 +290,7 @@ def test_what_random_documents_open_with_does_not_depend_on_the_budget(split) ->
 
 
 def calls() -> Iterator[tuple[Path, str, ast.Call]]:
-    """(file, name, call) of every call in the package but training, whose recipes have seeds of their own."""
+    """Return (file, name, call) of every call in the package except training, whose recipes have their own seeds."""
     for path in SOURCE.rglob("*.py"):
         if "training" in path.relative_to(SOURCE).parts:
             continue
@@ -301,7 +301,7 @@ def calls() -> Iterator[tuple[Path, str, ast.Call]]:
 
 
 def names_in(call: ast.Call) -> set[str]:
-    """Names and attributes that the arguments of a call are made of."""
+    """Return the names and attributes in the arguments of a call."""
     parts = [part for given in (*call.args, *call.keywords) for part in ast.walk(given)]
     return {part.id if isinstance(part, ast.Name) else part.attr for part in parts if isinstance(part, NAMES)}
 

@@ -167,7 +167,7 @@ def test_depths_of_the_text_are_those_that_replay_gives_it(explored, tables):
 
 
 def test_depths_follow_from_the_signals_and_thresholds_shown(tables):
-    """The plain rule: the first probe below its threshold, and never deeper than the token before."""
+    """The plain rule: the first probe below its threshold, never deeper than the previous token."""
     decided = [row for row in tables["depth by token"] if row["depths"]]
     for at, margin in enumerate(tables["depth by margin"]):
         cap = max(decided[0]["depths"])
@@ -252,7 +252,7 @@ def test_pieces_are_texts_of_single_tokens_and_ids_without_a_tokenizer():
 
 
 def rules(*walks: SwitchedText) -> SimpleNamespace:
-    """As far as ``turns`` reads them."""
+    """The attributes of a rule that ``turns`` reads."""
     model = SimpleNamespace(subject=SimpleNamespace(loaded=SimpleNamespace(tokenizer=None)))
     prompts = [Prompt(np.array([number])) for number in range(len(walks))]
     return SimpleNamespace(

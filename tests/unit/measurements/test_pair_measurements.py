@@ -70,22 +70,22 @@ def paired(small, large, make=make_judge_decoder, size=None, **study) -> PairMea
 
 @pytest.fixture(scope="module")
 def bundled(models) -> PairMeasurements:
-    """Answers are kept: the tests below share a few items."""
+    """Answers are cached: the tests below share a few items."""
     return paired(*models, size=FEW)
 
 
 @pytest.fixture
 def pair(models) -> PairMeasurements:
-    """Nothing gathered yet: validation results are put in by hand."""
+    """Return an empty pair; tests put in validation results by hand."""
     return paired(*models)
 
 
 def worth(gap: float = 0.5, worth_routing: bool = True, standing: str = "") -> SimpleNamespace:
-    """Both models on a task, as validation might have found them."""
+    """Return both models' results on a task, as validation could find them."""
     return SimpleNamespace(gap=SimpleNamespace(value=gap), is_worth_routing=worth_routing, summary=standing)
 
 
-# ------------------------------------------------------------ what is said of it
+# ------------------------------------------------------------ messages
 
 
 def test_a_pair_is_called_by_the_names_it_was_given(models) -> None:
@@ -105,7 +105,7 @@ def test_what_a_study_says_of_the_model_under_test_is_not_said_of_a_pair(models,
     assert pair.size is PAIR_SIZES["standard"]
 
 
-# ------------------------------------------------------------ who may form a pair
+# ------------------------------------------------------------ models that may form a pair
 
 
 def test_a_model_without_tokenizer_is_refused(models) -> None:
@@ -120,7 +120,7 @@ def test_another_tokenizer_is_refused(models) -> None:
 
 
 def test_a_padded_embedding_makes_no_other_pair(models, bundled) -> None:
-    """Rows above the tokenizer's ids, here with the largest logits there are, take no part in what a pair writes."""
+    """Rows above the tokenizer's ids, here with the largest logits of all, have no effect on a pair's output."""
     large = copy.deepcopy(models[1].model)
     size = large.get_input_embeddings().num_embeddings
     large.resize_token_embeddings(size + 8, mean_resizing=False)
@@ -154,7 +154,7 @@ def test_a_small_model_that_is_no_smaller_is_refused(models) -> None:
 
 
 def test_an_encoder_decoder_is_refused(models) -> None:
-    """It reads a source, which no prompt of a task has."""
+    """It needs a source, and no prompt of a task has one."""
     reader = replace(models[1], geometry=replace(models[1].geometry, encoder_layers=2))
     with pytest.raises(BadArgument, match="decoder-only"):
         paired(models[0], reader)
@@ -169,7 +169,7 @@ def test_random_weights_leave_nothing_to_judge(models) -> None:
 
 
 def compared(pair, small, large, guess=0.0, items=60) -> PairComparison:
-    """Both models alone: [items] right by either, in the order of the items."""
+    """Return both models alone: [items] right by either, in the order of the items."""
     rights = [ByItem.from_independent_items(np.arange(items) < right) for right in (small, large)]
     gap = estimate_accuracy_drop(rights[1], rights[0], threshold=0.1)
     return PairComparison(*(ItemAnswers(right, np.ones(items), np.ones(items), None) for right in rights), guess, gap)
@@ -213,7 +213,7 @@ def test_a_pair_that_cannot_be_told_apart_says_where_and_by_how_much(pair) -> No
 
 
 def test_without_a_task_there_are_texts_to_write_on_and_nothing_to_judge(models) -> None:
-    """A user's models on a corpus of their own, and no task named."""
+    """A user's models on a user's corpus, without a named task."""
     own = paired(*models, size=FEW, corpus="self")
     assert own.answers.scorable_tasks == {}
     assert own.corpus == TEXTS
@@ -237,8 +237,8 @@ def done(large_share, score, items=20) -> ItemAnswers:
 
 @pytest.fixture
 def tabled(pair, monkeypatch):
-    """Validation as it might have been: shares and scores of three rules and of either model alone; the same again on
-    judged items, each with three points more of the large model."""
+    """Simulate validation: shares and scores of three rules and of either model alone; the same on judged items, with
+    three points more of the large model."""
     rules = [SwitchingRule(bits) for bits in (0.1, 0.2, 0.3)]
     ends = [pair.answers.make_single_model_rule(LARGE), pair.answers.make_single_model_rule(SMALL)]
     found = dict(
@@ -287,7 +287,7 @@ def test_beyond_the_small_model_alone_nothing_saves(tabled) -> None:
 
 @pytest.mark.parametrize(("saving", "chosen"), [(0.1, 0), (0.5, 1), (0.7, 2), (0.89, 2)])
 def test_one_rule_is_put_forward_and_it_switches(tabled, saving, chosen) -> None:
-    """The best of those that save enough; where none does, the cheapest: never a model alone."""
+    """The best of those that save enough; otherwise the cheapest, but never a single model."""
     pair, rules, _ = tabled
     pair.routing_rules.savings = (saving,)
     assert pair.routing_rules.propose_rule(TASK) == rules[chosen]
@@ -343,18 +343,18 @@ def test_alone_either_model_emits_everything(bundled) -> None:
 
 
 def test_switching_that_never_switches_answers_and_costs_as_the_large_model(bundled) -> None:
-    """Requests of equal length share a batch, so that not one key of padding separates the two counts."""
+    """Requests of equal length share a batch, so that padding does not separate the two counts."""
     never = bundled.answers.answer_by_switching(SwitchingRule(0.0, start=LARGE), *ITEMS)
     records, emitted = decoded_alone(bundled)
     assert never.large_share == 1.0
     assert [walk.tokens.tolist() for walk in never.walks] == emitted
     assert all(np.concatenate(bundled.answers.make_large_choice_masks(never, *ITEMS))), "greedy choices are its own"
-    # the timed path reads a prompt whole, masked keys included, a session its last position apart: p² or p² − p + 1
+    # the timed path reads a prompt whole, with masked keys, a session its last position apart: p² or p² − p + 1
     assert never.flops == pytest.approx(bundled.models.compute_flops_per_decoding(records).sum(), rel=0.002)
 
 
 def decoded_alone(bundled) -> tuple[list[Record], list[list[int]]]:
-    """Records of the large model alone, and the tokens of each item."""
+    """Return the large model's own records, and the tokens of each item."""
     requests = bundled.answers.get_task(ITEMS[0]).texts(*ITEMS[1:])
     records, emitted = [], [[]] * len(requests)
     with bundled.large.subject.open_decoder(bundled.large.subject.full_depth_point, max_rows=PAIR_ROWS) as decoder:
@@ -490,7 +490,7 @@ def test_timed_results_are_those_of_the_timed_prompts(bundled) -> None:
 
 
 class OneTokenOff:
-    """An arm, or a decoder, whose last token is another one."""
+    """An arm or a decoder with a wrong last token."""
 
     def __init__(self, run):
         self._run = run
@@ -511,7 +511,7 @@ def test_an_arm_that_lies_while_it_is_timed_has_no_time(bundled, monkeypatch, li
     honest = getattr(pair_timing, liar)
     point = bundled.large.subject.full_depth_point
     monkeypatch.setattr(bundled.latency, "_pairs", 2)
-    monkeypatch.setitem(vars(bundled.latency), "n_new_tokens", 6)  # the last token is the lie, however many precede it
+    monkeypatch.setitem(vars(bundled.latency), "n_new_tokens", 6)  # the last token is wrong, the preceding ones right
     emad = []
 
     def lies(decoder, *more):
@@ -519,7 +519,7 @@ def test_an_arm_that_lies_while_it_is_timed_has_no_time(bundled, monkeypatch, li
         emad.append(arm)
         return (
             arm if liar == "make_single_model_arm" and len(emad) == 1 else OneTokenOff(arm)
-        )  # the first one alone is the large model
+        )  # only the first one is the large model
 
     monkeypatch.setattr(pair_timing, liar, lies)
     with pytest.raises(AuditRefutedError, match=said):

@@ -42,12 +42,12 @@ from tests.small_measurements import small_evidence
 from tests.small_models import LAYERS, small_config, small_model
 
 PROBES, SEQUENCES, LENGTH = (2, 4), 12, 20
-VOCABULARY, SMALLEST = 300, 50  # 2 of 300 tokens are kept at the least; of 50 there would be fewer
-FIRST = {"validate": 2, "evaluate": 3}  # windows that confidence rules are traced on
+VOCABULARY, SMALLEST = 300, 50  # at least 2 of 300 tokens are kept; 50 would leave fewer
+FIRST = {"validate": 2, "evaluate": 3}  # traced windows of confidence rules
 
 
 def trace_of(seed: int) -> Trace:
-    """Entropy and loss that fall with depth and from the first half of a text to the second."""
+    """Return entropy and loss that fall with depth and from the first half of a text to the second."""
     rng, rows = np.random.default_rng(seed), SEQUENCES * LENGTH
     place = np.tile(np.arange(LENGTH), SEQUENCES)
     level = np.where(place < LENGTH // 2, 2.0, 0.5)[:, None] * np.linspace(1.5, 1.0, LAYERS)
@@ -62,7 +62,7 @@ def profile() -> Profile:
 
 
 def text(split: str, count: int) -> list[TokenSequence]:
-    """Two windows of every document."""
+    """Return two windows of every document."""
     rng = np.random.default_rng(["validate", "evaluate"].index(split))
     return [TokenSequence(rng.integers(0, SMALLEST, LENGTH), document=number // 2) for number in range(count)]
 
@@ -74,7 +74,7 @@ def model(vocabulary: int = VOCABULARY) -> Stepper:
 
 
 def traces(profile: Profile, stepper: Stepper) -> SimpleNamespace:
-    """Traces of random text."""
+    """Return traces of random text."""
     subject = SimpleNamespace(
         name="small",
         stepper=stepper,
@@ -123,7 +123,7 @@ def test_emad_comes_first_and_every_rival_of_the_paper_has_a_sweep(sweeps: Basel
 def test_dials_have_equally_many_points_spaced_evenly_in_what_they_save_on_validation(
     run: SimpleNamespace, sweeps: BaselineComparison
 ) -> None:
-    """240 tokens leave jumps, in which few targets lie."""
+    """240 tokens leave jumps, which few targets hit."""
     saved = NetSavingFunction(run.validation, run.subject.loaded.geometry)
     for name in (EMAD_FAMILY, "fixed entropy", "softmax response"):
         points = sweeps.points_by_family[name]
@@ -307,7 +307,7 @@ def test_early_exits_stand_with_emad_on_the_same_windows_and_not_beside_more_tex
 
 
 def test_rules_that_lose_next_tokens_are_held_against_emad_by_tokens_told_wrong(profile: Profile) -> None:
-    """Targets so high that this random model leaves at its first probe: EMAD saves as much as any."""
+    """With targets so high that this random model exits at its first probe, EMAD saves as much as any rival."""
     loose = replace(profile, targets_nats=(9.0, 9.0))
     found = make_confidence_comparison(traces(loose, model()))
     rows = found.make_pareto_rows(0, (0.15,))
@@ -362,7 +362,7 @@ def test_every_budget_says_how_many_windows_rules_are_traced_on() -> None:
         assert 0 < WINDOWS[name]["evaluate"] <= budget.evaluate
 
 
-# ---------------------------------------------------------------- what is shown
+# ---------------------------------------------------------------- shown rows
 
 
 def test_tables_are_shown_with_their_figures_and_say_why_a_perplexity_is_missing(sweeps: BaselineComparison) -> None:
@@ -422,7 +422,7 @@ def test_three_profiles_are_no_trend() -> None:
 
 
 def margins(*rows: tuple[str, float, float, float]) -> SimpleNamespace:
-    """Points whose margins have (name, mean depth, rise, net reduction) on validation; a tenth is lost on evaluation.
+    """Return points with margins of (name, mean depth, rise, net reduction) on validation; evaluation loses a tenth.
 
     Full depth's perplexity is 4.
     """

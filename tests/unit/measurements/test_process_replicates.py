@@ -52,14 +52,14 @@ BUDGET = replace(
 
 
 class Number:
-    """A task that any process can do."""
+    """A task that any process can run."""
 
     def __call__(self, host: RunResources) -> int:
         return os.getpid()
 
 
 class Here:
-    """Starts no process: does what one would, and keeps the tasks."""
+    """Starts no process, but does its work here and keeps the tasks."""
 
     def __init__(self) -> None:
         self.started = 0
@@ -134,8 +134,8 @@ def test_the_time_that_a_process_is_given_grows_with_what_it_is_to_time():
         assert len(set(here.limits)) == 1
         return here.limits[0]
 
-    # four arms (prompt lookup counted for two rows, too), one row and two, pairs of a share with warm-up and those
-    # whose first token is timed by itself
+    # four arms (prompt lookup for two rows, too), one row and two, pairs of a share, warm-up and those
+    # with a separately timed first token
     assert limit(4, 4) == 7 + 10 * 4 * 3 * (2 + 2 + 6) * (1 + 4 * 0.5)
     assert limit(4, 8) == 7 + 10 * 4 * 3 * (2 + 2 + 6) * (1 + 8 * 0.5)
     assert limit(8, 4) == 7 + 10 * 4 * 3 * (4 + 2 + 6) * (1 + 4 * 0.5)
@@ -194,7 +194,7 @@ def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monk
 
 
 def test_what_points_name_goes_with_them():
-    """A point that reads by a tuned lens is timed, at the same depths, by a process that has read no lens."""
+    """A process that has read no lens times a point that reads through a tuned lens, at the same depths."""
     made = evidence(RunResources(runner=SubprocessRunner(Here())), replace(BUDGET, batch_sizes=(1,), pairs=3))
     point = replace(point_of(made), lens=attached(made.subject.stepper, [2]))
     timed = made.latency.time_point_by_batch_size(point)[1]
@@ -204,7 +204,7 @@ def test_what_points_name_goes_with_them():
 
 
 def test_points_beside_full_depth_are_timed_in_processes_where_a_verdict_rests_on_it():
-    """And every record comes back, by which it is known what was left out."""
+    """Every record returns, so that the work left out is known."""
     here = Here()
     made = evidence(RunResources(runner=SubprocessRunner(here)), replace(BUDGET, pairs=4, processes=2))
     points = {"eager": replace(point_of(made), schedule="free_eager"), "monotone": point_of(made)}
@@ -261,7 +261,7 @@ def test_shares_that_timed_other_arms_are_not_put_together(divided):
         join_timings([timed[1], replace(timed[1], timings=fewer)])
 
 
-# ------------------------------------------------------------ processes that fail
+# ------------------------------------------------------------ failed processes
 
 
 ANSWERS = """import sys
@@ -296,7 +296,7 @@ def test_processes_race_a_compiled_baseline_from_code_that_was_compiled_once(tmp
 
 
 def built(folder: Path) -> set[Path]:
-    """Kernels that Inductor has built there."""
+    """Return the kernels that Inductor has built there."""
     return {path.relative_to(folder) for path in folder.rglob("*.so")}
 
 

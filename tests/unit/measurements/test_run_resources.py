@@ -50,12 +50,12 @@ STUDY = Study(corpus="self")
 
 @pytest.fixture
 def nano() -> LoadedModel:
-    """Fresh: these tests change it."""
+    """Return a fresh emad-nano, because these tests change it."""
     return load("emad-nano")
 
 
 def under(loaded: LoadedModel, decoder: type, study: Study = STUDY) -> ModelUnderTest:
-    """``loaded`` beside a decoder of somebody else's, made as a hook would make it."""
+    """Return ``loaded`` with a foreign decoder, made by a hook."""
     return ModelUnderTest(
         loaded, study, RunResources(lambda request: decoder(request.model.load().model, request.point))
     )
@@ -109,7 +109,7 @@ def test_a_model_made_in_memory_is_copied_there(nano):
 
 
 def test_the_copy_reads_through_the_judges_lenses_and_through_none_of_their_tensors(nano):
-    """Attached before the copy was first asked for, or after."""
+    """Whether they were attached before the copy was first requested, or after."""
     lending = ModelIsolation(nano)
     for seed in (0, 1):
         digest = attached(nano.stepper, [1, 2], seed=seed)
@@ -163,7 +163,7 @@ def test_ours_in_somebody_elses_hands_walks_a_copy_and_counts_as_theirs(nano):
 
 
 def test_of_a_large_model_audits_ask_our_own_decoder_for_less(nano, monkeypatch):
-    """Under smoke, and of no other decoder."""
+    """With the smoke budget, and only for the reference decoder."""
     flops = compute_traced_token_flops(nano.geometry)
     monkeypatch.setattr("emad_ref.screening.settings.LARGE_TOKEN_FLOPS", flops / 4)
     large, theirs, more = (
@@ -194,7 +194,7 @@ def test_what_a_decoder_says_of_itself_is_asked_at_full_depth_and_once(nano):
 
 
 def test_what_a_request_leads_to_is_not_the_judges_model(nano):
-    """A request holds a name, and a door to the copy."""
+    """A request has a name and access to the copy only."""
     subject = ModelUnderTest(
         nano, STUDY, RunResources(lambda request: held.append(request) or make_judge_decoder(request))
     )
@@ -228,7 +228,7 @@ def test_a_change_of_the_judges_model_is_named(nano, defect):
     assert str(complaint.value).startswith("the judge's own model was changed: ")
     assert f"{named} " in str(complaint.value).replace(",", " ")
     with pytest.raises(ModelMutatedError, match="was changed"):
-        _ = subject.stepper  # whatever is asked from now on would be about another model
+        _ = subject.stepper  # every later answer would be about another model
 
 
 def test_a_model_found_among_all_objects_of_the_process_is_no_less_the_judges(nano):
@@ -301,7 +301,7 @@ def small() -> torch.nn.Module:
 
 
 def test_a_model_too_large_for_one_look_is_read_in_turns(monkeypatch):
-    """Every byte within as many looks as there are shares; the first piece of each tensor at each."""
+    """All bytes are read within as many checks as there are shares; each check reads each tensor's first piece."""
     monkeypatch.setattr(snapshots, "PIECE", 64)
     monkeypatch.setitem(snapshots.BYTES_PER_CHECK, "cpu", 600)
     model = small()
@@ -339,7 +339,7 @@ def test_a_request_without_a_subject_is_served_from_what_it_lends(nano):
 
 
 def told_of(distant, asked, loaded):
-    """The model as the other side heard of it."""
+    """Return the model as the other side received it."""
     distant.make(Request(ModelRef(loaded.name, lambda: loaded), full_depth(loaded.geometry.layers)))
     return asked[-1].header["model"]
 
@@ -385,7 +385,7 @@ def test_a_model_that_lies_nowhere_is_saved_once_and_goes_with_the_run(name):
 
 
 def test_a_checkpoint_of_another_format_is_saved_again(tmp_path):
-    """Weights in a pickle are no file that a plain reader knows."""
+    """A plain reader cannot read weights in a pickle."""
     loaded = load("random:emad-nano")
     loaded.model.config.save_pretrained(tmp_path)
     torch.save(loaded.model.state_dict(), tmp_path / "pytorch_model.bin")

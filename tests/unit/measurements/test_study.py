@@ -12,7 +12,7 @@ from tests.small_models import small_config
 
 def test_a_small_model_reads_all_of_its_budget() -> None:
     geometry = geometry_of(small_config("llama"))
-    heads = 1 + (geometry.layers - 1) // 2  # a probe after every second of few layers
+    heads = 1 + (geometry.layers - 1) // 2  # a probe after every second layer of a model with few layers
     expected = geometry.layers * geometry.block_flops() + heads * geometry.head_flops()
     assert compute_traced_token_flops(geometry) == expected < LARGE_TOKEN_FLOPS
     smoke = BUDGETS["smoke"]

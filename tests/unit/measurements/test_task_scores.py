@@ -54,7 +54,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def made(nano: LoadedModel, data: Path) -> Make:
-    """Evidence of a run with these options; ``decoder`` makes the decoder under test, ours by default."""
+    """Return measurements of a run with these options; ``decoder`` makes the decoder under test, default: reference."""
 
     def make(*tasks: str, decoder: Any = None, loaded: LoadedModel = nano, **options: Any) -> ModelMeasurements:
         study = Study(**{"corpus": "self", "data": data, "tasks": frozenset(tasks), **options})
@@ -63,7 +63,7 @@ def made(nano: LoadedModel, data: Path) -> Make:
     return make
 
 
-# ---------------------------------------------------------------- what is scored
+# ---------------------------------------------------------------- scored tasks
 
 
 def test_right_and_wrong_answers_are_lm_evals_per_document(made: Make, nano: LoadedModel, data: Path) -> None:
@@ -80,7 +80,7 @@ def test_right_and_wrong_answers_are_lm_evals_per_document(made: Make, nano: Loa
 def test_guessing_gets_one_option_in_so_many_or_the_most_frequent_answer(
     made: Make, tmp_path: Path, data: Path
 ) -> None:
-    """Of the folder's two questions one has two options and one three; their answers stand in different places."""
+    """The folder's two questions have two and three options; their answers are at different places."""
     assert made("arc_easy", limit=1).task_scores.compute_guess_accuracy("arc_easy") == 1.0, (
         "one question: its answer is the most frequent"
     )
@@ -91,7 +91,7 @@ def test_guessing_gets_one_option_in_so_many_or_the_most_frequent_answer(
 
 
 def test_the_worlds_own_tasks_say_what_a_guess_from_their_input_gets(made: Make) -> None:
-    """Published under lm-eval's name as well: of answers that are all different, one's own is the commonest."""
+    """Published under lm-eval's name as well: of answers that are all different, the own one is the most frequent."""
     assert made("world_facts", corpus="self", limit=60).task_scores.compute_guess_accuracy(
         "world_facts"
     ) == pytest.approx(1 / 60)
@@ -100,7 +100,7 @@ def test_the_worlds_own_tasks_say_what_a_guess_from_their_input_gets(made: Make)
 def test_what_a_point_saves_on_a_task_is_replayed_on_its_own_requests(
     made: Make, nano: LoadedModel, data: Path
 ) -> None:
-    """Always at the first layer saves most, full depth nothing; generated answers are read as full depth wrote them."""
+    """Exits at the first layer save most, full depth nothing; generated answers are read as full depth wrote them."""
     scored = made("arc_easy", "gsm8k", limit=2).task_scores
     shallow = fixed_entropy_point(4, (1,), 1e9)
     for task in scored.published.accuracy_tasks:
@@ -157,7 +157,7 @@ def test_a_group_is_one_task_and_its_parts_are_not_counted_again(made: Make) -> 
 def test_contexts_that_lose_their_beginning_are_counted_over_a_whole_group(
     made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the note says of which task and how many."""
+    """The note names the task and the number."""
     long = {"problem": "One and one? " * 120, "level": "Level 1", "type": "any", "solution": "$\\boxed{2}$."}
     for subject in SUBJECTS:
         write(tmp_path / f"math/{subject}/test.jsonl", [long])
@@ -194,7 +194,7 @@ def test_as_many_documents_as_asked_for_else_all_else_what_the_smallest_budget_h
     assert ("--emad-limit sets another number" in run.task_scores.published.scored_documents_note) == bounded
 
 
-# ---------------------------------------------------------------- under whose decoder
+# ---------------------------------------------------------------- origin of the scores
 
 
 def test_a_foreign_decoder_is_asked_token_by_token_and_keeps_no_journal(
@@ -218,7 +218,7 @@ def test_a_foreign_decoder_is_asked_token_by_token_and_keeps_no_journal(
 
 @pytest.mark.parametrize("task", ["wikitext", "gsm8k"])
 def test_what_a_foreign_decoder_gets_wrong_is_refuted(made: Make, task: str) -> None:
-    """Scores come from the decoder under test: one that always exits first is not full depth, and is not scored."""
+    """The decoder under test is scored: one that always exits first is not full depth, so it gets no score."""
     shallow = fixed_entropy_point(4, (1,), 1e9)
     lying = made(task, decoder=lambda request: ForeignDecoder(request.model.load().model, shallow), limit=1)
     with pytest.raises(
@@ -242,7 +242,7 @@ def test_results_are_kept_beside_the_report_and_not_run_again(
     assert [again.task_scores.correctness_by_item(task, EARLY).values.tolist() for task in named] == before
 
 
-# ---------------------------------------------------------------- what cannot be scored
+# ---------------------------------------------------------------- unscored tasks
 
 
 def test_programs_need_leave_and_a_sandbox(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,11 @@ from emad_ref.point import EntropyEstimator
 from tests.small_measurements import PROBES, small_evidence
 from tests.small_models import LAYERS, VOCABULARY, small_config, small_model
 
-COSTLY = {"vocabulary": 100_000}  # of the geometry alone: a head of so many rows costs more than a block
+COSTLY = {"vocabulary": 100_000}  # of the geometry alone: a head of this many rows costs more than a block
 
 
 def fresh_evidence(monkeypatch: pytest.MonkeyPatch, costly: bool, **study: Any) -> tuple[ModelMeasurements, list[int]]:
-    """Evidence before it has read anything, and the rows of every head that it reads from then on."""
+    """Return measurements that have read nothing yet, and a list of the rows of every later head."""
     made, rows, logits = small_evidence(**study), [], CausalStepper.logits
     made.loaded.geometry = replace(made.loaded.geometry, **(COSTLY if costly else {}))
     made.traces = LensTraces(made.subject)
@@ -70,7 +70,7 @@ def test_probes_of_a_given_profile_are_read_too(monkeypatch: pytest.MonkeyPatch,
 
 
 def deep_evidence() -> ModelMeasurements:
-    """Of a model of 12 layers, whose probing point leaves layers out."""
+    """Return measurements of a model of 12 layers with a probing point that skips layers."""
     config = small_config("gpt_neox")
     config.num_hidden_layers = 2 * LAYERS
     return small_evidence(CausalStepper(small_model("gpt_neox", config=config)))

@@ -41,7 +41,7 @@ def nano() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def elsewhere(nano) -> type:
-    """An honest decoder on weights of its own, which nobody watches."""
+    """An honest decoder on its own weights, which cannot be observed."""
     kept = copy.deepcopy(nano.model)
 
     class Elsewhere(CachedDecoder):
@@ -61,14 +61,14 @@ def of(loaded: LoadedModel, decoder: type | None = None) -> FlopVerification:
 
 
 def timed_as(monkeypatch: pytest.MonkeyPatch, seconds) -> None:
-    """Tokens at a depth take ``seconds(depth)``, give or take two per cent; nothing is fed."""
+    """Make tokens at a depth take ``seconds(depth)``, ± 2 %, without feeding."""
     rng = np.random.default_rng(0)
     monkeypatch.setattr(
         module, "time_fed_tokens", lambda decoder, tokens, depth: seconds(depth) * (1 + 0.02 * rng.random())
     )
 
 
-# ------------------------------------------------------------ seen
+# ------------------------------------------------------------ observed
 
 
 def test_ours_is_witnessed_fused_steps_and_all(nano):
@@ -128,7 +128,7 @@ def test_weights_of_its_own_show_in_time(nano, elsewhere, monkeypatch):
 
 
 def test_beside_a_tracer_nothing_is_timed_and_the_count_is_a_claim(nano, elsewhere):
-    """A verdict on quality asks on what its FLOPs stand, and coverage is no reason to fail it."""
+    """A verdict on quality reports the evidence for its FLOPs; running under coverage is no reason to fail it."""
     kept = sys.gettrace()
     sys.settrace(lambda *_: None)
     try:
@@ -153,7 +153,7 @@ def test_the_overhead_of_a_step_is_neither_shown_nor_refuted(nano, elsewhere, mo
 
 
 def test_sessions_are_really_fed_at_both_depths(nano, elsewhere):
-    """Whatever this machine's clock says of them."""
+    """Independent of this machine's clock."""
     fed = []
 
     class Logged(elsewhere):
@@ -192,7 +192,7 @@ def test_depths_that_cannot_be_forced_are_a_claim(nano, elsewhere):
     assert "no sessions yet" in witnessed.finding.detail
 
 
-# ------------------------------------------------------------ what a ratio says
+# ------------------------------------------------------------ speedup and its meaning
 
 
 def speedup(quarter: float, spread: float = 0.03, seed: int = 0):
@@ -225,7 +225,7 @@ def test_a_token_costs_what_its_layers_and_its_readout_cost():
     assert shallow.readouts == deep.readouts
 
 
-# ------------------------------------------------------------ what verdicts say
+# ------------------------------------------------------------ words of verdicts
 
 
 def verdict(outcome: str) -> Verdict:
