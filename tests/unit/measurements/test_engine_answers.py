@@ -86,7 +86,7 @@ def quantised(request: Request) -> Decoder:
 
 
 class Changing:
-    """Changes the last token of ``row`` if ``when(rows, requests so far)``."""
+    """Changes the last token of the last row if ``when(rows, requests so far)``."""
 
     def __init__(self, request: Request, when: Callable[[int, int], bool]):
         self._decoder, self._when, self._requests = make_reference_decoder(request), when, 0

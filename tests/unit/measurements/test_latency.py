@@ -465,7 +465,7 @@ def test_a_sweep_is_timed_once_from_few_pairs_looked_at_and_named(monkeypatch):
 
 
 def test_what_is_not_what_it_says_at_a_batch_size_of_the_sweep_falsifies(monkeypatch):
-    """Its times report no limit."""
+    """No limit of the speedup is reported from such times."""
     evidence = sweeping(monkeypatch, lying(another_token))
     point = evidence.traces.profile.point(0.0)
     found = speedup.measure_speedup(evidence, point, "")

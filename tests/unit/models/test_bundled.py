@@ -21,7 +21,7 @@ COMMAND = "pip install pytest-emad-models==0.1.0"
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The module stands in a package that holds emad-nano alone, as in the plugin's wheel; its folder of weights."""
+    """Put the module in a package with emad-nano alone, like the plugin's wheel; return its folder of weights."""
     package = tmp_path / "package"
     shutil.copytree(CHECKOUT / "emad-nano", package / "weights" / "emad-nano")
     monkeypatch.setattr(bundled, "__file__", str(package / "bundled.py"))
@@ -31,7 +31,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def install(site: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What pip lays down of pytest-emad-models, as links; the folder of its models."""
+    """Install pytest-emad-models like pip, as links; return the folder of its models."""
     record = site / f"pytest_emad_models-{version}.dist-info"
     record.mkdir(parents=True)
     (record / "METADATA").write_text(f"Metadata-Version: 2.4\nName: pytest-emad-models\nVersion: {version}\n")

@@ -39,11 +39,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(llama: Path, tmp_path: Path) -> Path:
-    """To damage."""
+    """Return a copy, to be damaged."""
     return Path(shutil.copytree(llama, tmp_path / "copy"))
 
 
-HEADS = [  # family, what config.json says, whether that is a number of heads
+HEADS = [  # family, content of config.json, whether it states the number of heads
     ("gpt_neox", {"num_attention_heads": 4}, True),
     ("gpt_neox", {"hidden_size": 64}, False),
     ("gpt2", {"n_head": 12}, True),
@@ -56,7 +56,7 @@ HEADS = [  # family, what config.json says, whether that is a number of heads
 
 @pytest.mark.parametrize(("family", "declared", "says"), HEADS, ids=str)
 def test_a_number_of_heads_that_the_config_does_not_say_is_told(family: str, declared: dict, says: bool) -> None:
-    """Weights fill the model whatever it is."""
+    """Weights fill the model for any number of heads."""
     said = describe_defaulted_heads(AutoConfig.for_model(family), declared)
     assert bool(said) is not says
     assert says or f"num_attention_heads: {AutoConfig.for_model(family).num_attention_heads}, the default of" in said
@@ -72,7 +72,7 @@ def test_a_model_with_the_default_number_of_heads_says_so(tmp_path: Path) -> Non
 
 
 def refused(folder: Path) -> str:
-    """The one error that loading ends in, its message on one line."""
+    """Return the only error of loading, its message on one line."""
     with pytest.raises(EmadError) as caught:
         load(str(folder))
     assert "\n" not in str(caught.value)
@@ -144,7 +144,7 @@ def test_one_file_and_shards_at_once_are_refused(copy: Path) -> None:
 
 
 def test_an_index_whose_shards_are_gone_is_left_over(copy: Path) -> None:
-    """As transformers leaves one where a sharded model is saved again in one file."""
+    """transformers leaves one if a sharded model is saved again in one file."""
     sharded(copy)
     small_model("llama", torch.float32).save_pretrained(copy)
     assert (copy / INDEX).exists()
@@ -161,7 +161,7 @@ def test_masks_of_old_may_differ_between_two_formats(copy: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of folders are POSIX's")
 def test_a_subfolder_that_cannot_be_read_is_passed_over(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as lost+found on a volume of its own; root, as in a container, may read it."""
+    """Such as lost+found on a separate volume; root, as in a container, may read it."""
     locked, stat = str(copy / "lost+found"), os.stat
     Path(locked).mkdir()
 
@@ -184,7 +184,7 @@ def sharded(folder: Path) -> dict[str, Any]:
 
 
 def renamed(folder: Path, name: Any) -> None:
-    """The index calls its first shard ``name``."""
+    """Let the index call its first shard ``name``."""
     index = sharded(folder)
     first = min(index["weight_map"].values())
     places = {tensor: name if file == first else file for tensor, file in index["weight_map"].items()}
@@ -243,7 +243,7 @@ READ = ("config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "gene
     ("put", "said"),
     [
         (os.mkfifo, "is a pipe"),
-        (os.mkdir, "is a folder"),  # transformers would take no file to be there
+        (os.mkdir, "is a folder"),  # transformers would treat it as absent
         (lambda path: path.symlink_to(os.devnull), "is a device"),
         (lambda path: path.symlink_to("/nowhere"), "is a link that leads nowhere"),
         (lambda path: path.symlink_to(path), "is a link that leads nowhere"),
@@ -281,7 +281,7 @@ def test_a_config_names_weights_of_its_own_folder(copy: Path, name: Any) -> None
     assert "plain files of its own folder in config.json" in refused(copy)
 
 
-# ---------------------------------------------------------------- what headers say
+# ---------------------------------------------------------------- headers
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool, torch.int32, torch.complex64])
@@ -347,7 +347,7 @@ def test_a_layer_more_than_there_is_stays_named_tensor_by_tensor(copy: Path) -> 
     assert "9 missing (model.layers.6." in refused(copy)
 
 
-# ---------------------------------------------------------------- what a config says
+# ---------------------------------------------------------------- configs
 
 
 @pytest.mark.parametrize("key", ["text_config", "decoder", "generator", "encoder", "text_encoder", "vision_config"])
@@ -423,7 +423,7 @@ def test_a_config_that_fits_the_weights_and_does_not_run_is_one_error(
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
 def test_a_field_that_stands_twice_is_one_error(copy: Path, file: str) -> None:
-    """Another reader takes the other one."""
+    """Another reader takes the other value."""
     (copy / file).write_text('{"eos_token_id": 0, "eos_token_id": 5}')
     assert "the key 'eos_token_id' stands twice" in refused(copy)
 

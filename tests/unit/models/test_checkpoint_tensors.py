@@ -27,7 +27,7 @@ def unchanged(weights: Weights) -> None:
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Callable[..., str]:
-    """A small model on disk whose tensors and config were changed afterwards."""
+    """Return a small model on disk with changed tensors and config."""
 
     def store(family: str, change: Callable[[Weights], object] = unchanged, **config: object) -> str:
         folder = tmp_path / family
@@ -47,7 +47,7 @@ def drop(pattern: str) -> Callable[[Weights], object]:
 
 
 def replace_all(weights: Weights) -> None:
-    """By as many numbers in as many layers, under a name that means nothing."""
+    """Replace them by as many numbers in as many layers, under a meaningless name."""
     weights.clear()
     weights["x.5.weight"] = torch.zeros(60_000)
 
@@ -100,7 +100,7 @@ def add_tables(weights: Weights) -> None:
 
 
 def as_published_gpt2(weights: Weights) -> None:
-    """Names without the outer module, a mask per layer, and in fine-tuned ones the value behind the mask."""
+    """Names without the outer module, one mask per layer, and in fine-tuned models the value behind the mask."""
     for name in list(weights):
         weights[name.removeprefix("transformer.")] = weights.pop(name)
     for layer in ALL:
@@ -213,7 +213,7 @@ def test_layer_2_stands_before_layer_10() -> None:
 
 
 def test_a_table_that_is_not_finite_is_refused(stored: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever filled it: a stored one, or one computed from a config whose numbers overflow."""
+    """Stored, or computed from a config whose numbers overflow."""
     from emad_ref.models import loading
 
     read = loading._read_weights

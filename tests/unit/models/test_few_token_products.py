@@ -24,7 +24,7 @@ OUTPUTS, INPUTS = 960, 320  # more numbers than the limit
 
 @pytest.fixture(params=[1, 2, 7])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """7 divides no number of outputs here."""
+    """Set 7 threads, which divide no number of outputs here."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -79,7 +79,7 @@ def test_up_to_four_tokens_have_the_bits_of_each_alone_by_columns(threads: int) 
 @pytest.mark.parametrize("inputs", [1536, 2048])
 @torch.inference_mode()
 def test_columns_between_which_others_lie_are_summed_without_them(inputs: int) -> None:
-    """A gap behind each column, neighbours in one buffer, and a part whose last column ends before its gap does."""
+    """A gap behind each column, neighbours in one buffer, and a part whose last column ends before its gap."""
     whole = torch.full((inputs, 2**11 + 8), torch.nan)
     weight = whole[:, : 2**11].t()
     weight.normal_(generator=torch.Generator().manual_seed(4))
@@ -134,7 +134,7 @@ def test_a_decoder_of_large_weights_decodes_as_its_modules_and_is_counted(thread
 
 
 def test_a_few_tokens_take_weights_that_lie_side_by_side_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small weights are taken one by one, with the bits of the modules; a gradient is that of each parameter."""
+    """Small weights are multiplied one by one, with the bits of the modules; each parameter gets its own gradient."""
     sizes = (OUTPUTS, 64, 64)
     weights = to_adjacent_column_major([torch.randn(size, INPUTS) for size in sizes])
     layers = PackedLinear(*({"weight": nn.Parameter(weight), "bias": None} for weight in weights))

@@ -14,7 +14,7 @@ from emad_ref.models.families import anatomy_of
 from emad_ref.models.geometry import PUBLISHED_NAMES, geometry_of, published_geometry
 from tests.small_models import FAMILIES, small_config, small_model
 
-# sizes of the checkpoints on the hub, in parameters; Llama-3.2-11B: its text part is Llama-3.1-8B
+# parameters of the checkpoints on the hub; Llama-3.2-11B: its text part is Llama-3.1-8B
 PUBLISHED_PARAMETERS = {
     "pythia-70m": 70_426_624,
     "pythia-160m": 162_322_944,

@@ -68,7 +68,7 @@ def given(read: torch.Tensor = READ) -> dict[str, torch.Tensor]:
 
 @torch.inference_mode()
 def argmax(model: Any, read: torch.Tensor, new: int) -> list[list[int]]:
-    """Greedy by definition: the whole text read again for every token."""
+    """Decode greedily by definition: the whole text is read again for every token."""
     for _ in range(new):
         read = torch.cat([read, model(read, use_cache=False).logits[:, -1:].argmax(-1)], dim=1)
     return read.tolist()
@@ -81,7 +81,7 @@ def plain() -> Any:
 
 @pytest.fixture
 def hostile(plain: Any) -> Any:
-    """The same model; its generation config is the test's to spoil."""
+    """Return the same model; tests change its generation config."""
     kept, plain.generation_config = plain.generation_config, GenerationConfig()
     yield plain
     plain.generation_config = kept
@@ -97,7 +97,7 @@ def test_no_setting_of_the_model_changes_a_token(hostile: Any, name: str) -> Non
 
 
 def test_every_setting_there_is_stays_outside(hostile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of transformers to come, too: nothing that the model says arrives, and what a run says of it names all."""
+    """Future settings of transformers, too: none of the model's settings takes effect, and the note names all."""
     names = {name for name in vars(GenerationConfig()) if not name.startswith("_")} - {"transformers_version"}
     for name in names:
         setattr(hostile.generation_config, name, f"the model's {name}")
@@ -144,7 +144,7 @@ def test_values_are_told_in_short() -> None:
     assert describe_ignored_settings({}) == ""
 
 
-# ---------------------------------------------------------------- who calls it
+# ---------------------------------------------------------------- callers
 
 
 SPOILED = {name: HOSTILE[name] for name in ("repetition_penalty", "suppress_tokens", "num_beams", "max_length")}
@@ -152,7 +152,7 @@ SPOILED = {name: HOSTILE[name] for name in ("repetition_penalty", "suppress_toke
 
 @pytest.fixture
 def nano() -> Any:
-    """emad-nano as somebody might ship it."""
+    """Return emad-nano with a generation config as a user could ship it."""
     loaded = load("emad-nano")
     for name, value in SPOILED.items():
         setattr(loaded.model.generation_config, name, value)

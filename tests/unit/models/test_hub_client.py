@@ -46,7 +46,7 @@ for name in sys.argv[1:]:
 
 
 def repository(folder: Path, seed: int, *, pickled: bool = False) -> Path:
-    """A small GPT-NeoX in several shards with its tokenizer, or as one pickle."""
+    """Write a small GPT-NeoX in several shards with its tokenizer, or as one pickle."""
     model = small_model("gpt_neox", torch.float32, seed)
     model.save_pretrained(folder, max_shard_size="100KB")
     if pickled:
@@ -62,7 +62,7 @@ Found = dict[str, list[dict[str, Any]]]
 
 
 def found_by(hub: Hub, home: Path, *names: str, **environment: str) -> tuple[Found, str]:
-    """What a process of its own makes of every name, in order; and its standard error."""
+    """Return what a subprocess loads for every name, in order; and its standard error."""
     own = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))}
     own |= {"HF_ENDPOINT": hub.address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **environment}
     words = [sys.executable, "-c", LOADS, *names]
@@ -107,7 +107,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def online(hub: Hub, home: Path) -> tuple[Found, str]:
-    """Everything that is asked of a hub that answers."""
+    """Return all results from a hub that answers."""
     return found_by(
         hub, home, "pythia-70m", "pythia-70m@step3000", "pythia-70m@nowhere", "mine/pickle", "mine/gated",
         "mine/absent", "mine/stutters", "mine/breaks", f"{hub.address}/mend", "mine/breaks",

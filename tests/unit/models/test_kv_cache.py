@@ -23,7 +23,7 @@ def stepper() -> Stepper:
 
 
 def filled(stepper: Stepper, rows: int = 3, length: int = 6) -> tuple[KVCache, torch.Tensor]:
-    """A cache that holds ``length`` tokens of every row in every layer, and the tokens."""
+    """Return a cache with ``length`` tokens of every row in every layer, and the tokens."""
     ids = torch.randint(0, VOCABULARY, (rows, 12), generator=torch.Generator().manual_seed(1))
     cache = stepper.new_cache(rows, 4)
     step(stepper, cache, ids[:, :length], [0] * rows, LAYERS)
@@ -39,7 +39,7 @@ def step(
 
 
 def held(cache: KVCache) -> list[dict[int, int]]:
-    """Per layer: session row → length."""
+    """Return, per layer, session row → length."""
     return [dict(zip(layer.row_ids.tolist(), layer.row_lengths.tolist(), strict=True)) for layer in cache.layers]
 
 
@@ -103,7 +103,7 @@ def test_truncate_is_absolute_and_leaves_shorter_layers(stepper: Stepper) -> Non
 
 
 def test_entries_are_what_the_block_wrote(stepper: Stepper) -> None:
-    """Whole-batch, subset and ragged writes put the same keys in the same slots."""
+    """Writes of a whole batch, of a subset and of ragged rows put the same keys in the same slots."""
     whole, ids = filled(stepper)
     parts = stepper.new_cache(3, 2)
     step(stepper, parts, ids[[0, 2], :2], [0, 0], LAYERS, rows=np.array([0, 2]))
@@ -143,11 +143,11 @@ def test_misuse_is_refused(stepper: Stepper, action: Any, message: str) -> None:
 @settings(deadline=None, max_examples=25, derandomize=True, database=None)
 @given(data=st.data())
 def test_any_history_of_steps_rollbacks_frees_and_drops_is_a_fresh_one(stepper: Stepper, data: st.DataObject) -> None:
-    """After whatever came before, each row's logits are those of its own tokens at their own depths, alone."""
+    """After any earlier steps, each row's logits are those of its own tokens at their own depths."""
     rows = data.draw(st.integers(1, 3))
     cache = stepper.new_cache(rows, 2)
     histories: list[list[tuple[int, int]]] = [[] for _ in range(rows)]  # (token, depth)
-    floors, caps = [0] * rows, [LAYERS] * rows  # committed lengths, and the caps there
+    floors, caps = [0] * rows, [LAYERS] * rows  # committed lengths, and their caps
     for _ in range(data.draw(st.integers(1, 10))):
         move = data.draw(st.sampled_from(["step", "step", "step", "rollback", "commit", "drop"]))
         if move == "step":

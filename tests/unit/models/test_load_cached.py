@@ -15,7 +15,7 @@ SOMEWHERE = ModelSpec("somewhere", "cpu", "float32", None, 0, "f00d", "fast")
 
 
 def test_threads_of_a_worker_load_one_after_another_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two loads at once leave transformers' classes as patched for loading: tied weights are then missing for good."""
+    """Two simultaneous loads leave transformers' classes patched for loading: tied weights are then always missing."""
     alone, loads = Lock(), []
 
     def load(self: ModelSpec) -> object:

@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An empty cache and offline mode, as with HF_HUB_OFFLINE=1 (read when huggingface_hub is imported)."""
+    """Use an empty cache and offline mode, as with HF_HUB_OFFLINE=1 (read when huggingface_hub is imported)."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -82,7 +82,7 @@ class TestFolder:
         assert loaded.provenance["dtype"] == "float64"
 
     def test_experts_load_in_float64_too(self, tmp_path: Path) -> None:
-        """Their default, one grouped product, has no kernel there."""
+        """Their default, one grouped product, has no float64 kernel."""
         small_model("mixtral", torch.float32).save_pretrained(tmp_path / "experts")
         ids = torch.arange(9)[None]
         double, single = (load(str(tmp_path / "experts"), dtype=dtype) for dtype in (torch.float64, torch.float32))
@@ -150,7 +150,7 @@ class TestFolder:
 
 
 class TestPlacement:
-    """``device="auto"``. More than the CPU is simulated: what accelerate plans is replaced by other plans."""
+    """``device="auto"``. Further devices are simulated: other plans replace accelerate's."""
 
     @pytest.fixture(autouse=True)
     def planned(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class TestPlacement:
             load(str(folder), device="auto")
 
     def test_spread_over_devices_it_is_walked(self, folder: Path, planned: dict[str, Any]) -> None:
-        """accelerate's plan for two devices, on tensors that know which of them they are on."""
+        """accelerate's plan for two devices, on tensors that carry their device."""
         planned.clear()
         planned.update({"gpt_neox": str(FIRST), "lm_head": str(SECOND)})
         plain = load(str(folder))

@@ -26,7 +26,7 @@ WIDTH = 768
 
 @pytest.fixture(scope="module")
 def large():
-    """One block whose queries, keys and values fill large pages together, gate and up too; and the same as made."""
+    """Return one block whose q, k and v fill large pages together, gate and up too; and the same block unpacked."""
     sizes = {"hidden_size": WIDTH, "num_attention_heads": 12, "num_key_value_heads": 6, "intermediate_size": 1024}
     config = hf.Qwen2Config(**sizes, num_hidden_layers=1, vocab_size=64)
     torch.manual_seed(0)
@@ -68,7 +68,7 @@ def test_runs_of_whole_pages_have_a_gap_behind_them(large):
 
 @pytest.mark.parametrize(("out", "wide", "gap"), [(2048, 512, RUN_GAP), (2100, 512, 0), (1536, 768, 0), (2048, 128, 0)])
 def test_a_gap_is_where_it_gains_time(out, wide, gap):
-    """Behind long runs that begin at the same places of the cache, of a large weight."""
+    """After long runs at equal cache addresses within a large weight."""
     assert to_adjacent_column_major([torch.ones(out, wide)])[0].stride() == (1, out + gap)
 
 
@@ -81,7 +81,7 @@ def test_numbers_stay_and_a_second_time_moves_nothing(large):
 
 
 def test_it_is_saved_copied_and_laid_out_anew(large, tmp_path):
-    """By transformers, which refuses tensors that share a storage; by torch.save; by deepcopy."""
+    """By transformers, which refuses tensors with a shared storage; by torch.save; by deepcopy."""
     made, laid = large
     laid.save_pretrained(tmp_path)
     buffer = io.BytesIO()

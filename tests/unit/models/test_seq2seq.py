@@ -23,13 +23,13 @@ from tests.small_models import small_model
 
 LAYERS, VOCABULARY, HEADS, WIDTH, HIDDEN = 6, 101, 4, 12, 32  # heads · d_kv ≠ d_model, decoder deeper than encoder
 KINDS = ("t5", "t5_v1_1")
-# RMSNorm takes its mean in float32 even here, but of equal inputs: 2.5e-14 was the most seen, in 28,000 readouts
+# RMSNorm takes its mean in float32 even here, but of equal inputs: at most 2.5e-14 in 28,000 readouts
 EXACT = 1e-9
 START, TOKENS = 0, 12
 
 
 def small_t5(kind: str = "t5", dtype: torch.dtype = torch.float64, attention: str = "sdpa", **sizes: Any) -> Any:
-    """A random T5 in eval mode whose layers all matter; v1.1 has a gated MLP and a head of its own."""
+    """Return a random T5 in eval mode whose layers all matter; v1.1 has a gated MLP and an untied head."""
     options = {"t5": {}, "t5_v1_1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}}[kind]
     base = {
         "vocab_size": VOCABULARY, "d_model": HIDDEN, "d_kv": WIDTH, "d_ff": 48, "num_layers": 3,
@@ -59,14 +59,14 @@ def some_sources(*lengths: int, seed: int = 1) -> list[np.ndarray]:
 
 
 def some_targets(rows: int, n: int = TOKENS) -> Tensor:
-    """Decoder inputs [rows, n] that open with the start token."""
+    """Return decoder inputs [rows, n] that begin with the start token."""
     ids = torch.randint(2, VOCABULARY, (rows, n), generator=torch.Generator().manual_seed(3))
     ids[:, 0] = START
     return ids
 
 
 def theirs(model: Any, sources: list[np.ndarray], targets: Tensor, **options: Any) -> Any:
-    """The model's own output, sources padded and masked."""
+    """Return the model's own output on padded and masked sources."""
     ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(s) for s in sources], batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(s), dtype=torch.int64) for s in sources], batch_first=True)
     return model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets, use_cache=False, **options)
@@ -122,14 +122,14 @@ def test_full_depth_and_every_state_are_the_models_own(stepper: Seq2SeqStepper, 
     cache = stepper.open_cache(sources)
     context = stepper.prepare_forward(at([0, 0], TOKENS), cache)
     hidden = stepper.embed(targets, context)
-    for layer, state in enumerate(own.decoder_hidden_states[:-1]):  # the last one is already normed
+    for layer, state in enumerate(own.decoder_hidden_states[:-1]):  # the last state is already normed
         close(hidden, state)
         hidden = stepper.run_layers(hidden, layer, layer + 1, context, cache)
     close(stepper.logits(hidden), own.logits)
 
 
 def test_layers_sources_and_positions_matter_in_the_test_model(plain: Seq2SeqStepper) -> None:
-    """Otherwise these laws would hold for a walk that skips layers, reads another row's source, or has no bias."""
+    """Otherwise these laws would hold without some layers, with another row's source, or without bias."""
     sources, targets = some_sources(15, 6), some_targets(1).expand(2, -1)
     own = theirs(plain.model, sources, targets, output_hidden_states=True)
     for below, above in pairwise(own.decoder_hidden_states[:-1]):
@@ -145,7 +145,7 @@ def test_layers_sources_and_positions_matter_in_the_test_model(plain: Seq2SeqSte
 def test_cached_decode_of_ragged_prompts_gives_each_row_what_it_gets_alone(
     stepper: Seq2SeqStepper, model: Any, chunk: int
 ) -> None:
-    """Sources of three lengths and decoder prompts of three lengths in one batch, against the model row by row."""
+    """Sources and decoder prompts of three lengths in one batch, compared with the model row by row."""
     sources, lengths = some_sources(15, 6, 1), [1, 5, 3]
     targets = some_targets(3, 5 + 2 * chunk)
     cache = stepper.open_cache(sources, capacity=2)
@@ -205,7 +205,7 @@ def test_dropped_rows_take_their_sources_with_them(plain: Seq2SeqStepper) -> Non
 
 
 def test_a_layer_projects_a_source_when_its_row_first_runs_there(plain: Seq2SeqStepper) -> None:
-    """Rows leave, come back after a fill by hand, and get exactly the layers they reach; padding is charged."""
+    """Rows leave, return after a manual fill, and get exactly the layers they reach; padding is charged."""
     sources, targets = some_sources(8, 5), some_targets(2, 2)
     cache = plain.open_cache(sources)
     assert cache.encoder_tokens == 2 * 8
@@ -346,7 +346,7 @@ def test_geometry_is_that_of_the_built_model(kind: str) -> None:
 
 
 def test_published_sizes() -> None:
-    """Parameters of the checkpoints on the hub."""
+    """Compares parameters of the checkpoints on the hub."""
     assert {name: published_geometry(f"t5-{name}").parameter_count() for name in ("small", "base", "large")} == {
         "small": 60_506_624, "base": 222_903_552, "large": 737_668_096,
     }  # fmt: skip

@@ -40,7 +40,7 @@ def tokenizer(**named: str) -> PreTrainedTokenizerFast:
 def said(
     config: dict[str, Any], generation: dict[str, Any], named: dict[str, str] | None, **more: Any
 ) -> SpecialTokens:
-    """The answer for a model with these two files and a tokenizer with these roles; None: no tokenizer."""
+    """Return the tokens of a model with these two files and a tokenizer with these roles; None: no tokenizer."""
     inner = SimpleNamespace(vocab_size=VOCABULARY)
     held = SimpleNamespace(is_encoder_decoder=more.pop("seq2seq", False), get_text_config=lambda: inner)
     model = SimpleNamespace(config=held, generation_config=SimpleNamespace(to_dict=lambda: generation))
@@ -53,7 +53,7 @@ def ids(bos: Any = None, eos: Any = None, **more: Any) -> dict[str, Any]:
 
 AGREED = ids(BOS, EOS)
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str] | None, int | None, set[int], str]] = {
-    # config, generation_config, tokenizer → opening, ends, a part of the remarks
+    # config, generation_config, tokenizer → opening, ends, part of the remarks
     "all agree": (AGREED, AGREED, LLAMA, BOS, {EOS}, ""),
     "one by one": (ids(), ids(), LLAMA, BOS, {EOS}, ""),
     "generation_config alone": ({}, AGREED, None, BOS, {EOS}, ""),
@@ -160,13 +160,13 @@ def test_ends_that_are_no_ids_are_refused(value) -> None:
         said(ids(BOS, value), {}, None)
 
 
-# ---------------------------------------------------------------- the same answer everywhere
+# ---------------------------------------------------------------- equal results everywhere
 
 
 def stored(
     place: Path, model: Any, named: dict[str, str], config: dict[str, Any], generation: dict[str, Any] | None
 ) -> str:
-    """A folder with ``model`` whose files say this; ... leaves an entry out, None the whole generation config."""
+    """Store ``model`` with these entries in its files; ... leaves an entry out, None the whole generation config."""
     model.save_pretrained(place)
     tokenizer(**named).save_pretrained(place)
     for name, changes in (("config.json", config), ("generation_config.json", generation or {})):
@@ -190,7 +190,7 @@ def transformers_own(folder: str, prompt: list[int], new: int) -> list[int]:
 
 
 def third_token() -> int:
-    """What the model says third after <s> w9 w17, and not before: an end put there is reached."""
+    """Return the model's third token after <s> w9 w17, which it emits no earlier: as an end token it is reached."""
     read = torch.tensor([[BOS, 9, 17]])
     said = llama().generate(
         read, attention_mask=torch.ones_like(read), max_new_tokens=6, do_sample=False, pad_token_id=PAD
@@ -214,7 +214,7 @@ def test_a_streamed_text_ends_where_transformers_ends_it(tmp_path: Path, where: 
 
 
 def test_defaults_of_a_class_are_nobodys_word(tmp_path: Path) -> None:
-    """LLaMA's are 1 and 2: here <s> and </s> stand elsewhere, and no file says where."""
+    """LLaMA's are 1 and 2; here <s> and </s> have other ids, and no file says which."""
     words = {"eos_token": "<turn>", "unk_token": "<unk>"}
     nowhere = {"bos_token_id": ..., "eos_token_id": ..., "pad_token_id": ...}
     loaded = load(stored(tmp_path / "model", llama(), words, nowhere, None))
@@ -233,7 +233,7 @@ def test_defaults_of_a_class_are_nobodys_word(tmp_path: Path) -> None:
 def test_a_models_own_text_ends_at_every_end_and_holds_none(tmp_path: Path) -> None:
     model = llama()
     with torch.no_grad():
-        model.lm_head.weight[[EOS, TURN]] *= 3.0  # it ends its texts now and then
+        model.lm_head.weight[[EOS, TURN]] *= 3.0  # a model that sometimes ends its texts
     loaded = load(stored(tmp_path / "model", model, LLAMA, AGREED, ids(BOS, [EOS, TURN])))
     given, derived = (
         [d.tolist() for d in islice(sample_documents(loaded.stepper, BOS, 40, "train", ends=ends), 32)]

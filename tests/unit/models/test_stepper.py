@@ -23,12 +23,12 @@ DOUBLE = (
     "gpt_neox", "gpt_neox_sequential", "opt", "opt_350m", "gpt2", "phi", "stablelm", "stablelm_parallel", "falcon",
     "falcon_grouped", "falcon_sequential",
 )  # fmt: skip
-TOKENS = 14  # longer than the window, and than CAPACITY: buffers grow
+TOKENS = 14  # longer than the window and CAPACITY, so that buffers grow
 CAPACITY = 4
 
 
 def tolerance(family: str, attention: str = "sdpa") -> float:
-    """Of the largest number: eager attention has its softmax in float32."""
+    """Return the tolerance relative to the largest number: eager attention has its softmax in float32."""
     return 1e-10 if family in DOUBLE and attention == "sdpa" else 2e-5
 
 
@@ -62,7 +62,7 @@ def at(first: list[int], n: int) -> np.ndarray:
 
 
 def plain_states(stepper: Stepper, ids: Tensor) -> list[Tensor]:
-    """h_0 … h_L [rows, n, D] in one forward without a cache."""
+    """Return h_0 … h_L [rows, n, D] of one forward without a cache."""
     context = stepper.prepare_forward(at([0] * len(ids), ids.shape[1]), None)
     states = [stepper.embed(ids, context)]
     for layer in range(1, stepper.layers + 1):
@@ -71,7 +71,7 @@ def plain_states(stepper: Stepper, ids: Tensor) -> list[Tensor]:
 
 
 def advance(stepper: Stepper, cache: KVCache, ids: Tensor, first: list[int], depth: int) -> Tensor:
-    """Logits of one chunk for all rows at one depth."""
+    """Return logits of one chunk for all rows at one depth."""
     context = stepper.prepare_forward(at(first, ids.shape[1]), cache)
     return stepper.logits(stepper.run_layers(stepper.embed(ids, context), 0, depth, context, cache))
 
@@ -94,14 +94,14 @@ def test_every_intermediate_state_is_the_models_own(stepper: Stepper, model: Any
 
 
 def test_layers_matter_in_the_test_models(stepper: Stepper) -> None:
-    """Otherwise the laws below would hold for a walk that skips layers."""
+    """Otherwise the laws below would hold without some layers."""
     states = plain_states(stepper, random_tokens(1))
     for below, above in pairwise(states):
         assert float((above - below).norm() / below.norm()) > 0.05
 
 
 def test_logits_are_the_head_of_the_normed_state(stepper: Stepper, family: str) -> None:
-    """Estimators read rows of the head: whatever a family does to its logits but a cap must already be in the state."""
+    """Estimators read rows of the head, so every change of logits but a cap must already be in the state."""
     state = plain_states(stepper, random_tokens(1))[3]
     read = stepper.apply_final_norm(state) @ stepper.unembedding.T
     read = read if stepper.unembedding_bias is None else read + stepper.unembedding_bias
@@ -185,7 +185,7 @@ def test_rows_leave_at_their_own_depths(stepper: Stepper, family: str, freeing: 
 
 
 def test_truncate_and_go_on_is_a_fresh_history(stepper: Stepper, model: Any, family: str) -> None:
-    """Rows roll back by different numbers of tokens, and the depth of what stays is respected."""
+    """Rows roll back by different numbers of tokens; the depths of the remaining ones stay."""
     ids, other = random_tokens(2), random_tokens(2).flip(1)
     cache = stepper.new_cache(2, CAPACITY)
     advance(stepper, cache, ids[:, :7], [0, 0], LAYERS)
@@ -200,7 +200,7 @@ def test_truncate_and_go_on_is_a_fresh_history(stepper: Stepper, model: Any, fam
 
 
 def test_filling_with_the_true_state_is_running_the_block(stepper: Stepper, model: Any, family: str) -> None:
-    """Ragged rows too: the K/V-only pass writes where the block would have."""
+    """Ragged rows too: the K/V-only pass writes the same entries as the block."""
     ids, lengths = random_tokens(2), [6, 3]
     states = plain_states(stepper, ids)
     cache = stepper.new_cache(2, CAPACITY)
@@ -243,7 +243,7 @@ def test_a_missing_entry_raises_before_anything_is_written(stepper: Stepper) -> 
     ],
 )  # fmt: skip
 def test_eager_attention_walks_alike(family_: str) -> None:
-    """Eager attention with no mask attends to everything: a mask must always be there."""
+    """Eager attention without a mask attends to everything, so a mask must always exist."""
     model = small_model(family_, attention="eager")
     stepper, ids = CausalStepper(model), random_tokens(2)
     theirs = model(ids, use_cache=False).logits
@@ -259,7 +259,7 @@ def test_eager_attention_walks_alike(family_: str) -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_prefill_and_decode_are_the_models_own_to_the_bit(family_: str, dtype: torch.dtype) -> None:
-    """The modules walked; how far fused steps may be from them stands in ``tests/laws/test_fused_blocks.py``."""
+    """Compared with the modules; ``tests/laws/test_fused_blocks.py`` has the tolerance of fused steps."""
     model = small_model(family_, dtype)
     stepper, ids = CausalStepper(model, backend="walked"), random_tokens(1)
     cache = stepper.new_cache(1, CAPACITY)
@@ -331,7 +331,7 @@ class TestFrame:
 
 
 def test_a_walk_in_inference_mode_does_not_spoil_gradients() -> None:
-    """Rotary tables outlive the forward that made them."""
+    """Rotary tables outlive their forward."""
     with torch.inference_mode(False):
         stepper, ids = CausalStepper(small_model("llama")), random_tokens(1).clone()
     plain_states(stepper, ids)
@@ -342,7 +342,7 @@ def test_a_walk_in_inference_mode_does_not_spoil_gradients() -> None:
 
 class TestConstruction:
     def test_a_wrong_walk_is_caught(self) -> None:
-        """A model whose forward does something its family's row does not know."""
+        """The model's forward does something that its family's row does not contain."""
         model = small_model("llama")
         model.lm_head.register_forward_hook(lambda module, inputs, logits: logits * model.logit_factor)
         model.logit_factor = 1.0
@@ -376,7 +376,7 @@ class TestConstruction:
             CausalStepper(small_model("llama", config=config))
 
     def test_parameters_that_the_row_does_not_count_are_refused_although_the_logits_agree(self) -> None:
-        """Every FLOP count would be another model's; ``check=False`` does not excuse it."""
+        """Every FLOP count would be wrong; ``check=False`` does not permit that."""
         model = small_model("llama")
         held = sum(p.numel() for p in model.parameters())
         model.model.layers[1].adapter = torch.nn.Linear(32, 7)
@@ -385,7 +385,7 @@ class TestConstruction:
                 CausalStepper(model, check=check)
 
     def test_experts_walked_with_a_dense_row_are_refused_although_the_logits_agree(self) -> None:
-        """The model's own config, but for the name of its family: one MLP of that width would be another model."""
+        """The model's own config with another family name: one MLP of that width would be another model."""
         model = small_model("qwen3_moe")
         counted = geometry_of(small_config("qwen3")).parameter_count()
         model.config.model_type = "qwen3"

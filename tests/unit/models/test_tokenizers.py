@@ -26,7 +26,7 @@ ROWS = 512
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model of 512 tokens, without a tokenizer."""
+    """Return a folder with a model of 512 tokens, without a tokenizer."""
     sizes = {"vocab_size": ROWS, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
     config = AutoConfig.for_model(
         "llama", **sizes, intermediate_size=48, max_position_embeddings=96, eos_token_id=1, bos_token_id=None
@@ -58,7 +58,7 @@ def test_a_tokenizer_written_in_python_works_wherever_one_is_touched(
 
 @pytest.mark.parametrize("text", ["Grüße, 東京 ☃!", "é" * 5, "plain"])
 def test_python_and_rust_give_the_same_text_piece_by_piece(text: str) -> None:
-    """A character of several bytes is empty until its last; what never becomes one is told at the end."""
+    """A character of several bytes is empty until its last one; one that is never completed is reported at the end."""
     tokenizer = ByT5Tokenizer()
     ids = tokenizer.encode(text, add_special_tokens=False)
     words = IncrementalDetokenizer(tokenizer)
@@ -126,7 +126,7 @@ def test_what_is_lost_is_told(
 
 
 def test_a_permuted_vocabulary_passes_every_round_trip(bundled: dict[str, Any]) -> None:
-    """Which is why the loss on text is looked at, too."""
+    """Therefore the loss on text is tested, too."""
     vocabulary = bundled["model"]["vocab"]
     bundled["model"]["vocab"] = dict(zip(vocabulary, np.roll(list(vocabulary.values()), 1).tolist(), strict=True))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(bundled)))
@@ -161,7 +161,7 @@ def test_a_tokenizer_that_splits_at_random_is_refused(folder: Path, bundled: dic
 
 
 def test_a_panic_of_the_library_in_rust_is_one_error(folder: Path, bundled: dict[str, Any]) -> None:
-    """It is no ``Exception``: merges without the prefix that their tokens should have."""
+    """It is no ``Exception``: merges without the prefix that their tokens need."""
     bundled["model"]["continuing_subword_prefix"] = "##"
     (folder / "tokenizer.json").write_text(json.dumps(bundled))
     with pytest.raises(BadArgument, match=r"can read from tokenizer\.json, .*PanicException.*fetch or save them again"):

@@ -16,7 +16,7 @@ from emad_ref.models.weight_layout import LARGE, PAGE, RUN_GAP, lay_out_weight, 
 from tests.small_models import small_model
 
 IDS = torch.arange(3, 11)[None]
-ROUNDING = 1e-5  # sums in another order, of logits of order 1 in float32
+ROUNDING = 1e-5  # sums in a different order, of logits of order 1 in float32
 
 
 def linear(model: nn.Module) -> dict[str, nn.Linear]:
@@ -30,7 +30,7 @@ def along_its_longer_side(weight: torch.Tensor, gap: int = 0) -> bool:
 
 @pytest.fixture(params=["llama", "llama3", "gpt2"], ids=["apart", "tied", "no linear layer but the head, tied"])
 def both(request):
-    """A small model as it is made, and the same laid out."""
+    """Return a small model as constructed, and the same with the new layout."""
     plain = small_model(request.param, torch.float32)
     laid = deepcopy(plain)
     lay_out_weights(laid)
@@ -96,7 +96,7 @@ def test_a_large_weight_begins_with_a_large_page_and_goes_there_once(shape):
     assert torch.equal(laid, weight)
     assert laid.stride() == (1, shape[0] + gap)
     assert laid.data_ptr() % PAGE == 0
-    # it ends with its numbers, and not with the page: idle bytes of the page are not saved
+    # it ends with its numbers, not with the page: unused bytes of the page are not saved
     assert laid.untyped_storage().nbytes() == LARGE + gap * shape[1] * 4
     assert lay_out_weight(laid).data_ptr() == laid.data_ptr()
     elsewhere = torch.empty(laid.untyped_storage().nbytes() // 4 + 1)[1:].as_strided(laid.shape, laid.stride())

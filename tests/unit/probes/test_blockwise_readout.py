@@ -16,7 +16,7 @@ ROW_BYTES = VOCABULARY * 4
 
 @pytest.fixture
 def logits() -> torch.Tensor:
-    """Sure rows and unsure ones, ties, and one with masked tokens."""
+    """Return certain and uncertain rows, ties, and one with masked tokens."""
     made = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(0))
     made *= torch.logspace(-1, 1.5, ROWS)[:, None]
     made[5] = 0.0

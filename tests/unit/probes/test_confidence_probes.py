@@ -23,11 +23,11 @@ from tests.small_models import LAYERS, VOCABULARY, small_model
 
 FULL, SUBSET = READOUTS.index("full"), READOUTS.index("subset")
 HIDDEN, ROWS, MINIMUM = 32, 4, 2
-EXACT = 1e-12  # float64, sums of 32 products in another order
+EXACT = 1e-12  # float64 sums of 32 products in a different order
 
 
 def point(signal: str, **changes: object) -> OperatingPoint:
-    """Probes from layer 2 of 6 on; ``changes``: fields of its confidence."""
+    """Return a point with probes from layer 2 of 6 on; ``changes``: fields of its confidence."""
     plain = early_exit_point(signal, LAYERS, VOCABULARY, MINIMUM)
     return replace(plain, confidence=replace(plain.confidence or ConfidenceParameters(MINIMUM), **changes))
 
@@ -39,7 +39,7 @@ def stepper() -> Stepper:
 
 @pytest.fixture(scope="module")
 def states() -> dict[int, torch.Tensor]:
-    """Some state [rows, D] after each layer; the model's head makes peaked distributions of them."""
+    """Return a state [rows, D] after each layer for which the model's head gives peaked distributions."""
     generator = torch.Generator().manual_seed(0)
     return {
         layer: torch.randn(ROWS, HIDDEN, generator=generator, dtype=torch.float64) for layer in range(1, LAYERS + 1)
@@ -50,7 +50,7 @@ def states() -> dict[int, torch.Tensor]:
 def climb(
     watch: Probe, point: OperatingPoint, states: dict[int, torch.Tensor], work: Work | None = None
 ) -> dict[int, ProbeOutput]:
-    """What every probe of one step shows, no row stopping."""
+    """Return every probe's output in one step in which no row stops."""
     counted = Work.none(LAYERS) if work is None else work
     watch.begin_step()
     return {probe: watch.read(states[probe], i, counted) for i, probe in enumerate(point.probes)}
@@ -178,7 +178,7 @@ def test_before_it_is_defined_the_jsd_score_adapts_by_the_readouts_own_response(
 def test_rows_together_are_shown_what_each_is_shown_alone(
     stepper: Stepper, states: dict[int, torch.Tensor], named: tuple[str, OperatingPoint]
 ) -> None:
-    """However many tokens the rows keep, and whether they keep equally many."""
+    """With any numbers of kept tokens, equal or not."""
     point, together, apart = named[1], Work.none(LAYERS), Work.none(LAYERS)
     whole = climb(make_probe(stepper, point), point, states, together)
     for row in range(ROWS):
@@ -198,7 +198,7 @@ def test_rows_together_are_shown_what_each_is_shown_alone(
 def test_rows_that_stop_take_what_is_remembered_of_them_along(
     stepper: Stepper, states: dict[int, torch.Tensor], named: tuple[str, OperatingPoint]
 ) -> None:
-    """The others see on as if they had been alone."""
+    """The other rows continue as if they were alone."""
     point, work, staying = named[1], Work.none(LAYERS), torch.tensor([0, 3])
     whole = climb(make_probe(stepper, point), point, states)
     watch = make_probe(stepper, point)

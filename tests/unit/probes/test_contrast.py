@@ -24,14 +24,14 @@ from emad_ref.probes.contrast import (
 from emad_ref.probes.signal_values import NotFinite, softmax_response
 from emad_ref.signals import SIGNALS, log_probabilities
 
-ROUNDED = 1e-12  # float64 sums of a hundred terms in another order
+ROUNDED = 1e-12  # float64 sums of a hundred terms in a different order
 V = 50
 LOGITS = arrays.arrays(np.float64, (2, 20), elements=st.floats(-30, 30, width=64))
 NONE = MappingProxyType({})
 
 
 def drawn(*layers: int, rows: int = 7) -> dict[int, torch.Tensor]:
-    """Peaked random logits [rows, V] after each of ``layers``."""
+    """Return peaked random logits [rows, V] after each of ``layers``."""
     generator = torch.Generator().manual_seed(len(layers))
     return {layer: 4 * torch.randn(rows, V, generator=generator, dtype=torch.float64) for layer in layers}
 
@@ -46,7 +46,7 @@ def softmax(z: np.ndarray) -> np.ndarray:
 
 
 def p_dcd(p: np.ndarray, q: np.ndarray, alpha: float, rescale: bool) -> np.ndarray:
-    """One row, as the paper writes it; ``rescale`` as the authors' code."""
+    """Compute one row by the paper's formula; ``rescale`` as in the authors' code."""
     head = p >= alpha * p.max()
     ratio = p[head] / q[head]
     score = p.copy()
@@ -118,7 +118,7 @@ def test_the_amateur_is_the_most_different_layer_per_layer_of_distance() -> None
 
 
 def test_distance_is_discounted() -> None:
-    """Layer 2 differs most from layer 6, but not four times as much as layer 5 does."""
+    """Layer 2 differs most from layer 6, but less than four times as much as layer 5 does."""
     expert, far, near = (torch.tensor([row], dtype=torch.float64).log() for row in ([0.9, 0.1], [0.1, 0.9], [0.5, 0.5]))
     assert jensen_shannon_nats(expert, far) > jensen_shannon_nats(expert, near)
     assert most_divergent_layer_and_log_p(expert, {2: far, 5: near}, 6)[0].tolist() == [5]
@@ -149,8 +149,8 @@ def test_the_weighted_amateur_stands_halfway(rescale: bool) -> None:
 
 def test_the_divergent_amateur_is_sought_from_the_minimum_layer_on() -> None:
     z = drawn(1, 2, 3, 4, 5)
-    z[3], z[4] = (z[5] + 0.1 * z[m] for m in (3, 4))  # much like the expert
-    z[2] = -z[5]  # as different as can be, but below the minimum layer
+    z[3], z[4] = (z[5] + 0.1 * z[m] for m in (3, 4))  # similar to the expert
+    z[2] = -z[5]  # maximally different, but below the minimum layer
     seen = get_score_function("jsd_contrast")(ConfidenceParameters(3), 5, z[5], of_logits(z))
     only = get_score_function("jsd_contrast")(ConfidenceParameters(3), 5, z[5], of_logits({m: z[m] for m in (3, 4, 5)}))
     wider = get_score_function("jsd_contrast")(ConfidenceParameters(2), 5, z[5], of_logits(z))

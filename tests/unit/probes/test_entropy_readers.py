@@ -88,7 +88,7 @@ def test_a_decision_takes_the_entropy_that_a_trace_records(stepper, hidden, esti
 @pytest.mark.parametrize("estimator", EVERY, ids=lambda e: e.name)
 @torch.inference_mode()
 def test_known_logits_are_read_instead_of_computed_again(stepper, hidden, estimator):
-    """By readers of all exact logits; others read less than a head computes."""
+    """By readers of all exact logits; the others read less than a head computes."""
     reader, own = make_entropy_reader(stepper, estimator, PROBES), stepper.logits(hidden)
     alone, known, others = (reader.read(hidden, 0, logits) for logits in (None, own, 0.5 * own))
     assert torch.allclose(known.entropy_nats, alone.entropy_nats, rtol=1e-12)
@@ -114,7 +114,7 @@ def test_the_linear_probe_reads_the_normed_state_and_knows_no_token(stepper, hid
 @pytest.mark.parametrize("family", ["gemma2", "phi"])
 @torch.inference_mode()
 def test_a_softcap_and_a_bias_of_the_head_are_seen(family):
-    """Gemma 2 caps its logits, Phi has a bias; K = V of each must be the model's own entropy."""
+    """Gemma 2 caps its logits, Phi has a bias; K = V of each must give the model's own entropy."""
     model = small_model(family)
     if family == "gemma2":
         model.config.final_logit_softcapping = 2.0
@@ -135,7 +135,7 @@ def test_a_softcap_and_a_bias_of_the_head_are_seen(family):
 
 
 def test_the_projection_in_front_of_the_head_is_charged(stepper):
-    """OPT-350m's head is narrower than its states: every readout projects first."""
+    """OPT-350m's head is narrower than its states, so every readout projects first."""
     narrow = CausalStepper(small_model("opt_350m"))
     width = narrow.unembedding.shape[1]
     assert width < HIDDEN

@@ -16,7 +16,7 @@ VOCABULARY, WIDTH, TOPICS = 900, 24, 30
 
 @pytest.fixture(scope="module")
 def rows():
-    """An unembedding in topics, rows of unlike length around a common mean, as trained ones are."""
+    """Return an unembedding in topics, with rows of unlike length around a common mean, as in trained models."""
     generator = torch.Generator().manual_seed(0)
     topics = torch.randn(TOPICS, WIDTH, generator=generator)
     length = 0.5 + torch.rand(VOCABULARY, 1, generator=generator)
@@ -51,7 +51,7 @@ def test_exact_search_returns_the_largest_logits_in_order(rows, states, bias):
 
 @pytest.mark.parametrize("biased", [False, True])
 def test_searching_every_list_is_exact(approximate, rows, states, bias, biased):
-    """Values to float32 rounding of products summed in another order; ids except where logits tie that closely."""
+    """Values up to float32 rounding of products summed in another order; ids except where logits tie that closely."""
     with_bias = bias if biased else None
     index = approximate(rows, with_bias, lists_searched=30)
     values, ids = index.search(states, 40)

@@ -21,7 +21,7 @@ VOCABULARY, WIDTH = 300, 20
 
 @pytest.fixture(scope="module")
 def rows():
-    """A spectrum that falls, around a mean that is larger than all of it."""
+    """Return rows with a falling spectrum around a mean that is larger than all of it."""
     generator = torch.Generator().manual_seed(0)
     scale = torch.linspace(2, 0.05, WIDTH, dtype=torch.float64)
     spread = torch.randn(VOCABULARY, WIDTH, generator=generator, dtype=torch.float64) * scale
@@ -55,7 +55,7 @@ def test_the_factors_are_the_same_in_chunks(rows, monkeypatch):
 
 
 def test_the_mean_is_kept_for_the_softcap(rows, states):
-    """Without a cap a shift of all logits changes nothing; under one it does."""
+    """Without a cap a shift of all logits changes nothing; with one it does."""
     z = states @ rows.T
     estimate = LowRankEntropy(low_rank_factors(rows, WIDTH), VOCABULARY, softcap=10.0)
     expected, _ = estimate_entropy_and_top1_p((10 * torch.tanh(z / 10)).sort(dim=1, descending=True).values, 0)

@@ -28,7 +28,7 @@ FAMILIES = ["gpt_neox", "phi", "gemma2", "opt_350m", "t5", "t5_v1_1"]
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def stepper(request: pytest.FixtureRequest) -> Stepper:
-    """A bias in the head (Phi), a softcap (Gemma 2), a narrow head (OPT-350m), a scaled one (T5)."""
+    """Return steppers with a head bias (Phi), a softcap (Gemma 2), a narrow head (OPT-350m), a scaled one (T5)."""
     if request.param.startswith("t5"):
         return Seq2SeqStepper(small_t5(request.param))
     model = small_model(request.param)
@@ -44,7 +44,7 @@ def hidden(stepper: Stepper) -> torch.Tensor:
 
 
 def some_race(sizes: tuple[int, ...]) -> CandidateTokens:
-    """Tokens drawn for each row; nothing is read of them yet."""
+    """Draw tokens for each row; nothing has been read for them yet."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.full((len(sizes), max(sizes)), VOCABULARY)
     for row, size in enumerate(sizes):
@@ -58,7 +58,7 @@ def some_race(sizes: tuple[int, ...]) -> CandidateTokens:
 def test_each_rows_tokens_have_the_full_heads_logits(
     stepper: Stepper, hidden: torch.Tensor, sizes: tuple[int, ...], heads: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many rows of W are gathered at a time. 1e-6: Gemma's and T5's norms take their mean in float32."""
+    """For any number of rows of W gathered at a time. 1e-6: Gemma's and T5's norms take their mean in float32."""
     whole, race = stepper.logits(hidden), some_race(sizes)
     for most in (pruned_vocabulary.GATHERED_ENTRIES, 1):
         monkeypatch.setattr(pruned_vocabulary, "GATHERED_ENTRIES", most)
@@ -102,7 +102,7 @@ def test_a_full_head_is_charged_as_one(stepper: Stepper, hidden: torch.Tensor) -
 
 
 def held(race: CandidateTokens, row: int) -> dict[int, list[float]]:
-    """id → logits by layer, of one row."""
+    """Return id → logits by layer, of one row."""
     size, layers = race.sizes[row], sorted(race.logits)
     return {
         token: [float(race.logits[layer][row, place]) for layer in layers]
@@ -114,7 +114,7 @@ Z = torch.tensor([[0.0, -1.0, 5.0, 3.0, 4.0, -2.0], [9.0, 8.0, 7.0, 6.0, 5.0, 4.
 
 
 def test_the_best_are_best_by_logit_not_by_id() -> None:
-    """An earlier implementation sorted ids after the choice and cut then: it kept the lowest ids."""
+    """An earlier implementation sorted ids before it cut, and so kept the lowest ids."""
     race = CandidateTokens.from_full_logits(2, Z)
     assert [set(held(race.narrow_to((3, 3)), row)) for row in (0, 1)] == [{2, 3, 4}, {0, 1, 2}]
     assert [set(held(race.narrow_to((2, 4)), row)) for row in (0, 1)] == [{2, 4}, {0, 1, 2, 3}]
@@ -159,6 +159,6 @@ def test_emitted_ids_are_those_of_the_full_vocabulary() -> None:
 
 @pytest.mark.parametrize(("confidence", "k"), [(0.0, 32128), (0.5, 17670), (0.9, 6104), (1.0, 3212)])
 def test_the_adaptive_size_falls_with_confidence(confidence: float, k: int) -> None:
-    """3212 is the least there can be on T5's vocabulary, above every fixed k* from layer 2 of 24 on."""
+    """3212 is the minimum on T5's vocabulary, above every fixed k* from layer 2 of 24 on."""
     assert adaptive_vocabulary_size(32128, 0.9, confidence) == k
     assert adaptive_vocabulary_size(32128, 0.0, confidence) == 32128

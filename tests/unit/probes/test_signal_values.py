@@ -37,7 +37,7 @@ def test_a_masked_logit_contributes_nothing():
 
 @pytest.mark.parametrize("bad", [[1.0, torch.nan, 0.0], [torch.nan] * 3, [1.0, torch.inf, 0.0], [-torch.inf] * 3])
 def test_what_is_no_distribution_has_no_entropy(bad):
-    """Zero here would be certainty, and every rule would fire on it."""
+    """An entropy of zero would mean certainty, and every rule would fire."""
     assert torch.isnan(entropy_nats(torch.tensor(bad)))
 
 
@@ -62,7 +62,7 @@ def test_a_refusal_counts_the_bad_rows_and_names_the_place():
 @pytest.mark.parametrize("shape", [(1, 1), (2, FEW // 2), (2, FEW)])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_few_and_many_are_refused_alike(shape, bad):
-    values = torch.full(shape, 6e4, dtype=torch.float16)  # whose sum is not finite in their own precision
+    values = torch.full(shape, 6e4, dtype=torch.float16)  # their sum is not finite in their own precision
     require_finite(values, "here")
     values[-1, -1] = bad
     with pytest.raises(NotFinite, match=f"1 of {values.numel()} rows"):

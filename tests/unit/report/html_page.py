@@ -18,7 +18,7 @@ class Cell:
 
 class Page(HTMLParser):
     """``tables``: label → rows of cells, the header first; ``tags`` in order; ``text`` outside tables, drawings and
-    scripts; ``scripts`` that run, ``data`` of those that only hold some.
+    scripts; ``scripts`` that run, ``data`` of scripts with data alone.
     """
 
     def __init__(self, text: str):
@@ -74,7 +74,7 @@ class Page(HTMLParser):
         return self.tables[self._tables[-1]]
 
     def named(self, label: str) -> list[dict[str, Cell]]:
-        """The rows of a table by the names of their columns; rows of another length (legs) are left out."""
+        """Return the rows of a table by column name; rows of another length (legs) are left out."""
         head, *rows = self.tables[label]
         names = [cell.text for cell in head]
         return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]

@@ -99,7 +99,7 @@ def verdict(outcome: str = "falsified", claim: str = "EMAD-F1", model: str = "m"
 
 
 def report(model: str = "m", **changes: Any) -> dict[str, Any]:
-    """``report.json`` as data; ``changes`` replace whole parts."""
+    """Return ``report.json`` as data; ``changes`` replace whole parts."""
     return {
         "schema": 1,
         "models": [{"name": model, "fingerprint": "f00d", "layers": 12}],
@@ -136,14 +136,14 @@ def report(model: str = "m", **changes: Any) -> dict[str, Any]:
 
 
 def written(folder: Path, data: Any) -> Path:
-    """``folder`` with ``data`` as its report.json."""
+    """Return ``folder`` with ``data`` as its report.json."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / REPORT_FILE).write_text(json.dumps(data), encoding="utf-8")
     return folder
 
 
 def report_2(model: str = "m", **changes: Any) -> dict[str, Any]:
-    """The same under schema 2: a run of a foreign decoder that was told to run two files, and left nothing open."""
+    """Return the same under schema 2: a run of two files with a foreign decoder, without gaps."""
     run = {
         "started": "2026-01-02T03:04:05+00:00",
         "duration_s": 61.5,
@@ -178,6 +178,6 @@ def report_2(model: str = "m", **changes: Any) -> dict[str, Any]:
 
 
 def passed(name: str, **changes: Any) -> dict[str, Any]:
-    """The entry of a shipped test."""
+    """Return the entry of a passed shipped test."""
     entry = {"nodeid": f"{name}[m]", "shipped": name, "outcome": "passed", "kind": "", "reason": "", "duration_s": 0.5}
     return entry | changes

@@ -18,13 +18,13 @@ def of(*claims, **changes):
 
 
 def only(old, new):
-    """The one row of two reports that have one."""
+    """Return the only row of two reports."""
     (change,) = compare_reports(old, new).changes
     return change
 
 
 def compared(tmp_path, capsys, old, new, *options):
-    """(exit status, lines on stdout, stderr)."""
+    """Return (exit status, lines on stdout, stderr)."""
     argv = ["compare", str(written(tmp_path / "a", old)), str(written(tmp_path / "b", new)), *options]
     status = cli.main(argv)
     said = capsys.readouterr()
@@ -79,7 +79,7 @@ def numbers(estimate, interval, outcome="inconclusive", **changes):
     [("falsified", 0.04, +1), ("survived", 0.005, +1), ("falsified", 0.005, -1), ("survived", 0.04, -1)],
 )
 def test_the_outcome_tells_which_side_is_worse(outcome, estimate, worse):
-    """The threshold is 0.01. A move of 0.003 at half-widths of 0.001 is beyond chance."""
+    """The threshold is 0.01. A change of 0.003 at half-widths of 0.001 is significant."""
     for by in (+0.003, -0.003):
         interval = (estimate - 0.001, estimate + 0.001)
         moved_ = (estimate + by - 0.001, estimate + by + 0.001)
@@ -142,11 +142,11 @@ def test_where_another_leg_decides_it_is_compared_with_itself_or_with_nothing():
     assert only(decided_by(old, new), decided_by(new, old)).move == ""
 
 
-# ---------------------------------------------------------------- which rows belong together
+# ---------------------------------------------------------------- matching rows
 
 
 def test_rows_go_by_model_and_the_last_one_by_claim():
-    """Of two models, one is known to both; the others are each other's counterpart. Three of them have none."""
+    """One of two models is in both reports; the others are paired. Three of them have no counterpart."""
     old = of(verdict(model="m"), verdict(model="/far/x"))
     new = of(verdict(model="hub/y"), verdict(model="m"))
     assert {change.model for change in compare_reports(old, new).changes} == {"m", "x → hub/y"}
@@ -196,7 +196,7 @@ def test_tests_that_break_or_are_left_undecided_are_worse(old, new, turn):
     old, new = ({"outcome": "passed"} | given for given in (old, new))
     rows = compare_reports(of(tests=[passed(name, **old)]), of(tests=[passed(name, **new)])).changes
     assert [row.turn for row in rows] == ([] if turn is None else [turn])
-    asks = "suites/claims/test_model.py::test_claim"  # its verdict tells
+    asks = "suites/claims/test_model.py::test_claim"  # its verdict changes
     assert compare_reports(of(tests=[passed(asks, **old)]), of(tests=[passed(asks, **new)])).changes == []
 
 
@@ -214,7 +214,7 @@ def test_reports_without_anything_in_common_are_status_2(tmp_path, capsys, old, 
     assert "nothing can be compared; run the same suites for both" in err
 
 
-# ---------------------------------------------------------------- what people read
+# ---------------------------------------------------------------- output for people
 
 
 def test_a_label_names_model_decoder_commit_and_begin():
@@ -400,13 +400,13 @@ def test_a_comparison_is_as_wide_as_the_terminal(tmp_path, capsys, monkeypatch, 
 
 
 def test_a_folder_of_reports_is_a_history_oldest_first_and_its_last_two_decide(tmp_path, capsys):
-    """Whatever the folders are called; units are not mixed."""
+    """For any folder names; units are not mixed."""
     story = [
         ("z", 0.2, "relative rise", "survived"),
         ("m", 5.0, "nats", "falsified"),
         ("a", 0.4, "relative rise", None),
     ]
-    places = {"m": "m/report"}  # as artifacts are downloaded: a folder around the report's own
+    places = {"m": "m/report"}  # the layout of downloaded artifacts: a folder around the report's own
     for day, (name, estimate, unit, outcome) in enumerate(story, start=1):
         row = verdict(outcome or "falsified") | {"estimate": estimate, "unit": unit, "legs": []}
         found = of(row, verdict("not applicable", E1))

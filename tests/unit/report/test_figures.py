@@ -111,7 +111,7 @@ def points(line) -> list[tuple[float, float]]:
 
 
 def labelled(axes) -> dict[str, list[tuple[float, float]]]:
-    """Series by label; lines of reference have none."""
+    """Return series by label; reference lines have none."""
     return {line.get_label(): points(line) for line in axes.lines if not line.get_label().startswith("_")}
 
 
@@ -334,7 +334,7 @@ def test_the_readers_own_settings_change_nothing():
 
 
 def test_text_stays_text_whatever_a_model_is_called():
-    """A $ is no formula, markup is no markup; what XML cannot hold is replaced, or nobody could open the file."""
+    """A $ starts no formula, markup is escaped; characters invalid in XML are replaced, or the file would not open."""
     name = "a$b_{$c & <script>\x1b\ud800 模"
     rows = [row | {"family": name} for row in PARETO]
     with warnings.catch_warnings():

@@ -18,7 +18,7 @@ def text_of(*reports: dict, figures=None, remark: str = "") -> str:
 
 
 def cells(line: str) -> list[str]:
-    """The cells of a line as a reader of Markdown sees them."""
+    """Return the cells of a line as a reader of Markdown sees them."""
     parts = re.split(r"(?<!\\)\|", line)[1:-1]
     return [html.unescape(re.sub(r"\\(.)", r"\1", part.strip())) for part in parts]
 

@@ -114,7 +114,7 @@ def test_a_claim_is_told_in_the_registers_words_where_it_has_them():
 
 
 def test_falsified_is_set_as_survived_is():
-    """Only the word differs, and how many of each there are: no style can tell outcomes apart."""
+    """Only the word and the counts differ: no style distinguishes outcomes."""
     pages = [
         page_of(report(claims=[verdict(outcome, legs=(), reason="all legs")])) for outcome in ("falsified", "survived")
     ]
@@ -178,7 +178,7 @@ def test_nothing_is_fetched_and_no_script_runs_but_the_one_that_the_policy_names
 
 
 def test_what_others_wrote_is_text():
-    """The parser sees no tag, no attribute and no template that a name brought in, and reads every name unchanged."""
+    """The parser sees no tag, attribute or template from a name, and reads every name unchanged."""
     rows = [{"family": HOSTILE, "net reduction %": 0.1, "rise %": 0.1, HOSTILE: HOSTILE}]
     hostile = {
         "models": [{"name": HOSTILE, HOSTILE: HOSTILE}],
@@ -289,7 +289,7 @@ def tokens(found: Page) -> list[dict]:
     return [attrs for tag, attrs in found.tags if tag == "button" and "token" in str(attrs.get("class")).split()]
 
 
-# ---------------------------------------------------------------- numbers are the replay's
+# ---------------------------------------------------------------- numbers equal the replay's
 
 
 def test_the_page_holds_every_margin_and_every_depth_as_the_table_has_them():
@@ -314,7 +314,7 @@ def test_a_margin_that_is_an_operating_point_has_the_interval_of_that_point():
 
 
 def test_the_script_shows_what_the_table_says_at_every_stop():
-    """Run as a browser runs it: the same file, and the data of a page."""
+    """Run as in a browser: the same file, and the data of a page."""
     if shutil.which("node") is None:
         pytest.skip("node, which runs the page's script, is not installed")
     (data,) = parsed_page(report(tables=MOVING)).data
@@ -381,7 +381,7 @@ def test_a_text_in_turns_names_its_model_at_every_token():
     assert ["large" in token["class"].split() for token in found] == [False, True, False]
 
 
-# ---------------------------------------------------------------- what opens the page
+# ---------------------------------------------------------------- top of the page
 
 
 def test_each_gate_says_what_was_found_what_it_needs_and_which_way_is_good():
@@ -476,7 +476,7 @@ def test_timed_legs_stand_in_a_table_with_their_intervals():
     assert "speed" not in parsed_page(report()).tables
 
 
-# ---------------------------------------------------------------- everyone can use it
+# ---------------------------------------------------------------- accessibility
 
 
 def test_whatever_can_be_used_has_a_name_and_is_reached_by_keys():
@@ -506,14 +506,14 @@ def contrast(one: str, other: str) -> float:
 
 
 def colours(theme: int) -> dict[str, str]:
-    """The style sheet's colours by name: ``theme`` 0 for light, 1 for dark."""
+    """Return the style sheet's colours by name: ``theme`` 0 for light, 1 for dark."""
     found = re.findall(r"--([a-z0-9-]+): light-dark\((#\w{6}), (#\w{6})\)", read_package_text("page.css"))
     return {name: pair[theme] for name, *pair in found}
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_letters_stand_out_as_wcag_asks(theme):
-    """4.5 : 1 for text, 3 : 1 for lines (AA)."""
+    """4.5 : 1 for text, 3 : 1 for lines (WCAG AA)."""
     palette = colours(theme)
     grounds = [palette["paper"], palette["panel"]]
     for letters in ("ink", "muted", "accent"):
@@ -528,7 +528,7 @@ def test_every_colour_of_the_style_sheet_is_one_of_its_palette():
     assert used == set(colours(0))
 
 
-# ---------------------------------------------------------------- what others wrote
+# ---------------------------------------------------------------- text from other sources
 
 
 def test_a_text_that_would_be_markup_stays_text_everywhere_it_moves():

@@ -59,7 +59,7 @@ def test_what_parts_found_is_there_once_and_in_order() -> None:
 
 
 def test_what_was_not_asked_is_that_of_the_whole() -> None:
-    """A part is not asked what others are; the notes on it are no notes of the whole."""
+    """A part does not run the claims of the others; its notes on that are no notes of the whole."""
     left = {"nodeid": "suites/cost/test_b.py::test_it[m]", "shipped": None, "claim": "EMAD-F2", "why": ABOVE_BUDGET}
     said = 'skipped "Decoding is at least 1.10 times as fast" (EMAD-F2): ' + REASON_TEXTS[ABOVE_BUDGET]
     first = part("EMAD-E1", "claims/test_a.py", deselected=[left], notes=["of it", said])
@@ -83,7 +83,7 @@ def test_a_model_that_a_part_only_names_is_described_by_another() -> None:
 
 
 def test_by_what_a_model_was_walked_is_known_of_one_part_and_told_once() -> None:
-    """A part that walked it says so; the others agree with that part all the same."""
+    """A part that ran it layer by layer names the backend; the others agree with that part nevertheless."""
     facts = {"name": "m", "fingerprint": "f00d"}
     walked = part("EMAD-F2", "cost/test_b.py", models=[facts | {"ran": "fast, captured graphs"}])
     found = merge_reports({"claims": part("EMAD-E1", "claims/test_a.py", models=[facts]), "cost": walked}, *ASKED, [])
@@ -103,7 +103,7 @@ def test_by_what_a_model_was_walked_is_known_of_one_part_and_told_once() -> None
     ],
 )
 def test_what_parts_do_not_share_is_an_error_that_names_both(changes: dict[str, Any], said: str) -> None:
-    """Also where a part between them says nothing of it."""
+    """Also if a part between them does not mention it."""
     between = part("EAD-H1", "fidelity/test_c.py", models=[{"name": "m"}])
     first, last = part("EMAD-E1", "claims/test_a.py"), part("EMAD-F2", "cost/test_b.py", **changes)
     with pytest.raises(PartsDisagreeError, match=f"^(claims|fidelity) and cost are parts of one report, but {said}"):
@@ -135,7 +135,7 @@ def test_what_a_part_alone_leaves_open_fails_the_whole_only_where_no_part_decide
 
 
 def test_a_test_that_one_part_leaves_out_is_missing_only_where_no_other_ran_it() -> None:
-    """Of another's decoder, of which nothing asked may be left open."""
+    """With a foreign decoder, which may leave nothing open."""
     shipped = ["suites/claims/test_a.py::test_it", "suites/claims/test_b.py::test_it"]
     asked = {"asked": ["suites/claims"]}
 

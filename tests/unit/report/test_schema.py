@@ -36,7 +36,7 @@ def test_the_run_and_its_tests_are_read_from_schema_2(tmp_path):
 
 
 def test_every_part_of_schema_2_is_asked_for(tmp_path):
-    """What is not asked for is shown, or verified, unchecked."""
+    """A part that is not required is shown or verified without a check."""
     for part in SCHEMA_2_PARTS:
         with pytest.raises(BadReport, match=f"{part} is missing"):
             read_report(written(tmp_path, {key: value for key, value in report_2().items() if key != part}))
@@ -53,7 +53,7 @@ def test_every_outcome_is_read(tmp_path, outcome):
 
 
 def test_claims_and_legs_are_asked_for_all_that_verdicts_write():
-    """A field added to a verdict is to be added here: what is not checked is shown unchecked."""
+    """Add every new field of a verdict here: a field that is not checked is shown without a check."""
     whole = Verdict("EMAD-F1", "m", "survived", 1.0, (0.5, 1.5), 3, 2.0, "u", True, "r").to_json()
     later, of_legs = {"good", "why", "enough"}, {"good", "remedy", "enough"}  # earlier versions do not write them
     assert later <= set(OPTIONAL_KEYS["claims"])
@@ -65,7 +65,7 @@ def test_claims_and_legs_are_asked_for_all_that_verdicts_write():
 
 
 def broken(part: str, key: str, value: object) -> dict:
-    """The sample with one entry changed: its first, or that of a claim's first leg."""
+    """Return the sample with one changed entry: its first, or that of a claim's first leg."""
     data = report()
     if part == "legs":
         data["claims"][0]["legs"][0][key] = value
@@ -81,7 +81,7 @@ def without(part: str, key: str) -> dict:
 
 
 def offering(features: object) -> dict:
-    """A report whose provider answered and declined ``features``."""
+    """Return a report whose provider answered and declined ``features``."""
     provider = {"name": "mine", "plugin": "mine", "foreign": True, "answered": 1, "declined": 1, "none": 0}
     return report_2(decoder=report_2()["decoder"] | {"providers": [provider | {"features": features}]})
 

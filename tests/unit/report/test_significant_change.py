@@ -17,12 +17,12 @@ def symmetric(value: float, half: float) -> BoundedNumber:
 
 @pytest.mark.parametrize(("apart", "found"), [(1.42, 1), (1.41, 0), (0.0, 0), (-1.41, 0), (-1.42, -1)])
 def test_equal_half_widths_must_be_apart_by_the_root_of_two(apart: float, found: int) -> None:
-    """√(1² + 1²) = 1.4142: the intervals overlap there, and the difference is shown all the same."""
+    """√(1² + 1²) = 1.4142: the intervals overlap there, but the difference is significant."""
     assert significant_change_sign(symmetric(3.0, 1.0), symmetric(3.0 + apart, 1.0)) == found
 
 
 def test_the_bounds_that_face_each_other_count() -> None:
-    """[0, 1] about 0 and [9, 12] about 10: between them lie 1 and 1, and never the 2 beyond."""
+    """[0, 1] about 0 and [9, 12] about 10: the facing half-widths are 1 and 1; the outer 2 does not count."""
     old = BoundedNumber(0.0, -5.0, 1.0)
     assert significant_change_sign(old, BoundedNumber(1.5, 0.5, 99.0)) == 1
     assert significant_change_sign(old, BoundedNumber(1.4, 0.4, 99.0)) == 0

@@ -12,7 +12,7 @@ from tests.unit.report.sample_report import report_2, written
 
 
 class Runs:
-    """In the place of processes: each run writes a report and ends with the next of ``statuses``, or is killed."""
+    """Replaces processes: each run writes a report and exits with the next of ``statuses``, or is killed."""
 
     def __init__(self, *statuses: int | None):
         self.left, self.made = list(statuses), 0
@@ -63,7 +63,7 @@ def test_what_was_asked_otherwise_or_lost_its_report_is_run_again(
 def test_what_was_done_and_is_killed_when_it_is_run_again_is_not_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has a report again, of a run that never ended."""
+    """It has a new report, but of a run that never ended."""
     monkeypatch.setattr(child_process, "run_module_for_status", Runs(0, None))
     unit(tmp_path).run_or_reuse()
     (tmp_path / "m" / "claims" / "report.json").write_text("{")

@@ -124,7 +124,7 @@ def test_the_decoders_audits_are_counted_where_it_is_judged():
 
 
 def test_reasons_are_left_out_before_titles_are():
-    """Ids alone say nothing to a reader who does not know them."""
+    """Ids alone are meaningless to a reader who does not know them."""
     names = ("EMAD-E3", "EMAD-E4", "EMAD-E9", "EMAD-E13", "EMAD-N1")
     rest = [claim(id, "unmeasured", f"{id} " + "because " * 30) for id in names]
     shown = " ".join(" ".join(text(report(rest), 80, 10)).split())
@@ -277,7 +277,7 @@ def test_good_and_bad_news_are_set_alike():
 
 
 def test_held_against_the_record_the_gates_are_still_the_gates():
-    """Under that gate every row on record gates: the summary would be gates alone."""
+    """With that gate every recorded row gates: the summary would list only gates."""
     claims = [claim("EMAD-F1", gate=True), claim("EMAD-E1", gate=True)]
     shown = text(report(claims, known=[KNOWN], settings={"gate": "known"}))
     assert shown[1] == "gates: 1 of 1 hold"

@@ -52,7 +52,7 @@ def test_a_point_shows_every_number_with_its_unit():
 
 
 def test_a_point_says_why_it_is_put_forward():
-    """One point may be two things at once: the margin the user named may be the one that validation chose."""
+    """One point may have two reasons: the user's margin may be the one that validation chose."""
     table = format_points_table([POINT | {"roles": ["named by the user", "chosen on validation"]}], 200)
     first, second, third = table.splitlines()[-3:]
     assert [first.split("  ")[0], second.strip()[:17], third.strip()[:20]] == [
@@ -122,7 +122,7 @@ def test_long_reasons_wrap_inside_their_column():
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_no_table_is_wider_than_the_page_and_none_loses_a_number(width):
-    """Words wrap, then columns stand below one another; a number and an interval stay in one piece."""
+    """Words wrap, then columns go below one another; a number and an interval stay in one piece."""
     wide = {f"a long heading {number}": 0.5 + number for number in range(20)}
     point = POINT | {"roles": ["chosen on validation"], "name": "quantile q=0.0055, 69.4% full depth"}
     claims = [claim(reason="because " * 40), claim(id="EMAD-F1-literal", unit="largest |difference| of a logit")]
@@ -165,7 +165,7 @@ def test_no_rows_no_table():
 
 
 def cells(row: dict) -> list[str]:
-    """The one row of a table, cell by cell: columns stand at least two spaces apart."""
+    """Return the only row of a table, cell by cell: columns are at least two spaces apart."""
     return format_plain_table([row]).splitlines()[-1].split("  ")
 
 
@@ -222,7 +222,7 @@ def test_many_ids_wrap_between_ids():
 
 
 def test_what_is_made_for_the_page_stays_out_of_the_terminal():
-    """A row for every token, and lists: the report holds them, and only the page can show them."""
+    """The report contains lists and a row per token, which only the page can show."""
     assert [title for title, _ in format_sections([], MOVING, [], ["n"])] == ["emad notes"]
 
 

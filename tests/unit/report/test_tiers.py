@@ -27,7 +27,7 @@ DECLINED = {"exits": [0, 2], "sessions": [0, 2], "log-probabilities": [0, 1], "s
 
 
 def live_entries(tier: str) -> list[dict[str, Any]]:
-    """Every test of ``tier``, passed, each with the case that the tier asks for."""
+    """Return a passed entry for every test of ``tier``, with the tier's case."""
     folders = ("suites/invariants", "suites/fidelity")
     named = [test for test in required_tier_tests(tier) if test[0] not in folders]
     named += [(f"{folder}/test_x.py::test_y", "") for folder in folders if (folder, "") in required_tier_tests(tier)]
@@ -35,7 +35,7 @@ def live_entries(tier: str) -> list[dict[str, Any]]:
 
 
 def whole(tier: str, features: dict[str, list[int]] | None = None, **changes: Any) -> dict[str, Any]:
-    """A report of a foreign decoder in which ``tier`` is live to the last count."""
+    """Return a report of a foreign decoder in which every entry of ``tier`` is live."""
     provider = {"name": "mine", "plugin": "mine", "foreign": True, "answered": 9, "declined": 3, "none": 0}
     answered = {TIERS[each].feature: [3, 0] for each in included_tiers(tier) if TIERS[each].feature}
     provider["features"] = DECLINED | answered if features is None else features
@@ -102,14 +102,14 @@ def test_each_test_must_be_live(place: int) -> None:
 
 
 def test_a_test_that_failed_was_live() -> None:
-    """Its own failure fails the run; a second sentence would say that it never ran."""
+    """Its own failure fails the run; a second message would say that it never ran."""
     report = whole("tokens")
     report["tests"][0]["outcome"] = "failed"
     assert list(find_tier_shortfalls(report, "tokens")) == []
 
 
 def test_the_name_of_a_model_is_no_case() -> None:
-    """Of a model called ``full`` the case ``probing`` is not the one at full depth."""
+    """For a model called ``full``, the case ``probing`` is not the case at full depth."""
     report = whole("tokens")
     report["settings"]["models"] = ["full"]
     for entry in report["tests"]:
@@ -145,7 +145,7 @@ def test_a_decoder_that_never_offers_a_feature_is_told_and_owes_nothing_of_it(fe
 
 
 def test_a_part_that_a_person_typed_proves_nothing_and_fails_nothing() -> None:
-    """Unless a proof was asked for: then what is left out is a gap as ever."""
+    """Unless a proof is required: then a deselected test is a gap as always."""
     gone = {"why": "deselected", "claim": None, "shipped": required_tier_tests("tokens")[0][0], "nodeid": "x[m]"}
     report = whole("tokens", deselected=[gone])
     report["settings"]["tier"] = None

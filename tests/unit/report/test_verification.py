@@ -23,7 +23,7 @@ INVARIANT = "suites/invariants/test_depth.py::test_rows_of_a_batch_decide_alone"
 
 
 def whole(**changes):
-    """A report of every shipped test, as a run of the smoke budget of a foreign decoder writes it."""
+    """Return a report of every shipped test, as a smoke run of a foreign decoder writes it."""
     tests = [passed(name) for name in SHIPPED]
     verdicts = [verdict("survived", claim) | {"gate": True} for claim in DECIDING_TESTS]
     settings = {"models": ["m"], "budget": "smoke"}
@@ -41,7 +41,7 @@ def with_test(name, **changes):
 
 
 def verified(folder, capsys, data, *options):
-    """(exit status, what was said)."""
+    """Return (exit status, output)."""
     status = cli.main(["verify", str(written(folder, data)), *options])
     said = capsys.readouterr()
     return status, said.out + said.err
@@ -162,7 +162,7 @@ CONTRADICTORY = [
         "EMAD-F1 of m was decided 2 times (survived, then survived)",
     ),
 ]
-OF_ONE_TEST = [  # what its entry says, what its audit says, what is said of both
+OF_ONE_TEST = [  # outcome of its entry, outcome of its audit, the message about both
     ({}, {"passed": False}, f"{INVARIANT}: passed, although audit rows refuted it (as seen)"),
     ({"outcome": "xfailed", "reason": "flaky"}, {"passed": False}, f"{INVARIANT}: xfailed, although audit rows"),
     ({"outcome": "skipped", "kind": "not applicable"}, {"passed": False}, f"{INVARIANT}: skipped, although audit rows"),
@@ -194,7 +194,7 @@ def test_outcome_and_audit_of_a_test_must_agree_each_way(tmp_path, capsys, entry
 
 
 def test_what_agrees_is_no_contradiction():
-    """A verdict that is on record as falsified under the gate known, the same fact twice, a table that is shown."""
+    """A verdict recorded as falsified under gate ``known``, the same fact twice, a shown table."""
     table = "suites/claims/test_tables.py::test_table"
     tests = [passed(table, shown=1) if name == table else passed(name) for name in SHIPPED]
     audits = [audit(f"{name}[m]") for name in SHIPPED if name != table]
@@ -246,7 +246,7 @@ def test_a_decoder_that_was_required_must_have_been_judged(tmp_path, capsys):
 
 
 def test_our_own_decoder_proves_no_more_by_leaving_out(tmp_path, capsys):
-    """What a run of ours may leave open is open all the same."""
+    """A gap that a run of the reference decoder may leave open is a gap nevertheless."""
     ours = {"name": OURS["name"], "foreign": False, "providers": [OURS], "overlooked": []}
     assert find_gaps(whole(tests=LESS, decoder=ours), ["suites"], SHIPPED) == []
     assert verified(tmp_path, capsys, whole(tests=LESS, decoder=ours))[0] == 1

@@ -31,7 +31,7 @@ def point(name: ScheduleName, ceiling: int = CEILING) -> OperatingPoint:
 
 
 def places_of(sequences: list[list[int]], prompt: int = 2) -> tuple[TokenPositions, np.ndarray]:
-    """Where tokens of sequences of these depths stand, after a prompt each; and the depths."""
+    """Return the positions of tokens of sequences of these depths, after a prompt each; and the depths."""
     lengths = [len(sequence) for sequence in sequences]
     position = np.concatenate([prompt + np.arange(length) for length in lengths])
     return TokenPositions(position, np.concatenate([[0], np.cumsum(lengths)])), np.concatenate(sequences)
@@ -63,7 +63,7 @@ def test_what_is_counted_is_what_ran_token_by_token(
 @given(sequences=SEQUENCES)
 @settings(max_examples=25, deadline=None)
 def test_work_is_the_flops_of_each_token_added_up(name: ScheduleName, shows: bool, sequences: list[list[int]]) -> None:
-    """Two derivations, one by layer and one by token: neither knows the other."""
+    """Two independent derivations, one by layer and one by token."""
     places, depth = places_of(sequences)
     chosen, ahead = point(name), np.arange(LAYERS) + 100
     macs = np.arange(len(depth))[:, None] + 10 * np.arange(LAYERS)
@@ -98,5 +98,5 @@ def test_readings_are_charged_to_whoever_is_asked(alike: bool) -> None:
     work = derive_work(
         point(MONOTONE.name), places, depth, histogram_of(depth), probed, np.zeros(LAYERS, dtype=np.int64)
     )
-    asked_at_3 = each[:2].sum()  # two tokens went past layer 2
+    asked_at_3 = each[:2].sum()  # two tokens ran beyond layer 2
     assert work.readout_macs[FULL].tolist() == [0, each.sum(), asked_at_3, 0, 0, 0, 0]

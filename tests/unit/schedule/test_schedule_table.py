@@ -15,12 +15,12 @@ from emad_ref.schedule.schedules import SCHEDULES, DepthAdmission, TokenPosition
 
 LAYERS, PROBES = 6, (2, 4)
 OPTIONS: dict[str, Any] = {"period": 4, "floor": 2, "translators": "f00d"}
-CHANGED = {"period": 5, "floor": 3}  # fields that change what is admitted
+CHANGED = {"period": 5, "floor": 3}  # fields that change the admitted depths
 EXACT = [name for name in SCHEDULES if name not in ("copying", "translated")]
 
 
 def point(name: ScheduleName, **changes: Any) -> OperatingPoint:
-    """A point of the schedule with the fields it needs, at probes where a rule is asked."""
+    """Return a point of the schedule with the fields it needs, and probes if it has a rule."""
     options = {field: OPTIONS[field] for field in SCHEDULE_FIELDS[name]} | changes
     if name in RULELESS:
         return OperatingPoint(name, "test", LAYERS, LAYERS, schedule=name, **options)
@@ -30,7 +30,7 @@ def point(name: ScheduleName, **changes: Any) -> OperatingPoint:
 def trail_of(
     name: ScheduleName, fires: list[int], first: int, **changes: int
 ) -> tuple[list[int], list[DepthAdmission]]:
-    """(depths, admissions) of a sequence after a prompt of ``first`` tokens; token by token its rule fires at these."""
+    """Return (depths, admissions) of a sequence after a prompt of ``first`` tokens whose rule fires at these layers."""
     chosen, trail, admitted = point(name, **changes), [LAYERS] * first, []
     for fire in fires:
         admitted.append(get_schedule(chosen).admit(chosen, trail, first, len(trail)))
@@ -41,7 +41,7 @@ def trail_of(
 FIRES = st.lists(st.sampled_from((*PROBES, LAYERS)), min_size=1, max_size=14)
 
 
-# ---------------------------------------------------------------- the table and the names below it
+# ---------------------------------------------------------------- the table and the names in other modules
 
 
 def test_the_table_has_every_name_a_point_may_have_in_the_same_order() -> None:
@@ -117,7 +117,7 @@ def test_what_each_schedule_admits() -> None:
 def test_replayed_depths_are_what_is_admitted_token_by_token(
     name: ScheduleName, rows: list[list[int]], first: int
 ) -> None:
-    """Sequences of unequal length stand side by side in a grid; each comes out as it would alone."""
+    """Sequences of unequal length share a grid; each result equals that of the sequence alone."""
     grid = np.full((max(map(len, rows)), len(rows)), LAYERS, dtype=np.int16)
     for column, fires in enumerate(rows):
         grid[: len(fires), column] = fires

@@ -111,7 +111,7 @@ def test_columns_are_what_both_readouts_say():
 def test_rounds_are_counted_by_hand():
     right = [True, *[True, True, False, True, True, True, True]]  # the first position is the prompt's last
     rounds = simulate_drafting_rounds(columns_of(right), math.inf, 3)
-    # from 1: three drafts, two right, 3 tokens; from 4: three drafts at most, 4 tokens left: 3 right
+    # from 1: three drafts, two right, 3 tokens; from 4: three drafts at most for the 4 tokens left: 3 right
     assert rounds.drafts.tolist() == [0, 0, 0, 1]
     assert rounds.tokens == 3.5
     assert simulate_drafting_rounds(columns_of(right), math.inf, 1).drafts.tolist() == [0, 1]
@@ -121,8 +121,8 @@ def test_rounds_are_counted_by_hand():
 def test_copies_take_the_place_of_drafts_where_there_are_any():
     right, stands = [True, *[True, False, True, True, True, True, True]], [-1, -1, -1, 2, -1, -1, 0, 4]
     rounds = simulate_drafting_rounds(columns_of(right, stands=stands), math.inf, 2, 4)
-    # from 1: two drafts, one right; from 3: four copies, two stand; from 6: room for one copy, which does not; from 7:
-    # it is the last, and nothing is of use
+    # from 1: two drafts, one right; from 3: four copies, two accepted; from 6: room for one copy, rejected; from 7:
+    # the last token, nothing to draft
     assert (rounds.drafts * 4).tolist() == [1, 0, 1]
     assert (rounds.copies * 4).tolist() == [0, 1, 0, 0, 1]
     assert rounds.tokens == 7 / 4
@@ -132,7 +132,7 @@ def test_copies_take_the_place_of_drafts_where_there_are_any():
 def test_a_gate_ends_a_round():
     right, expected = [True] * 7, np.array([0, 0, 1, 0, 0, 1, 0.0])
     rounds = simulate_drafting_rounds(columns_of(right, expected, gate=drawn_gate()), 0.5, 4)
-    # from 1: one draft; from 3: two; from 6: none, it is the last
+    # from 1: one draft; from 3: two; from 6: none, because it is the last
     assert (rounds.drafts * 3).round().tolist() == [1, 1, 1, 0, 0]
     assert rounds.tokens == 2.0
     with pytest.raises(BadArgument, match="inf where no gate was read"):
@@ -156,7 +156,7 @@ def test_simulated_rounds_are_the_decoders(threshold, longest, copied):
         drafts += np.bincount(np.array(widths) - 1, minlength=len(drafts))
     assert rounds.tokens == pytest.approx(emitted / ran)
     assert rounds.tokens > 1.0
-    if math.isinf(threshold):  # drafts behind one that does not agree are the gate's of another text
+    if math.isinf(threshold):  # after a wrong draft, the gate's later drafts belong to another text
         both = np.zeros(len(drafts))
         both[: longest + 1] += rounds.drafts
         both[: copied + 1] += rounds.copies
@@ -199,7 +199,7 @@ def test_a_pass_reads_weights_once_however_many_tokens_pass():
     assert weight_flops_per_token(geometry, Drafting(1, 0, copied=2), copies) == pytest.approx((4 * block + head) / 2.5)
 
 
-# ------------------------------------------------------------ a lens for drafts, and the race, on a bundled model
+# ------------------------------------------------------------ a lens for drafts and the race, on a bundled model
 
 
 @cache

@@ -18,13 +18,13 @@ NAMES = ("exits after 4", "exits after 8", "exits after 12", "signal at 4", "sig
 
 @pytest.fixture
 def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred calls within seconds: p to within 1/200 at best."""
+    """Use fewer permutations for a hundred calls within seconds: p to within 1/200 at best."""
     monkeypatch.setattr(module, "PERMUTATIONS", 199)
     monkeypatch.setattr(module, "DRAWS", 60)
 
 
 def documents(rng: np.random.Generator, count: int, harder: float = 0.0, name: str = "a text") -> DocumentFeatures:
-    """Shares and signals that follow one hardness per document; skewed, correlated, some probes reached by nobody."""
+    """Return shares and signals that follow a difficulty per document; skewed, correlated, some probes unreached."""
     hardness = rng.gamma(4.0, 0.5, count) - 2.0 + harder  # one standard deviation: 1
     noise = rng.normal(0, 0.4, (count, 5))
     early = 1 / (1 + np.exp(hardness + noise[:, 0]))
@@ -38,7 +38,7 @@ def documents(rng: np.random.Generator, count: int, harder: float = 0.0, name: s
 @pytest.mark.usefixtures("fewer")
 @pytest.mark.parametrize(("reference", "fresh"), [(40, 3), (60, 20), (30, 60)])
 def test_text_like_the_calibration_text_is_seldom_called_moved(reference: int, fresh: int) -> None:
-    """200 pairs: at most 5 % in the long run; 18 of 200 is beyond what 5 % gives in 99 of 100 runs."""
+    """200 pairs: at most 5 % in the long run; 18 of 200 is more than 5 % gives in 99 of 100 runs."""
     rng = np.random.default_rng([7, reference])
     alarms = sum(detect_drift(documents(rng, reference), documents(rng, fresh)).state == "moved" for _ in range(200))
     assert alarms < 18
@@ -56,7 +56,7 @@ def test_a_shift_is_found_and_named() -> None:
 
 @pytest.mark.usefixtures("fewer")
 def test_a_change_of_spread_alone_is_found() -> None:
-    """As many harder documents as easier ones: no mean moves."""
+    """As many harder documents as easier ones, so no mean changes."""
     rng = np.random.default_rng(1)
     split = documents(rng, 40, harder=2.5).values.values, documents(rng, 40, harder=-2.5).values.values
     both = DocumentFeatures(NAMES, ByDocument.from_whole_documents(np.concatenate(split)), "two kinds")
@@ -65,7 +65,7 @@ def test_a_change_of_spread_alone_is_found() -> None:
 
 @pytest.mark.parametrize(("old", "new"), [(5, 4), (4, 5)])
 def test_of_one_sign_it_is_scipys_energy_distance_over_every_permutation(old: int, new: int) -> None:
-    """126 ways to choose documents: fewer than would be drawn, so that all are gone through."""
+    """126 ways to choose documents, fewer than the draws of a sample, so all are enumerated."""
     for seed in range(5):
         rng = np.random.default_rng(seed)
         samples = rng.gamma(2.0, 1.0, old), rng.gamma(2.0, 1.5, new)
@@ -76,7 +76,7 @@ def test_of_one_sign_it_is_scipys_energy_distance_over_every_permutation(old: in
 
 
 def test_what_could_have_been_seen_is_seen() -> None:
-    """A shift of the size that is said, along the direction that is meant, is found in 80 % of draws or more."""
+    """A shift of the stated size in the stated direction is detected in 80 % of draws or more."""
     rng = np.random.default_rng(2)
     reference = documents(rng, 400)
     said = detect_drift(

@@ -38,7 +38,7 @@ def test_shares_and_means_are_those_of_each_document() -> None:
     signal = np.array([[0.5, 9.0], [2.0, 1.0], [3.0, 2.0], [4.0, 3.0], [0.1, np.nan], [0.3, np.nan]])
     found = compute_document_features(depth, signal, DocumentMembership(np.array([3, 3, 3, 3, 8, 8])), PLAIN, "a text")
     assert found.names == ("exits after 2", "exits after 4", "exits after 6", "signal at 2", "signal at 4")
-    assert found.values.values[0].tolist() == [0.25, 0.25, 0.5, 2.375, 2.0]  # what stands behind an exit is not read
+    assert found.values.values[0].tolist() == [0.25, 0.25, 0.5, 2.375, 2.0]  # layers behind an exit are not read
     assert found.values.values[1, :4].tolist() == [1.0, 0.0, 0.0, 0.2]
     assert math.isnan(found.values.values[1, 4])
     assert found.values.number.tolist() == [3, 8]
@@ -107,7 +107,7 @@ def gated(stepper: Stepper) -> OperatingPoint:
 
 
 def texts(count: int, seed: int = 0) -> list[TokenSequence]:
-    """Windows of 9–30 tokens with prompts, two of them of one document."""
+    """Return windows of 9–30 tokens with prompts, two of them of one document."""
     rng = np.random.default_rng(seed)
     return [
         TokenSequence(rng.integers(0, VOCABULARY, 30 - i % 4 * 7), int(i % 3), document=max(i, 1)) for i in range(count)

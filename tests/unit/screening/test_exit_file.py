@@ -154,7 +154,7 @@ def test_what_is_drafted_is_the_models_own_output(model, found, tmp_path, monkey
         said.append([json.loads(line)["token"] for line in capsys.readouterr().out.splitlines()])
     assert said[1] == said[2]
     assert len(said[1]) == 20
-    if not options:  # a sampled draft draws otherwise, from the same distribution
+    if not options:  # a sampled draft has other draws from the same distribution
         assert said[1] == said[0]
 
 
@@ -184,7 +184,7 @@ def test_parts_that_do_not_belong_together_are_refused(found, wrong, said):
 
 @pytest.mark.parametrize("window", [None, True, "128", [128], 128.5, -1, 1])
 def test_a_window_that_is_no_number_of_tokens_is_refused(found, tmp_path, window):
-    """EMAD-X2 counts with it: a text ended in a TypeError, and -1 counted no token."""
+    """EMAD-X2 counts with it: a text raised a TypeError, and -1 counted no token."""
     save_exit(tmp_path / "e", replace(found, screened={"window": window}))
     with pytest.raises(BadExit, match=r"its window is '.*', not a whole number of at least 2 tokens"):
         load_exit(tmp_path / "e")

@@ -32,7 +32,7 @@ whole = ByDocument.from_whole_documents
 
 
 def drawn(rng: np.random.Generator, documents: int, means: tuple[float, ...], spread: float = 0.003) -> ByDocument:
-    """[documents, λ] nats per token, about ``means``, never negative."""
+    """Return nonnegative nats per token [documents, λ] about ``means``."""
     shared = rng.normal(0, spread, (documents, 1))
     return whole(np.clip(np.array(means) + shared, 0, EXCESS.cap))
 
@@ -51,7 +51,7 @@ def test_excess_is_what_a_token_costs_more_and_gains_are_nothing() -> None:
 
 
 def test_windows_become_documents_before_they_are_divided() -> None:
-    """Of two windows, one lost 2 nats and the other gained 1: the document lost 1 over all its tokens."""
+    """One window lost 2 nats and the other gained 1: the document lost 1 over all its tokens."""
     of = DocumentMembership(np.array([7, 7, 9]))
     point, full, tokens = (
         ByDocument.from_windows(np.array(values), of)
@@ -132,7 +132,7 @@ def test_no_promise_says_why() -> None:
 
 
 def test_power_is_that_of_any_exit_and_again_that_of_the_one_chosen() -> None:
-    """Held against 200 sets of the same size drawn anew from the documents that both are estimated on."""
+    """Compared with 200 new sets of the same size from the documents of both estimates."""
     means = (0.0035, 0.0055)
     seen = drawn(np.random.default_rng(0), 130, means)
     found = chosen(seen)
@@ -150,14 +150,14 @@ def test_power_is_that_of_any_exit_and_again_that_of_the_one_chosen() -> None:
 
 
 def chosen_alone(losses: ByDocument, tolerance: float = EXCESS.risk / EXCESS.cap) -> str | None:
-    """The choice without the simulation of its power."""
+    """Return the choice without the simulation of its power."""
     passed = betting_pvalues(losses.values / EXCESS.cap, tolerance, 0.05) <= 0.05
     return NAMES[int(np.argmin(np.append(passed, False))) - 1] if passed[0] else None
 
 
 def test_a_ruined_document_counts_as_the_cap_and_is_told() -> None:
     values = np.zeros((200, 1))
-    values[:10] = EXCESS.cap  # one in twenty: a mean at δ, whatever they cost beyond
+    values[:10] = EXCESS.cap  # one in twenty: a mean at δ, for any further loss
     found = chosen(whole(values))
     assert (found.chosen, found.capped) == (None, 0.05)
 
@@ -197,12 +197,12 @@ def test_misuse_is_refused_by_name(change, named) -> None:
         certify_losses(**{"losses": whole(np.zeros((4, 1))), "names": ["a"], "text": "a text", **change})
 
 
-# ---------------------------------------------------------------- the promise, where the truth is known
+# ---------------------------------------------------------------- coverage of the guarantee on known truth
 
 
 @pytest.mark.parametrize("documents", [100, 200])
 def test_the_promise_is_kept_over_calibration_sets(documents: int) -> None:
-    """400 sets: heavy tails, capped, thresholds whose risk lies just above δ behind some below it."""
+    """400 sets: heavy tails, capped; thresholds with a risk just above δ behind some with a risk below it."""
     scale = np.array([0.003, 0.006, 0.0103, 0.0106, 0.02])
     rng = np.random.default_rng(6)
     truth = np.minimum(rng.pareto(2.5, (400_000, 1)) * 1.5 * scale, EXCESS.cap).mean(axis=0)
@@ -264,7 +264,7 @@ def test_every_field_is_asked_for_and_looked_at() -> None:
     assert list(VALID_FIELDS) == list(about)
     for name in about:
         without = {other: value for other, value in about.items() if other != name}
-        if name == "again":  # older files do without
+        if name == "again":  # older files lack the field
             assert Guarantee.from_json(without).again is None
             continue
         with pytest.raises(BadArgument, match=rf"^guarantee\.{name}=None, but expected to be there"):
@@ -276,7 +276,7 @@ def test_points_are_ordered_before_losses_are_seen() -> None:
     looser = replace(point, name="b", thresholds=((0.2, 0.2),))
     require_strict_to_loose([point, looser, replace(looser, name="c", margin_nats=0.1)])
     closed = [replace(each, thresholds=((-math.inf, each.thresholds[0][1]),)) for each in (point, looser)]
-    require_strict_to_loose(closed)  # a probe at which nothing leaves, under either
+    require_strict_to_loose(closed)  # a probe at which no token exits, under either
     for wrong in (
         [looser, point],
         [point, replace(looser, thresholds=((0.3, 0.1),))],

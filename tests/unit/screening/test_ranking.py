@@ -28,7 +28,7 @@ READ = ReadoutTrace(
 
 
 def points(name: str, rises: list[float], net: list[float], blocks: list[float]) -> SavingsCurve:
-    """All windows alike: rises of perplexity, net savings and savings of blocks of the points after full depth."""
+    """Return points on equal windows: perplexity rises, net savings and block savings of those after full depth."""
     each = np.ones((4, 1))
     nats = 10 * (1 + np.log1p(np.array([0.0, *rises])))
     costs = (100 * (1 - np.array([0.0, *saved])) for saved in (net, blocks))

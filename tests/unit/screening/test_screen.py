@@ -68,7 +68,7 @@ def nano():
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What the command printed and wrote, of a bundled model on very little text."""
+    """Return the output and the file of the command, for a bundled model on very little text."""
     out = tmp_path_factory.mktemp("screen") / "exit.safetensors"
     with pytest.MonkeyPatch.context() as patch:
         said: list[str] = []
@@ -138,7 +138,7 @@ def test_every_phase_has_run_and_every_family_has_a_row_at_every_level(found):
     drafts = record["drafts"]
     assert drafts["fast"] > 0
     assert drafts["sentence"].startswith("lossless: ")
-    json.dumps(record, allow_nan=False)  # plain, and without what no reader of JSON takes
+    json.dumps(record, allow_nan=False)  # plain JSON, without values that other readers reject
 
 
 def smollm2_geometry():
@@ -294,7 +294,7 @@ def test_what_is_chosen_by_its_bound_is_confirmed_on_other_text():
 
 
 def test_what_is_shown_to_lose_more_does_lose_more():
-    """In about 95 of 100 draws the lower bound lies below the true rise; and always below the mean and the bound."""
+    """In about 95 of 100 draws the lower bound lies below the true rise; it is always below the mean and the bound."""
     rng, below = np.random.default_rng(2), 0
     for _ in range(300):
         tokens, excess = losses(rng, 200, 0.005, 0.02)
@@ -408,7 +408,7 @@ def test_points_are_decoded_up_to_the_first_that_is_neither_within_the_rise_nor_
     assert proven.promise.chosen == chosen
     assert proven.saved == pytest.approx(0.1)
     assert (proven.signs is None) == (chosen is None)
-    if proven.signs is not None:  # of the same documents as the promise, and none was fed again
+    if proven.signs is not None:  # the documents of the guarantee, and none was fed again
         assert len(proven.signs) == proven.promise.documents
 
 

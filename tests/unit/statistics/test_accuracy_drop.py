@@ -28,7 +28,7 @@ def answers(lost: int, gained: int, n: int) -> tuple[ByItem, ByItem]:
 
 
 def tango(lost: int, gained: int, n: int, drop: float) -> float:
-    """Tango's statistic with the nuisance share found by maximising the likelihood, not by its closed form."""
+    """Compute Tango's statistic with the nuisance share that maximises the likelihood, not by its closed form."""
 
     def minus_log(share: float) -> float:
         shares = np.array([share + drop, share, 1 - 2 * share - drop])
@@ -68,7 +68,7 @@ def test_no_discordant_item_leaves_a_finite_bound():
 @pytest.mark.parametrize("n", [100, 300])
 @pytest.mark.parametrize(("drop", "gained"), [(0.01, 0.0), (0.02, 0.005), (0.05, 0.02), (0.0, 0.02), (-0.02, 0.05)])
 def test_the_level_holds_for_every_table(n, drop, gained):
-    """No simulation: the chance of all tables that show the wrong side is summed. The normal tail errs up to 8.3 %."""
+    """Sums the probability of all tables that show the wrong side, not simulated. The normal tail errs up to 8.3 %."""
     above = below = covered = 0.0
     for lost, won in np.ndindex(45, 30):
         chance = stats.multinomial.pmf([lost, won, n - lost - won], n, [drop + gained, gained, 1 - drop - 2 * gained])
@@ -94,7 +94,7 @@ def test_a_loss_of_three_points_is_found_as_often_as_wald_finds_it():
 
 
 def clustered_answers(source, clusters, icc, lost, gained, most=9):
-    """Clusters of one to ``most`` items, whose losses and gains depend on each other through a normal level."""
+    """Return clusters of one to ``most`` items with losses and gains correlated by a normal level."""
     cluster = np.repeat(np.arange(clusters), source.integers(1, most + 1, clusters))
     levels = (
         math.sqrt(icc) * source.standard_normal(clusters)[cluster]
@@ -111,7 +111,7 @@ def clustered_answers(source, clusters, icc, lost, gained, most=9):
 @pytest.mark.parametrize("clusters", [30, 60, 200])
 @pytest.mark.parametrize("icc", [0.0, 0.3])
 def test_items_in_clusters_keep_the_level(clusters, icc):
-    """300 simulations at a drop of one point, ragged clusters; as independent items they err 8 to 11 % at ICC 0.3."""
+    """300 simulations at a drop of one point, ragged clusters; taken as independent, they err 8 to 11 % at ICC 0.3."""
     above = below = 0
     for seed in range(300):
         source = np.random.default_rng([seed, clusters])
@@ -121,7 +121,7 @@ def test_items_in_clusters_keep_the_level(clusters, icc):
 
 
 def test_repeats_of_an_item_count_once():
-    """Every item four times over: the design effect is four, and Student's quantile a little more."""
+    """Every item four times: the design effect is four, and Student's quantile a little larger."""
     once = answers(12, 4, 100)
     fourfold = [ByItem(np.repeat(arm.values, 4), np.repeat(np.arange(100), 4)) for arm in once]
     plain, repeated = estimate_accuracy_drop(*once, threshold=0.01), estimate_accuracy_drop(*fourfold, threshold=0.01)
@@ -136,7 +136,7 @@ def test_repeats_of_an_item_count_once():
 @settings(deadline=None, max_examples=40)
 @given(lost=st.integers(0, 40), gained=st.integers(0, 40), threshold=st.floats(-0.2, 0.2))
 def test_accuracy_p_values_and_bounds_tell_the_same_story(lost, gained, threshold):
-    """But where a table enters or leaves the tail: there the p-value jumps, by less than a per cent here."""
+    """Except where a table enters or leaves the tail: there the p-value jumps, by less than 1 % here."""
     drop = estimate_accuracy_drop(*answers(lost, gained, 120), threshold=threshold, level=0.90)
     assert drop.low <= drop.value <= drop.high
     if abs(drop.p_above - 0.05) > 0.01:
@@ -170,7 +170,7 @@ def test_answers_that_are_not_paired_booleans_are_refused(arms, named):
 
 
 def test_few_clusters_that_differ_do_not_pass_for_independent_items():
-    """One item lost in a hundred paragraphs of four: of what goes wrong together nothing was seen."""
+    """One item lost in a hundred paragraphs of four: nothing was observed of joint losses."""
     cluster, kept = np.repeat(np.arange(100), 4), np.ones(400, dtype=bool)
     kept[7] = False
     reference = ByItem(np.ones(400, dtype=bool), cluster)
@@ -183,7 +183,7 @@ def test_few_clusters_that_differ_do_not_pass_for_independent_items():
 
 
 def test_paragraphs_lost_as_a_whole_are_counted_as_whole_paragraphs():
-    """Four of 800, each of four questions, are never less than four of 800 items."""
+    """Four of 800 paragraphs, each of four questions, are never less than four of 800 items."""
     cluster = np.repeat(np.arange(800), 4)
     reference = ByItem(np.ones(3200, dtype=bool), cluster)
     drop = estimate_accuracy_drop(reference, reference.with_values(cluster >= 4), threshold=0.01)

@@ -29,7 +29,7 @@ def test_draws_are_somewhat_smaller_than_the_sample_they_come_from(n, drawn):
 
 
 def test_draws_are_the_same_however_many_are_made_at_once(monkeypatch):
-    """Counts and the generator's state after them: verdicts on record were drawn all at once."""
+    """Counts and the generator's state after them agree: recorded verdicts were drawn all at once."""
     made = []
     for picks in (1, 100, 10**9):
         monkeypatch.setattr(rates, "PICKS_AT_ONCE", picks)

@@ -106,7 +106,7 @@ def test_a_front_that_bends_is_never_worse_than_itself_on_every_second_document(
 
 @pytest.mark.parametrize(("noise", "apart", "wide"), [(1.0, 0.0, True), (0.01, 0.2, False)])
 def test_what_other_text_would_choose_is_part_of_the_interval(noise: float, apart: float, wide: bool) -> None:
-    """Two points, ±0.2 nats on evaluation and sharply so: where validation cannot tell them apart, either is it."""
+    """Two points, precisely ±0.2 nats on evaluation: if validation cannot tell them apart, either may be chosen."""
     rng, tokens = np.random.default_rng(0), np.full(60, 100)
     flops = ByDocument.from_whole_documents(np.tile([1.0, 0.6, 0.6], (60, 1)))
 

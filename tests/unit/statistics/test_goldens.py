@@ -131,7 +131,7 @@ def test_a_run_against_the_record_needs_one(tmp_path: Path) -> None:
 
 
 def test_the_shipped_record_is_whole() -> None:
-    """Which verdicts it holds is nobody's business here."""
+    """The test does not depend on the verdicts in it."""
     folder = Path(__file__).parents[3] / "golden"
     assert load_known_verdicts([folder]).entries
 

@@ -129,13 +129,13 @@ def test_too_few_documents_decide_nothing_and_say_how_many_would():
 
 
 def test_the_minimum_is_that_of_the_unit_that_was_resampled():
-    """Items are not documents: a minimum of 30 documents says nothing about 29 of them."""
+    """Items are not documents: a minimum of 30 documents does not apply to 29 items."""
     assert judged({"a": replace(ABOVE, n=29, noun="items")}).verdict == "falsified"
     assert judged({"a": replace(ABOVE, n=29)}).verdict == "inconclusive"
 
 
 def test_what_falsifies_shares_the_level_with_other_legs_and_with_the_run():
-    """p = 0.02 falsifies alone and in a family of two; not beside two others, here or elsewhere."""
+    """p = 0.02 falsifies alone and in a family of two, but not with two other legs, here or elsewhere."""
     leg = estimate(0.5, 0.02, 1.0)
     assert judged({"a": leg}).verdict == "falsified"
     assert judged({"a": leg}, other_legs=1).verdict == "falsified"
@@ -146,7 +146,7 @@ def test_what_falsifies_shares_the_level_with_other_legs_and_with_the_run():
 
 
 def test_what_survives_does_so_at_its_own_level_beside_any_number_of_legs():
-    """All legs must hold (an intersection–union test): a correction would only cost power."""
+    """All legs must hold (an intersection–union test), so a correction would only cost power."""
     leg = estimate(-0.5, 1.0, 0.049)
     assert judged({"a": leg, "b": leg, "c": leg}, other_legs=10**6).verdict == "survived"
     assert judged({"a": leg, "b": estimate(-0.5, 1.0, 0.051)}).verdict == "inconclusive"

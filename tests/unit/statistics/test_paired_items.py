@@ -12,7 +12,7 @@ from emad_ref.statistics.units import ByDocument, ByItem
 
 
 def test_no_differing_item_is_not_certainty() -> None:
-    """Of 100 items that agree, 3 % of all items may yet differ (the rule of three)."""
+    """If 100 items agree, 3 % of all items may still differ (the rule of three)."""
     same = np.full(100, 0.5)
     found = estimate_score_difference(
         ByItem.from_independent_items(same),
@@ -28,7 +28,7 @@ def test_no_differing_item_is_not_certainty() -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_one_differing_item_decides_nothing(sign: int) -> None:
-    """The bootstrap of one item in a hundred would be sure of its sign, or bound it by millions."""
+    """The bootstrap of one item in a hundred would be certain of its sign, or bound it by millions."""
     a, b = np.full(100, 0.5), np.full(100, 0.5)
     a[3] += 0.4 * sign
     found = estimate_score_difference(

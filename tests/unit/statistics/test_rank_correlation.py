@@ -66,9 +66,9 @@ def test_equal_columns_correlate_perfectly_and_leave_no_spread():
 
 @pytest.mark.parametrize("n", [30, 60])
 def test_the_correlations_interval_misses_the_truth_as_often_as_it_says(n):
-    """100 samples, tokens with the level of their document; the truth is that of a million tokens.
+    """100 samples of tokens with a level per document; the truth is the correlation of a million tokens.
 
-    The percentile bootstrap missed it in 9 % of samples of 40. The bounds are 5 % and three standard errors.
+    The percentile bootstrap missed it in 9 % of samples of 40. The bound is 5 % plus three standard errors.
     """
     a, b, _ = ranked(50_000, 0.5, seed=9)
     truth, missed, above, below = stats.spearmanr(a, b).statistic, 0, 0, 0
