@@ -2,37 +2,37 @@
 
 # attributes and hooks that libraries read
 do_sample, top_k, top_p, decoder_start_token_id, cache_implementation, _compile_all_devices  # transformers' generation
-self_attention_cache, cross_attention_cache, is_updated, get_seq_length  # what T5's attention asks of a cache
+self_attention_cache, cross_attention_cache, is_updated, get_seq_length  # methods of a cache that T5's attention calls
 pre_tokenizer, post_processor  # tokenizers' pipeline
 _rootpath, benchmark_quiet  # pytest's root folder, an option of pytest-benchmark
 mode, ignored, cache_hook, types  # parameters that a library's interface passes
 _device, tokenizer_name, loglikelihood_rolling, generate_until, set_cache_hook, get_model_info  # lm-eval's model
 load_task_splits, generate_world_splits, add_boxed_answers  # named in tasks' YAML
-score_world_code, score_humaneval_completion  # named there, too
+score_world_code, score_humaneval_completion  # also named in tasks' YAML
 run_sandbox_plan, start_role  # exec'd in the sandbox's children
-run_program  # of the sandbox, for programs that have no check
+run_program  # of the sandbox, for programs without a check
 __getattr__, __dir__  # lazy names of the package
 custom_generate  # of an exit: docs/screen.md
-take_profile, choose_margin  # among them, for people: docs/python.md
-plot_profile, plot_depth_by_position, plot_explorer, plot_cost_against_quality  # among them: docs/results.ipynb
-_repr_html_  # what a notebook shows of an object
-fit_translators, attach_translators, decoded_columns  # among them, too: docs/lens.md
+take_profile, choose_margin  # also lazy names, for users: docs/python.md
+plot_profile, plot_depth_by_position, plot_explorer, plot_cost_against_quality  # also lazy: docs/results.ipynb
+_repr_html_  # display of an object in a notebook
+fit_translators, attach_translators, decoded_columns  # also lazy: docs/lens.md
 features_of_windows  # docs/screen.md
-translators_to_tensors, translators_from_tensors  # for files that hold translators beside other things
-shallow_point  # asked by name in suites/fidelity
+translators_to_tensors, translators_from_tensors  # for files that contain translators and other content
+shallow_point  # requested by name in suites/fidelity
 length_and_cap_are_those_of_the_history, what_was_returned_stays, teardown  # Hypothesis's state machine
 schema  # written into every profile
 explorers, pair_texts  # the page's template
 
 # for readers of a result, or of the papers
-process_seconds  # of a timing, beside the wall clock: benchmarks read it
+process_seconds  # of a timing, with the wall clock: benchmarks read it
 canonical_solution, exit_code, mean_loss  # parts of records that people look at
-corrected  # of an estimator beside the full softmax: whether a linear map was applied
+corrected  # of an estimator against the full softmax: whether a linear map was applied
 changed_share, detect_drift  # the second bounded loss and the drift test: docs/guarantee.md
-monotone_depths  # the plain form that laws hold replay to
-cluster_near_duplicates  # what a document index says of many texts, as tests ask it
-decode_and_prompt_work  # the derivation that laws hold counted work against
+monotone_depths  # the plain form that laws compare with replay
+cluster_near_duplicates  # a document index's result for many texts, read by tests
+decode_and_prompt_work  # the derivation that laws compare with counted work
 features_of_record  # for records of a user's own decoder: docs/guarantee.md
-catch_up_tokens, count_catch_up_tokens  # of one switched text: laws hold many texts at once against it
-undecided, feed_depth, gated, opened, begin, kept_of, Tokens  # names of earlier versions, for code of others
-record_features, read_features, judge_side, without_quality, by_document  # earlier names, too
+catch_up_tokens, count_catch_up_tokens  # of one switched text: laws compare many texts with it
+undecided, feed_depth, gated, opened, begin, kept_of, Tokens  # names of earlier versions, for users' code
+record_features, read_features, judge_side, without_quality, by_document  # earlier names

@@ -26,7 +26,7 @@ def trace(frame, event, argument):
 
 
 class Tracer:
-    """As coverage's C tracer: an object that is called, without a name of its own."""
+    """Imitates coverage's C tracer: a callable object without a name."""
 
     def __call__(self, frame, event, argument):
         return None

@@ -41,7 +41,7 @@ JUDGED = ("calibrate", "validate", "evaluate")
 
 @pytest.fixture
 def small(monkeypatch):
-    """``load`` that knows one small model; tests change its attributes."""
+    """Replace ``load``: it knows one small model; tests change its attributes."""
     model = small_model("gpt_neox")
     loaded = SimpleNamespace(
         name="small", model=model, tokenizer=Letters(), fingerprint="f00d",
@@ -344,7 +344,7 @@ def test_a_prompt_that_is_no_text_is_one_line(capsys, prompt):
 
 
 def test_a_vocabulary_that_is_permuted_is_told(tmp_path, caplog):
-    """Every text comes back through it: the loss gives it away."""
+    """Every text survives the round trip; only the loss shows it."""
     folder = shutil.copytree(weights_folder() / "emad-nano", tmp_path / "mine")
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     words, ids = zip(*tokenizer["model"]["vocab"].items(), strict=True)
@@ -433,7 +433,7 @@ def test_frequency_buckets_come_from_the_calibration_text_itself(small, tmp_path
     bins = load_profile(calibrated(tmp_path, "--corpus", str(text), "--bins", "frequency")).bins
     assert len(bins.frequency) == VOCABULARY
     seen = {token for token in range(VOCABULARY) if bins.frequency[token] == 0}
-    assert seen == {ord(letter) % VOCABULARY for letter in "abc \n"}  # as many as the first bucket of 101 ids holds
+    assert seen == {ord(letter) % VOCABULARY for letter in "abc \n"}  # number of ids in the first bucket of 101
 
 
 def test_profiles_with_the_bins_of_the_first_are_merged(small, tmp_path, capsys):
@@ -470,7 +470,7 @@ def test_a_forgotten_out_costs_no_profile(small, tmp_path, capsys):
     assert cli.main(["calibrate", "small", first, "--bins-of", first]) == 1
     assert "expected another file than the profiles that are read" in capsys.readouterr().err
     assert [Path(path).read_bytes() for path in (first, second, third)] == before
-    for _ in range(2):  # the second replaces the first
+    for _ in range(2):  # the second one replaces the first
         assert cli.main(["merge", both, first, second]) == 0
 
 
@@ -486,7 +486,7 @@ def test_a_file_of_another_kind_is_not_replaced(small, tmp_path, capsys, verb, c
 
 
 class PowerCut(Exception):
-    """Nobody catches it."""
+    """An exception that no code catches."""
 
 
 def test_an_interrupted_calibration_is_resumed_and_leaves_no_checkpoint(small, monkeypatch, tmp_path, capsys):
@@ -635,7 +635,7 @@ def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
 
 
 def swept(*options):
-    """``--corpus`` is named for a model that is not bundled: its default would be WikiText, if it can be had."""
+    """Give ``--corpus`` for a model that is not bundled: its default would be WikiText, if available."""
     named = [] if "--corpus" in options else ["--corpus", "world:premise"]
     return cli.main(["sweep", "small", "--documents", "4", *named, *map(str, options)])
 
@@ -662,7 +662,7 @@ def test_sweep_prints_and_writes_the_best_of_every_family(small, tmp_path, capsy
 
 
 def test_sweep_prints_the_table_and_notes_of_evidence(small, tmp_path, capsys):
-    """What the plugin records: the same rows, and why a rule has none."""
+    """The rows that the plugin records, and the reason for a rule without one."""
     assert swept("--out", tmp_path / "sweep.json") == 0
     found = json.loads((tmp_path / "sweep.json").read_text(encoding="utf-8"))
     few = replace(BUDGETS["smoke"], calibrate=4, validate=4, evaluate=4)

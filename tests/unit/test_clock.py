@@ -12,7 +12,7 @@ from emad_ref.errors import BadArgument
 
 
 class Clock:
-    """Stands still until an arm works."""
+    """A clock that advances only while an arm works."""
 
     def __init__(self) -> None:
         self.now, self.log = 0.0, []
@@ -42,7 +42,7 @@ def test_warm_up_is_left_out_and_every_pair_has_its_own_input():
     assert timings.seconds["adaptive"].tolist() == [2.0 * (i + 1) for i in range(2, 8)]
     assert timings.process_seconds["full"].tolist() == timings.seconds["full"].tolist()
     assert sorted(clock.log) == sorted((name, i) for i in range(8) for name in ("full", "adaptive"))
-    assert [index for _, index in clock.log] == [i // 2 for i in range(16)]  # the arms of a pair run side by side
+    assert [index for _, index in clock.log] == [i // 2 for i in range(16)]  # the arms of a pair run next to each other
 
 
 def test_each_arm_leads_half_of_the_pairs_in_an_order_that_the_seed_decides():
@@ -67,8 +67,8 @@ def test_an_arm_may_bring_its_own_seconds():
 
 
 def test_the_device_is_waited_for_before_start_and_before_stop():
-    """Work handed over asynchronously finishes in ``synchronize`` and belongs to the arm that handed it over."""
-    clock, queue = Clock(), [100.0]  # left over from before: belongs to nobody
+    """Asynchronous work finishes in ``synchronize`` and belongs to the arm that started it."""
+    clock, queue = Clock(), [100.0]  # earlier work, of no arm
 
     def synchronize() -> None:
         while queue:

@@ -29,7 +29,7 @@ from tests.unit.measurements.test_learned_exit import found_exit
 
 
 def examples_of(parser):
-    """The command lines shown under the parser's help."""
+    """Return the command lines in the parser's help."""
     return [line.strip() for line in (parser.epilog or "").splitlines()[1:]]
 
 
@@ -44,7 +44,7 @@ def arguments(parser):
 
 
 def words_of(line):
-    """What stands before the first pipe or redirection, without ``emad``."""
+    """Return the words before the first pipe or redirection, without ``emad``."""
     words = shlex.split(line)
     end = next((i for i, word in enumerate(words) if word in ("|", ">", ">>")), len(words))
     return words[1:end]
@@ -135,7 +135,7 @@ def test_what_is_unknown_gets_the_nearest_match(argv, meant, capsys):
     assert meant in said.splitlines()[-1].rpartition("ou mean")[2] or f"meant '{meant}'" in said
 
 
-MEANINGLESS = [  # command line, and the end of its error
+MEANINGLESS = [  # command line, and end of its error
     *(
         (["generate", "emad-nano", "hi", "--tokens", text], f"--tokens: {text!r}, but expected a whole number in plain")
         for text in ("٣", "1_0", "0x10", "1.5", "", " ", "²")
@@ -201,7 +201,7 @@ def test_a_value_that_means_nothing_is_a_usage_error(argv, said, capsys):
     ],
 )
 def test_a_verb_names_its_own_options(arguments, said, own):
-    """Measurements name pytest's."""
+    """Its measurements have pytest's names."""
     assert pytest_to_verb_option_names(said, arguments) == own
 
 
@@ -238,7 +238,7 @@ def test_completion_is_offered_for_the_shells_that_shtab_knows():
 
 
 def completed(*words):
-    """What bash would offer for the last word, from the script that ``emad`` prints."""
+    """Return bash's completions of the last word, with the script that ``emad`` prints."""
     script = subprocess.run(
         [sys.executable, "-m", "emad_ref", "--print-completion", "bash"], capture_output=True, text=True, check=True
     ).stdout

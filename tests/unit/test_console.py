@@ -138,7 +138,7 @@ def test_a_reader_that_leaves_costs_no_traceback():
 
 
 def heed_interrupts() -> None:
-    """A shell starts what runs in its background with SIGINT ignored, and children inherit that."""
+    """A shell starts background programs with SIGINT ignored, and children inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

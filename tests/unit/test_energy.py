@@ -28,7 +28,7 @@ OWN = frozenset({ME})
 
 
 class Board:
-    """A device and the wall clock beside it: work turns the clock and raises the counter, polling costs nothing."""
+    """A device and a wall clock: work advances the clock and raises the counter, polling costs nothing."""
 
     device = "Board (GPU-test)"
 
@@ -132,15 +132,15 @@ def test_first_names_the_arm_that_really_ran_first():
 
 
 def test_the_device_is_waited_for_before_both_readings():
-    """Work handed over asynchronously is done in ``synchronize``: it belongs to the window that handed it over."""
-    board, queue = Board(), [(50.0, 300.0)]  # left over from before: belongs to nobody
+    """Asynchronous work finishes in ``synchronize`` and belongs to the window that started it."""
+    board, queue = Board(), [(50.0, 300.0)]  # earlier work, of no window
 
     def synchronize():
         while queue:
             board.spend(*queue.pop())
 
     def request(_):
-        board.now += 0.5  # what handing over takes
+        board.now += 0.5  # time of the asynchronous start
         queue.append((2.0, 100.0))
         return 1
 
@@ -157,7 +157,7 @@ def test_a_window_lasts_five_seconds_unless_told_otherwise():
 
 @pytest.mark.parametrize(("bit", "name"), list(energy.SLOWDOWNS.items()))
 def test_a_throttled_window_is_spoiled_and_says_by_what(bit, name):
-    """Throttled in one request of ten only, and over at its end."""
+    """Throttled in one request of ten only, and recovered at its end."""
     board = Board()
 
     def request(number):
@@ -195,7 +195,7 @@ def test_another_process_spoils_the_window(when):
     [((9_000_000, 8_999_999), "went back by 1 mJ"), ((9_000_000, 9_000_000), "stood still"), ((2**32 - 5, 3), "back")],
 )
 def test_a_counter_that_does_not_rise_is_no_measurement(readings, said):
-    """Also where it wraps: the difference is never taken for energy."""
+    """Also if it wraps: the difference is never used as energy."""
     board, values = Board(), iter(readings)
     board.energy_mj = lambda: next(values)
     with pytest.raises(WindowSpoiled, match=said):
@@ -212,7 +212,7 @@ def test_a_spoiled_pair_is_measured_again_on_fresh_input_and_kept_in_the_books()
     board.throttle_reason_bits = lambda: hot.pop() if hot else 0
     measured = run(board, pairs=4, arms={"full": full, "adaptive": board.arm("adaptive", 6.0, 200.0, 10)})
     assert measured.joules["full"].tolist() == [1800.0] * 4
-    assert measured.joules["adaptive"].tolist() == [1200.0] * 4  # no half pair of 1 or 3 among them
+    assert measured.joules["adaptive"].tolist() == [1200.0] * 4  # no pair with 1 or 3 missing among them
     assert measured.spoiled == ("clocks throttled: hardware thermal slowdown",) * 2
     assert max(pair for _, pair, _ in board.log) == 5
     assert sorted(measured.first) == ["adaptive", "adaptive", "full", "full"]
@@ -302,7 +302,7 @@ def test_an_empty_process_list_is_a_caveat():
 
 
 def test_instantaneous_power_is_integrated_over_the_window_only():
-    """A ramp 0–100 W over 10 s, read every 0.5 s: 500 J exactly by trapezoids; readings outside play no part."""
+    """A ramp 0–100 W over 10 s, read every 0.5 s: exactly 500 J by trapezoids; readings outside do not count."""
     ramp = [(t, round(10_000 * t)) for t in np.arange(0, 10.5, 0.5)]
     outside = [(-1.0, 10**9), (11.0, 10**9)]
     assert integrate_power(outside[:1] + ramp + outside[1:], 0.0, 10.0, 0.0) == pytest.approx(500.0)
@@ -314,11 +314,11 @@ def test_uneven_readings_are_weighted_by_time():
 
 
 def test_readings_that_average_the_last_second_leave_out_the_time_before_the_window():
-    """50 W before, 200 W within: the first second's readings mix both; after it they speak of the window."""
+    """50 W before, 200 W within: readings of the first second mix both, later ones are of the window."""
     times = np.arange(0.0, 5.05, 0.05)
     averaged = [(t, round(1000 * (50 + 150 * min(1.0, t)))) for t in times]
     assert integrate_power(averaged, 0.0, 5.0, 1.0) == pytest.approx(1000.0)
-    assert integrate_power(averaged, 0.0, 5.0, 0.0) < 950.0  # what taking them for instantaneous would give
+    assert integrate_power(averaged, 0.0, 5.0, 0.0) < 950.0  # result if they were treated as instantaneous
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_power_that_says_nothing_is_no_zero(readings, said):
 
 
 def test_power_is_read_while_the_request_runs():
-    """Real clock and thread. Constant 200 W: joules are 200 × seconds whenever the readings fall."""
+    """Real clock and thread. Constant 200 W: joules are 200 × seconds for any times of the readings."""
     board, readings = Board("power, instantaneous"), []
     board.power_mw = lambda: readings.append(time.perf_counter()) or 200_000
 
@@ -394,7 +394,7 @@ class NVMLError(Exception):
 
 
 class Library:
-    """The functions of ``pynvml`` that are used. Boards in NVML's order; ``fails``: function → its error number."""
+    """The used functions of ``pynvml``. Boards in NVML's order; ``fails``: function → its error number."""
 
     NVMLError = NVMLError
 
@@ -562,7 +562,7 @@ def test_an_error_of_the_open_device_is_unreadable_with_its_number(library):
 
 
 def test_the_real_library_has_every_function_that_is_called():
-    """Against nvidia-ml-py itself, without a driver: names and numbers of errors that the wrapper relies on."""
+    """nvidia-ml-py itself, without a driver: the names and error numbers that the wrapper uses."""
     pynvml = pytest.importorskip("pynvml")
     for name in dir(Library):
         if name.startswith("nvml"):

@@ -62,7 +62,7 @@ def test_a_counter_that_cannot_be_read_says_why(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("watts", "ratio"), [(200.0, 1.0), (300.0, 1.5)])
 def test_the_counter_is_held_against_the_power_beside_it(watts: float, ratio: float) -> None:
-    """The board says 200 W whenever it is asked; readings come from a thread, so that some land after a second."""
+    """The board always reports 200 W; a thread takes readings, some of them after more than a second."""
     board = Board()
 
     def request(number: int) -> int:

@@ -37,11 +37,11 @@ def pipe(path: Path) -> Path:
 
 
 def device(path: Path) -> Path:
-    """Of our own where we may make one: a mistake that replaces it costs the machine nothing."""
+    """Return our own device if permitted, so that an error that replaces it costs the machine nothing."""
     try:
-        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 7))  # what /dev/full is
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 7))  # the numbers of /dev/full
     except PermissionError:
-        return Path("/dev/full")  # whoever may make none cannot replace this one either
+        return Path("/dev/full")  # a user who may not make one cannot replace this one either
     return path
 
 
@@ -161,7 +161,7 @@ def test_a_link_is_followed_and_a_file_keeps_its_mode(tmp_path: Path) -> None:
 
 
 def test_half_characters_are_kept_as_their_escape(tmp_path: Path) -> None:
-    """A report must not be lost to a file name that is no text; in JSON the escape is the character."""
+    """A report must survive a file name that is no valid text; in JSON the escape is the character."""
     write_atomically(tmp_path / "x", '["\udcff"]')
     assert read_json(tmp_path / "x", "file") == ["\udcff"]
 
@@ -216,7 +216,7 @@ def test_what_is_asked_early_is_what_writing_needs(tmp_path: Path, monkeypatch: 
 def test_read_only_is_refused_where_root_is_not_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x").write_text("old")
     (tmp_path / "x").chmod(0o444)
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # as it answers whoever is not root
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # the answer to a user other than root
     with pytest.raises(BadFile, match="it is read-only"):
         require_writable(tmp_path / "x", "out")
 
@@ -237,7 +237,7 @@ print(sorted(path.name for path in folder.iterdir()))
 
 
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    """A file system of 64 kB in memory, mounted where nobody else sees it."""
+    """A file system of 64 kB in memory, mounted in a private namespace."""
     mounted = f'mount -t tmpfs -o size=64k none {tmp_path} && exec "$0" -c "$1" {tmp_path}'
     words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     if shutil.which("unshare") is None or subprocess.run([*words, f"mount -t tmpfs none {tmp_path}"]).returncode:
@@ -286,7 +286,7 @@ def test_another_encoding_is_named(tmp_path: Path, encoding: str) -> None:
 
 
 def test_lines_left_open_end_without_the_names_of_the_module(tmp_path, monkeypatch):
-    """At the end of the interpreter they are None, and what a generator raises then is printed as ignored."""
+    """At interpreter exit the names are None, and an exception in a generator is printed as ignored."""
     (tmp_path / "text").write_text("one\ntwo\n")
     lines = read_lines(tmp_path / "text", "corpus")
     assert next(lines) == "one\n"

@@ -44,7 +44,7 @@ def test_importing_the_light_modules_loads_nothing_heavy(module):
 
 
 def test_the_help_of_the_command_loads_neither_numpy_nor_what_makes_completions():
-    """Both, and what reads the versions of packages, took as long as the rest of ``emad --help``."""
+    """Both, and reading package versions, took as long as the rest of ``emad --help``."""
     lazy = ("numpy", "shtab", "importlib.metadata", "asyncio", "huggingface_hub")
     code = (
         "import sys\nfrom emad_ref.cli import main\n"
@@ -58,7 +58,7 @@ DOCUMENTED = [name for name in emad_ref.__all__ if name != "__version__"]
 
 
 def section(documentation: str, *titles: str) -> str:
-    """The text under the first of NumPy's section headings that is there; empty if none is."""
+    """Return the text under the first existing one of NumPy's section headings; empty if there is none."""
     for title in titles:
         if found := re.search(rf"^{title}\n-+\n(.*?)(?=^\w+\n-+\n|\Z)", documentation, flags=re.MULTILINE | re.DOTALL):
             return found[1]
@@ -83,7 +83,7 @@ def test_every_exported_name_documents_what_it_takes_and_returns(name):
 
 
 def test_members_of_what_is_on_offer_keep_their_earlier_names() -> None:
-    """They were renamed after what they do; code of others goes on with the names that it was written with."""
+    """They were renamed; users' code keeps working with the names that it was written with."""
     loaded = emad_ref.load("emad-nano")
     stepper, full = loaded.stepper, full_depth(loaded.stepper.layers)
     assert (loaded.opening, loaded.ends) == (loaded.opening_token_id, loaded.end_token_ids)

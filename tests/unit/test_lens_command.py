@@ -20,7 +20,7 @@ from tests.small_models import LAYERS, small_model
 
 @pytest.fixture
 def small(monkeypatch):
-    """``load`` that knows one small model; tests change its attributes."""
+    """Replace ``load``: it knows one small model; tests change its attributes."""
     model = small_model("gpt_neox")
     loaded = SimpleNamespace(
         name="small",
@@ -109,7 +109,7 @@ def test_an_encoder_decoder_is_declined(small, tmp_path, capsys):
 
 
 def written(capsys):
-    """Depths of the tokens that a pipe was given."""
+    """Return the depths of the tokens written to a pipe."""
     return {json.loads(line)["depth"] for line in capsys.readouterr().out.splitlines()}
 
 

@@ -29,7 +29,7 @@ def without_windows() -> Any:
 
 
 def shown(cells: list[dict[str, Any]]) -> list[Any]:
-    """The value of the last line of each code cell that ends in an expression, run in order in one namespace."""
+    """Run the code cells in order in one namespace; return the last line's value of each that ends in an expression."""
     names: dict[str, Any] = {}
     values = []
     for cell in cells:
@@ -72,7 +72,7 @@ def test_a_report_becomes_frames_with_bounds_and_legs() -> None:
 
 
 def test_claims_may_be_one_text_with_commas() -> None:
-    """Letter by letter the text would be a list of patterns."""
+    """Read letter by letter, the text would be a list of patterns."""
     with pytest.raises(BadArgument, match=r"--claims='EMAD-F9', .*nearest: EMAD-F1"):
         emad.judge("emad-nano", claims="EMAD-E1,EMAD-F9")
 

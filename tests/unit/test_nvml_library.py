@@ -64,7 +64,7 @@ FAULTS: dict[str, str | None] = {
 
 @pytest.fixture(scope="module")
 def standin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process that finds the stand-in as ``libnvidia-ml.so.1``."""
+    """Return the environment of a process that loads the stand-in as ``libnvidia-ml.so.1``."""
     pytest.importorskip("pynvml", reason="needs nvidia-ml-py, which the extra gpu installs")
     compiler = shutil.which("cc")
     if compiler is None or sys.platform != "linux":
@@ -133,7 +133,7 @@ def test_bindings_that_fail_in_ways_of_their_own_become_a_reason(tmp_path, sourc
     assert reason in done.stdout
 
 
-# The device of the stand-in belongs to the decoder here; windows are short, so that thirty pairs take seconds.
+# The decoder here uses the stand-in's device; windows are short, so that thirty pairs take seconds.
 PLUGIN = """
 from functools import partial
 

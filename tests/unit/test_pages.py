@@ -102,7 +102,7 @@ def test_files_are_laid_down_with_their_folders(tmp_path: Path) -> None:
     ("printed", "same"),
     [
         ("mean 6.50 of 12, 1,234 tokens", True),
-        ("mean  6.51 of 12,\n1,234 tokens", True),  # another last digit, other blanks
+        ("mean  6.51 of 12,\n1,234 tokens", True),  # a different last digit, different blanks
         ("mean 6.80 of 12, 1,234 tokens", False),
         ("mean 6.50 of 12, 1,234 words", False),
         ("mean 6.50 of 12", False),

@@ -136,7 +136,7 @@ def test_a_recipe_gives_the_same_weights_each_time_and_another_seed_gives_others
     first, again, other = (tmp_path / name for name in ("first", "again", "other"))
     losses = []
     for folder in (first, again):
-        torch.manual_seed(len(losses))  # the caller's generator takes no part
+        torch.manual_seed(len(losses))  # the caller's generator is not used
         losses.append(train(MICRO, folder))
     assert losses[0] == losses[1]
     train(replace(MICRO, seed=1), other)
@@ -201,7 +201,7 @@ def test_exits_are_trained_where_the_default_probes_stand():
     assert RECIPES["emad-tiny-plain"].early_exit == ()
 
 
-# ---------------------------------------------------------------- interrupted, resumed, kept
+# ---------------------------------------------------------------- interrupted, resumed and stored training
 
 
 class PowerCut(Exception):
@@ -212,7 +212,7 @@ LONGER = replace(MICRO, steps=6)
 
 
 def cut_at(monkeypatch, step):
-    """The loss of that step is never reached."""
+    """Interrupt the training before the loss of that step."""
     family, calls = loop.FAMILIES["causal"], iter(range(100))
 
     def loss(*given):
@@ -226,7 +226,7 @@ def cut_at(monkeypatch, step):
 
 @pytest.fixture
 def interrupted(quick, monkeypatch, tmp_path):
-    """A training that broke in its fifth step, kept after every second one."""
+    """Return a training that broke in its fifth step, with a checkpoint after every second one."""
     mend = cut_at(monkeypatch, 4)
     with pytest.raises(PowerCut):
         train(LONGER, tmp_path / "out", every=2)
@@ -282,7 +282,7 @@ def test_the_old_model_stays_until_the_new_one_is_whole(quick, monkeypatch, tmp_
 
 @pytest.mark.parametrize("kind", ["file", "with a thesis", "below a file"])
 def test_a_place_that_cannot_be_replaced_is_refused_before_the_first_step(quick, monkeypatch, tmp_path, kind):
-    monkeypatch.setitem(loop.FAMILIES, "causal", None)  # nothing of the family is asked
+    monkeypatch.setitem(loop.FAMILIES, "causal", None)  # the family is not requested
     (tmp_path / "file").touch()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()

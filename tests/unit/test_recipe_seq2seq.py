@@ -80,11 +80,11 @@ def test_every_text_comes_back(words):
             for pair in generate_pairs(task, "evaluate", 50)
             for text in (pair.source, pair.target)
         ),
-        "Ben will, on that day.",  # a name that is no word of the lexicon
+        "Ben will, on that day.",  # a name that is not in the lexicon
         "naïve – ünïcode ☃\n\t  two  spaces , here",
     ]
     for text in texts:
-        # one opening space is the tokenizer's own: a text that has one already is not told apart from one that has none
+        # the tokenizer adds one opening space: a text that has one already cannot be distinguished
         assert words.decode(words.encode(text), skip_special_tokens=True) == text.removeprefix(" ")
     assert len(words) == len(tokenizer_pieces()) == len(set(tokenizer_pieces()))
 
@@ -108,7 +108,7 @@ def test_every_word_of_the_world_is_one_token_first_and_later_and_end_of_text_cl
 
 
 def test_prunings_of_this_vocabulary_keep_sets_of_different_sizes(words):
-    """Else no claim about them could come out either way."""
+    """Otherwise no claim about them could have either outcome."""
     layers = RECIPES["emad-t5-tiny-tuned"].layers
     for minimum in scale_minimum_exit_layers(layers):
         fixed, decaying = (PRUNINGS[name](minimum, layers, len(words)).kept for name in ("fixed", "decaying"))
@@ -169,7 +169,7 @@ def test_later_layers_weigh_more_and_weights_sum_to_one():
 
 
 def test_the_layers_that_are_read_give_calms_loss_in_expectation(batch):
-    """Over many batches every layer below the last is read equally often, at a weight that makes up for the others."""
+    """Over many batches every layer below the last is read equally often, with a weight that covers the others."""
     recipe, total, draws = Seq2SeqRecipe("deep"), torch.zeros(10), 900
     for draw in range(draws):
         target = torch.tensor([[draw]])
@@ -197,7 +197,7 @@ def test_the_loss_is_calms_and_its_last_layer_is_the_models_own(batch):
             model.lm_head(first).flatten(0, 1), batch.target.flatten(), ignore_index=IGNORED
         )
         total, last = compute_loss(model, MICRO, batch)
-    assert float(last) == pytest.approx(float(own.loss), rel=1e-5)  # float32 sums in another order
+    assert float(last) == pytest.approx(float(own.loss), rel=1e-5)  # float32 sums in a different order
     assert float(total) == pytest.approx(float(early) / 3 + 2 * float(own.loss) / 3, rel=1e-5)
 
 
@@ -211,7 +211,7 @@ def test_every_parameter_has_one_optimiser_and_position_tables_are_no_matrices()
 
 
 def test_queries_and_nothing_else_learn_slower_by_the_root_of_the_head_size():
-    """T5 leaves scores undivided: at the full rate attention saturates before positions are learned."""
+    """T5 does not scale its scores: at the full rate attention saturates before positions are learned."""
     model = create_initial_model(MICRO)
     named = {id(p): name for name, p in model.named_parameters()}
     muon, _ = create_optimisers(model, MICRO)
@@ -227,7 +227,7 @@ def test_queries_and_nothing_else_learn_slower_by_the_root_of_the_head_size():
 def test_three_steps_train_the_same_model_each_time_and_save_what_transformers_loads(words, tmp_path):
     losses = []
     for folder in ("first", "again"):
-        torch.manual_seed(len(losses))  # the caller's generator takes no part
+        torch.manual_seed(len(losses))  # the caller's generator is not used
         losses.append(train(MICRO, tmp_path / folder))
     assert losses[0] == losses[1]
     assert math.isfinite(losses[0])
@@ -238,7 +238,7 @@ def test_three_steps_train_the_same_model_each_time_and_save_what_transformers_l
     start = dict(create_initial_model(MICRO).named_parameters())
     assert set(first) == set(start)
     assert all(torch.equal(first[name], again[name]) for name in first)
-    # a table row of a distance that no text has gets no gradient, but AdamW and Muon move every table and matrix
+    # a table row of a distance in no text has no gradient, but AdamW and Muon change every table and matrix
     assert all(not torch.equal(first[name], start[name]) for name in first)
     read = AutoTokenizer.from_pretrained(tmp_path / "first")
     text = next(generate_pairs("qa", "evaluate", 1)).source
@@ -298,7 +298,7 @@ def test_the_bundled_models_are_what_their_recipe_says(bundled, name):
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_generate_of_transformers_runs_on_them(bundled, words, name):
-    """Its cache is sized from the config: with the encoder's depth it would be four layers short."""
+    """Its cache size comes from the config: with the encoder's depth it would be four layers short."""
     read = words([pair.source for pair in generate_pairs("qa", "validate", 2)], padding=True, return_tensors="pt")
     asked = {"input_ids": read.input_ids, "attention_mask": read.attention_mask}
     out = bundled[name].generate(
@@ -331,19 +331,19 @@ def test_the_tuned_model_answers_questions_and_the_pre_trained_one_does_not(bund
 
 
 def test_the_tuned_model_summarises_and_the_pre_trained_one_does_not(bundled, words):
-    """The whole summary, letter by letter: what the pre-trained model fills in shares words with it, no more."""
+    """The whole summary, letter by letter, because the pre-trained model's output only shares words with it."""
     told = list(generate_pairs("summary", "validate", 40))
     first, tuned = (
         sum(out == pair.target for out, pair in zip(written(bundled[name], words, told), told, strict=True))
         for name in BUNDLED
     )
     assert first == 0
-    assert tuned >= 20  # 79 of 120 when it was made: sums go wrong, and then the whole summary is
+    assert tuned >= 20  # 79 of 120 when it was made: a wrong sum makes the whole summary wrong
 
 
 @pytest.mark.parametrize("task", ["qa", "summary"])
 def test_early_layers_of_the_tuned_model_know_much_and_the_last_knows_more(bundled, words, task):
-    """Else exits could cost nothing, or everything: accuracy of each layer's best token on forced targets."""
+    """Otherwise exits would cost nothing or everything: accuracy of each layer's best token on forced targets."""
     rows = [(words.encode(p.source), words.encode(p.target)) for p in generate_pairs(task, "validate", 40)]
     made = collate_batch(rows, PAD_ID)
     model = bundled["emad-t5-tiny-tuned"]

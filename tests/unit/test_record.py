@@ -61,7 +61,7 @@ def test_work_adds_and_subtracts_every_part():
 
 
 def test_adding_makes_new_arrays():
-    """Sessions hand out their running sums as ``work + none``: a later step must not change what was handed out."""
+    """Sessions return their running sums as ``work + none``: a later step must not change a returned sum."""
     mine = work()
     copy = mine + Work.none(3)
     mine.tokens[0] += 5
@@ -109,7 +109,7 @@ def test_defaults_promise_the_least():
     ],
 )
 def test_capabilities_hold_what_they_can_mean(field, value, expected):
-    """Noise of NaN counted as none, ``counted="no"`` as yes; a feed of 0 tokens was an error of NumPy."""
+    """Noise of NaN once counted as none, ``counted="no"`` as yes; a feed of 0 tokens was an error of NumPy."""
     with pytest.raises(BadArgument) as refused:
         Capabilities(**{field: value})
     assert f"Capabilities.{field}={value!r}, but expected {expected}; see docs/protocol.md" in str(refused.value)

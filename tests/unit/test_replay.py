@@ -123,7 +123,7 @@ def test_a_replay_ends_with_what_was_recorded_and_found(judged: dict[str, Any]) 
 
 
 def test_a_replay_by_another_decoder_or_version_says_so(judged: dict[str, Any]) -> None:
-    """In another folder no conftest provides the decoder: the reference decoder would pass in its place."""
+    """In another folder no conftest provides the decoder: the reference decoder would pass instead."""
     now = deepcopy(judged)
     now["decoder"]["name"] = "reference (ours)"
     now["provenance"] = {"versions": {"pytest-emad": "9.9"}}

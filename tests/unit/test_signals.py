@@ -157,7 +157,7 @@ def test_a_point_of_one_layers_signal_needs_no_parameters_and_any_other_does(sig
 
 
 def test_an_estimator_of_what_has_none_is_refused() -> None:
-    """Estimators read entropy: such a point compared that with thresholds of another signal."""
+    """Estimators read entropy: such a point once compared it with thresholds of another signal."""
     plain = {"name": "p", "family": "f", "layers": 8, "ceiling": 8, "probes": (4,), "thresholds": ((0.5,),)}
     for name, signal in LAYERWISE.items():
         if signal.estimated:
@@ -177,7 +177,7 @@ def test_a_row_says_whether_the_signal_makes_an_early_exit(signal: Signal) -> No
 
 
 def test_a_row_says_which_sweeps_compare_the_signal(signal: Signal) -> None:
-    """Each sweep finds what it needs in the row and in the trace, and takes the signal under its label."""
+    """Each sweep reads its columns from the row and the trace, and labels the signal by the row."""
     assert "front" not in signal.sweeps or signal.is_single_layer, "quantiles are taken of a trace's column"
     assert "screening" not in signal.sweeps or signal.thresholds is not None, "a screening sweeps a range"
     screened = {family.name for family in free_depth_families(4, 500)}
@@ -203,7 +203,7 @@ def test_ranges_of_thresholds_run_from_strict_to_loose(signal: Signal) -> None:
 
 
 def test_no_module_lists_signals_beside_the_table() -> None:
-    """A new signal is a row: a second list would leave it out, or take it in unasked."""
+    """A new signal is a row: a second list would omit it, or include it unchecked."""
     root = Path(emad_ref.__file__).parents[1]
     sources = [each for package in ("emad_ref", "pytest_emad", "suites") for each in (root / package).rglob("*.py")]
     listed = [

@@ -13,7 +13,7 @@ from emad_ref.benchmark.machine import live_tensor_bytes
 
 
 class Wrapper(torch.Tensor):
-    """Wraps a tensor without a storage of its own, as quantised and distributed tensors do. Every operation fails: the
+    """Wraps a tensor without its own storage, as quantised and distributed tensors do. Every operation fails: the
     size in bytes must not need one."""
 
     @staticmethod

@@ -30,7 +30,7 @@ def rng() -> np.random.Generator:
 
 
 def documents(n: int, rate: float, spread: float, seed: int = 1) -> tuple[ByDocument, ByDocument, ByDocument]:
-    """Candidate and reference NLL sums whose difference is ``rate`` nats per token on average."""
+    """Return candidate and reference NLL sums whose difference is ``rate`` nats per token on average."""
     source = np.random.default_rng(seed)
     tokens = source.integers(50, 300, n)
     reference = tokens * source.uniform(1.0, 3.0, n)
@@ -47,7 +47,7 @@ def difference(candidate: ByDocument, reference: ByDocument) -> ByDocument:
 
 
 def each(*values: float) -> ByDocument:
-    """One value for each document."""
+    """Return one value for each document."""
     return ByDocument.from_whole_documents(np.array(values))
 
 
@@ -93,7 +93,7 @@ RATES = {
 @pytest.mark.parametrize("n", [30, 60, 200])
 @pytest.mark.parametrize("kind", RATES)
 def test_one_sided_bounds_err_as_often_as_they_say(kind, n):
-    """Truth on the threshold; 300 simulations, 5 % and three of their standard errors more."""
+    """Truth on the threshold; 300 simulations, the bound is 5 % plus three standard errors."""
     above = below = 0
     for seed in range(300):
         source = np.random.default_rng([seed, n])
@@ -110,7 +110,7 @@ def test_one_sided_bounds_err_as_often_as_they_say(kind, n):
 
 @given(seed=st.integers(0, 10_000))
 def test_nothing_is_surer_than_students_t(seed):
-    """With equal tokens the mean rate is a mean: its interval holds Student's, its p-values are no smaller."""
+    """With equal tokens the mean rate is a mean: its interval contains Student's, its p-values are no smaller."""
     values = np.random.default_rng(seed).standard_normal(25)
     draws = draw_document_counts(25, 199, np.random.default_rng(seed))
     columns = ByDocument.from_whole_documents(values), ByDocument.from_whole_documents(np.ones(25))
@@ -125,7 +125,7 @@ def test_nothing_is_surer_than_students_t(seed):
 
 @pytest.mark.parametrize("n", [60, 200])
 def test_few_documents_that_differ_do_not_falsify_a_tie(n):
-    """Two to eight documents differ, either way alike: a bootstrap alone decided 8 to 25 % of such runs."""
+    """Two to eight documents differ, in either direction: the bootstrap alone decided 8 to 25 % of such runs."""
     decided = 0
     for seed in range(300):
         source = np.random.default_rng([seed, n])
@@ -177,7 +177,7 @@ def test_swapping_the_arms_flips_the_sign(seed):
 
 @pytest.mark.parametrize("n", [28, 29, 200])
 def test_documents_that_do_not_differ_exclude_a_share_of_others_and_no_size(n):
-    """With 29 alike it is shown at 5 % that fewer than a tenth differ; by how much those would is not known."""
+    """29 equal documents show at 5 % that fewer than a tenth differ, but not by how much."""
     sums, tokens = each(*[0.0] * n), each(*[100] * n)
     rate = mean_rate(sums, tokens, threshold=0.01, rng=rng(), unit="nats")
     assert (rate.value, rate.low, rate.high) == (0.0, -math.inf, math.inf)
@@ -193,7 +193,7 @@ def test_documents_that_do_not_differ_exclude_a_share_of_others_and_no_size(n):
 
 @pytest.mark.parametrize("n", [200, 299, 300])
 def test_of_a_perplexity_without_any_rise_ruined_documents_are_to_be_excluded(n):
-    """Ruined by a nat per token, a share of ln 1.01 of all documents raises perplexity by 1 %: 300 exclude it."""
+    """If ruin costs a nat per token, a share ln 1.01 of ruined documents raises perplexity by 1 %: 300 exclude it."""
     reference, tokens = each(*[150.0] * n), each(*[100] * n)
     rise = estimate_perplexity_rise(reference, reference, tokens, threshold=0.01, rng=rng())
     assert (rise.value, rise.low, rise.high, rise.p_above) == (0.0, -1.0, math.inf, 1.0)
@@ -203,7 +203,7 @@ def test_of_a_perplexity_without_any_rise_ruined_documents_are_to_be_excluded(n)
 
 
 def test_sums_added_up_in_another_order_tie():
-    """A mixture of two decoders that decide the same is one of them, whatever its weights."""
+    """A mixture of two decoders with equal decisions equals one of them, for any weights."""
     _, reference, tokens = documents(60, 0.0, 0.0)
     mixed = reference.with_values(0.3 * reference.values + 0.7 * reference.values)
     assert (mixed.values != reference.values).any()
@@ -224,7 +224,7 @@ def test_one_document_has_no_spread():
 
 
 def test_a_few_documents_that_differ_are_counted_and_bounded():
-    """One of thirty: up to 17 % may yet differ, and if as far as that one, the mean moves by 17 % of its rate."""
+    """One of thirty: up to 17 % may still differ; if each differs as much, the mean moves by 17 % of its rate."""
     tokens = ByDocument.from_whole_documents(np.full(30, 100))
     sums = np.zeros(30)
     sums[4] = 1.0
@@ -275,7 +275,7 @@ def test_bad_measurements_are_refused_by_name(change, named):
     "column", [np.array([1.0, 2.0]), ByItem.from_independent_items(np.array([1.0, 2.0])), ByPair(np.array([1.0, 2.0]))]
 )
 def test_a_perplexity_rise_is_of_documents_and_of_nothing_else(column):
-    """A type checker refuses these; who runs without one is told by name."""
+    """A type checker refuses these; without one, an error names the type."""
     good = each(1.0, 1.5)
     for name in ("nll_candidate", "nll_reference", "tokens"):
         columns = {"nll_candidate": good, "nll_reference": good, "tokens": good} | {name: column}
@@ -320,7 +320,7 @@ def test_a_profile_of_one_layer_is_refused():
 
 
 def by_position(n: int, slope: float, spread: float, seed: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x, y and document of tokens; each document has a slope of its own, ``spread`` around ``slope``."""
+    """Return x, y and document of tokens; each document's slope varies by ``spread`` around ``slope``."""
     source = np.random.default_rng(seed)
     lengths = source.integers(5, 40, n)
     document = np.repeat(np.arange(n), lengths)
@@ -342,7 +342,7 @@ def test_the_slope_is_that_of_least_squares_with_a_level_of_each_document():
     fitted = np.linalg.lstsq(np.column_stack([x, levels]), y, rcond=None)[0]
     assert found.value == pytest.approx(fitted[0], rel=1e-9)
     assert found.low < found.value < found.high
-    assert (found.n, found.unit) == (29, "nats per doubling")  # of 40 that weigh by the spread of their positions
+    assert (found.n, found.unit) == (29, "nats per doubling")  # of 40, weighted by the spread of positions
     assert found.p_below < 0.01 < found.p_above
 
 
@@ -363,7 +363,7 @@ def test_long_easy_documents_make_no_slope_within_documents():
 
 
 def test_the_slopes_interval_is_that_of_documents_and_not_of_tokens():
-    """Every token four times over, within its document: tokens that repeat one another narrow nothing."""
+    """Every token four times within its document: repeated tokens narrow nothing."""
     x, y, document = by_position(30, 0.1, 0.2)
     once, fourfold = slope_of(x, y, document), slope_of(*(np.tile(column, 4) for column in (x, y, document)))
     assert (fourfold.low, fourfold.high) == pytest.approx((once.low, once.high))
@@ -410,7 +410,7 @@ def test_four_times_the_documents_halve_the_distance_needed():
         ByDocument.from_whole_documents(np.tile(x.values, -(-number // 30))) for x in (candidate, reference, tokens)
     )
     more = estimate_perplexity_rise(*repeated, threshold=0.03, rng=rng())
-    assert more.p_below <= 3e-4  # asked for: 1e-4; the bootstrap's smallest is as large
+    assert more.p_below <= 3e-4  # requested: 1e-4; the bootstrap's smallest is as large
 
 
 def test_no_number_decides_a_value_on_the_threshold():
@@ -419,7 +419,7 @@ def test_no_number_decides_a_value_on_the_threshold():
 
 
 def test_a_price_is_paid_for_what_no_sample_shows():
-    """Against the sup over shares written down: the grid is right to a few per cent, and never below."""
+    """Compared with the written sup over shares: the grid is right to a few per cent, and never below."""
 
     def base(gaps):
         return stats.norm.sf(gaps / 0.002)
@@ -432,7 +432,7 @@ def test_a_price_is_paid_for_what_no_sample_shows():
 
 @pytest.mark.parametrize("side", [1, -1])
 def test_a_long_tail_that_the_sample_may_lack_costs_its_side(side):
-    """An unseen document may lie twice as far out as the farthest seen, either way."""
+    """An unseen document may lie twice as far out as the most extreme seen one, on either side."""
     each = side * np.exp(1.6 * np.random.default_rng(0).standard_normal(200))
     nats = 0.004 * (each - each.mean()) / each.std() + math.log(1.01) - side * 0.0007
     tokens = ByDocument.from_whole_documents(np.full(200, 100))
@@ -449,7 +449,7 @@ def test_a_long_tail_that_the_sample_may_lack_costs_its_side(side):
 
 @pytest.mark.parametrize("n", [320, 600, 2000])
 def test_the_number_needed_is_the_fewest_that_the_price_leaves_undecided(n):
-    """A rise of 0.2 % with little noise: as many documents as are asked for decide, a tenth fewer do not."""
+    """A rise of 0.2 % with little noise: the requested number of documents decides, a tenth fewer do not."""
 
     def of(count):
         each = 0.002 + 0.004 * stats.norm.ppf((np.arange(count) + 0.5) / count)
@@ -466,7 +466,7 @@ def test_the_number_needed_is_the_fewest_that_the_price_leaves_undecided(n):
 
 
 def test_a_skewed_rise_that_a_normal_one_would_decide_asks_for_more():
-    """Documents that rise by 3 % but for a long tail of gains: two standard errors above, and not sure."""
+    """Documents that rise by 3 % but with a long tail of gains: two standard errors above, yet uncertain."""
     tail = np.exp(1.2 * stats.norm.ppf((np.arange(100) + 0.5) / 100))
     each = 0.015 * (2 - tail / tail.mean())
     tokens = ByDocument.from_whole_documents(np.full(100, 100))

@@ -25,7 +25,7 @@ def test_retained_score_is_a_ratio_of_two_uncertain_scores() -> None:
 
 
 def test_the_same_answers_keep_all_of_the_score_but_not_surely() -> None:
-    """Of 100 right answers, none of 200 items lost: 3 in 200 may yet be, which is 3 % of the score."""
+    """100 right answers, none of 200 items lost: 3 in 200 may still be, which is 3 % of the score."""
     reference = ByItem.from_independent_items(np.arange(200) % 2 == 0)
     found = estimate_retained_share(reference, reference, 0.97)
     assert found.value == 1.0
@@ -38,7 +38,7 @@ def test_the_same_answers_keep_all_of_the_score_but_not_surely() -> None:
 @pytest.mark.parametrize("items", [100, 300])
 @pytest.mark.parametrize("icc", [0.0, 0.3])
 def test_a_share_kept_errs_as_often_as_it_says(items: int, icc: float) -> None:
-    """Of 70 % right answers 96.7 % are kept: 150 simulations, 5 % and three standard errors; clusters of four."""
+    """96.7 % of 70 % right answers are kept: 150 simulations, 5 % plus three standard errors; clusters of four."""
     above = below = 0
     for seed in range(150):
         source = np.random.default_rng([seed, items])

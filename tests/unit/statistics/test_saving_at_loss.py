@@ -11,7 +11,7 @@ from emad_ref.sweep.front import LossTable, choose_front
 
 
 def sheet(losses: list[float], costs: list[float], documents: int = 3) -> LossTable:
-    """Documents of ten tokens, all alike: nats per token, and FLOPs, of full depth and of the points after it."""
+    """Return equal documents of ten tokens: nats per token, and FLOPs, of full depth and of the later points."""
     each = np.ones((documents, 1))
     return LossTable(10 * each * np.array(losses), each * np.array(costs), 10 * each[:, 0])
 
@@ -31,7 +31,7 @@ def test_a_front_is_crossed_between_its_corners(most: float, saving: float) -> N
 
 
 def test_the_front_is_that_of_the_split_it_was_chosen_on() -> None:
-    """A point that looked bad there is no corner, however well it does on the other; one that looked good stays."""
+    """A point that was bad on its own split is no corner, however good it is on the other; a good one stays."""
     judged = sheet([1.0, 1.00, 1.08, 1.04], [100.0, 80.0, 70.0, 50.0])
     chosen = sheet([1.0, 1.90, 1.01, 1.02], [100.0, 80.0, 70.0, 50.0])
     found = estimate_saving_at_loss(
@@ -62,7 +62,7 @@ def test_a_mixture_that_saves_so_much_loses_exactly_that() -> None:
 
 
 def test_what_saves_nothing_and_what_cannot_be_asked() -> None:
-    """Probes that cost more than exits save: full depth is the only corner."""
+    """Probes that cost more than exits save, so full depth is the only corner."""
     dear = estimate_saving_at_loss(
         sheet([1.0, 1.0, 1.1], [100.0, 110.0, 101.0]), 1.0, threshold=0.0, rng=np.random.default_rng(0), resamples=9
     )
@@ -77,7 +77,7 @@ def test_what_saves_nothing_and_what_cannot_be_asked() -> None:
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
-    """Losses of documents vary; on average a share s of blocks costs 0.1·s² nats, so that 0.001 nats buy 10 %."""
+    """Losses vary by document; on average a share s of blocks costs 0.1·s² nats, so that 0.001 nats buy 10 %."""
     shares, held = np.linspace(0, 0.4, 17), []
     for seed in range(150):
         rng = np.random.default_rng(seed)

@@ -73,7 +73,7 @@ def test_times_that_are_no_pairs_of_times_are_refused_in_words_of_times(ratio_of
 
 
 def requests(n: int, ratio: float, seed: int, spread: float = 1.0, noise: float = 0.1) -> tuple[ByPair, ByPair]:
-    """Times of requests of very different length; ``ratio`` is that of their expected totals."""
+    """Return times of requests of very different length; ``ratio`` is that of their expected totals."""
     source = np.random.default_rng([seed, n])
     length = np.exp(spread * source.standard_normal(n))
     a, b = (length * np.exp(noise * source.standard_normal(n)) for _ in range(2))
@@ -104,7 +104,7 @@ def test_bounds_and_p_values_of_the_total_ratio_tell_the_same_story(seed, thresh
 
 
 def test_a_total_that_a_single_request_makes_up_has_no_upper_bound():
-    """One request of a thousand seconds beside two of milliseconds: what the mix takes is not known."""
+    """One request of a thousand seconds and two of milliseconds: the total time of such a mix is unknown."""
     found = estimate_total_speedup(ByPair(np.array([1000.0, 0.001, 0.002])), ByPair(np.array([900.0, 0.001, 0.001])))
     assert (found.low, found.high) == (0.0, math.inf)
     single = estimate_total_speedup(ByPair(np.array([2.0])), ByPair(np.array([1.0])), threshold=1.1)
@@ -113,7 +113,7 @@ def test_a_total_that_a_single_request_makes_up_has_no_upper_bound():
 
 @pytest.mark.parametrize("n", [30, 60, 200])
 def test_counted_work_errs_as_often_as_it_says_and_times_less_often(n):
-    """Lengths over three orders of magnitude, truth on the threshold; 300 simulations, 5 % and three errors more."""
+    """Lengths over three orders of magnitude, truth on the threshold; 300 simulations, 5 % plus three errors."""
     errors = Counter()
     for seed in range(300):
         for ratio_of in (estimate_work_ratio, estimate_total_speedup):
@@ -132,7 +132,7 @@ def in_processes(values: np.ndarray, processes: int) -> ByPair:
 
 
 def test_the_unit_is_the_process_where_pairs_of_one_agree_and_processes_differ():
-    """Four processes, whose ratios are 1.1, 1.0, 1.3, 1.2 in every pair: 40 pairs are no 40 looks at them."""
+    """Four processes with ratios 1.1, 1.0, 1.3, 1.2 in every pair: 40 pairs are not 40 independent ratios."""
     ratios = np.repeat([1.1, 1.0, 1.3, 1.2], 10)
     noise = np.exp(0.001 * np.random.default_rng(0).standard_normal(40))
     found = estimate_total_speedup(in_processes(ratios * noise, 4), in_processes(np.ones(40), 4))

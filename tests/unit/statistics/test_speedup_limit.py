@@ -52,7 +52,7 @@ def test_batches_are_gone_through_from_the_smallest_on_however_they_come():
 
 
 def test_every_baseline_has_to_be_beaten_and_the_least_sure_is_named():
-    """The slower one by its mean may be the less sure: noise of its own."""
+    """The slower baseline by its mean may be the less certain one, because of its noise."""
     found = find_speedup_limit(
         {1: {"full depth": ratio(1.2), "generate": ratio(1.25, reach=0.3), "compiled": ratio(1.4)}}
     )
@@ -75,7 +75,7 @@ def test_nothing_timed_is_refused(ratios: Mapping[int, Mapping[str, Estimate]], 
 
 
 def timed(rng: np.random.Generator, faster: float, baselines: int = 2) -> dict[str, Estimate]:
-    """All baselines take the same time, the method ``faster`` times less; pairs vary by 7 %."""
+    """Make all baselines equally fast and the method ``faster`` times faster; pairs vary by 7 %."""
 
     def column(mean: float) -> ByPair:
         return ByPair(mean * np.exp(0.05 * rng.standard_normal(PAIRS)))
@@ -85,7 +85,7 @@ def timed(rng: np.random.Generator, faster: float, baselines: int = 2) -> dict[s
 
 
 def test_a_gain_that_ends_is_called_longer_no_more_often_than_its_level():
-    """1.3 × up to batch 2, as fast from batch 4 on: whoever goes on past 4 has been told a gain that is not there.
+    """1.3 × up to batch 2, equal from batch 4 on: a limit above 4 would report a gain that does not exist.
 
     300 draws, a share of 2.5 % at most: 4 standard errors are 3.6 points.
     """

@@ -33,7 +33,7 @@ def test_the_rule_must_save_five_per_cent_of_the_tasks_own_flops(saving, counts)
 
 
 def test_full_depth_must_beat_the_guess_and_be_shown_to():
-    """22.6 % where guessing among the letters gives 23.5 %: above chance of nothing, and below an honest guess."""
+    """22.6 % where guessing among the letters gives 23.5 %: above 0, but below an honest guess."""
     assert task(226).is_counted
     assert task(226, guess=0.235).exclusion_reason == "not solved: 22.6 % right, 23.5 % by guessing"
     assert not task(250, guess=0.235).is_counted, "1.5 points above, p = 0.14"
@@ -63,7 +63,7 @@ def test_an_empty_task_is_refused():
         guessing_pvalue(right(0, 0), 0.5)
 
 
-# --- the guess is beaten by an exact test, at the effective number of items ----------------------------------------
+# --- an exact test against guessing, at the effective number of items ----------------------------------------------
 
 
 @pytest.mark.parametrize(("count", "guess"), [(0, 0.0), (1, 0.0), (27, 0.25), (60, 0.5), (100, 0.5), (100, 1.0)])
@@ -73,7 +73,7 @@ def test_over_distinct_items_it_is_the_exact_binomial(count, guess):
 
 
 def test_repeats_of_one_item_count_once():
-    """Forty items, each ten times: not four hundred."""
+    """Forty items, each ten times, are not four hundred."""
     once = np.arange(40) < 26
     alone = guessing_pvalue(ByItem.from_independent_items(once), 0.5)
     repeated = guessing_pvalue(ByItem(np.repeat(once, 10), np.repeat(np.arange(40), 10)), 0.5)
@@ -86,7 +86,7 @@ def test_repeats_of_one_item_count_once():
 
 @pytest.mark.parametrize("correlation", [0.0, 0.3])
 def test_at_the_guess_itself_it_errs_five_times_in_a_hundred(correlation):
-    """Sixty paragraphs of five questions; what looks at questions alone errs more than twice as often."""
+    """Sixty paragraphs of five questions; a test that takes questions as independent errs more than twice as often."""
     rng, cluster = np.random.default_rng(8), np.repeat(np.arange(60), 5)
     clustered = alone = 0
     for _ in range(600):

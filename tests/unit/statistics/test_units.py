@@ -46,7 +46,7 @@ def test_items_without_clusters_are_no_column():
 
 
 def test_windows_do_not_pass_for_documents():
-    """They carry the number of their document, and two of one number are no column of documents."""
+    """Each window has the number of its document, so two of one number form no column of documents."""
     windows, document = np.array([1.0, 2.0, 4.0]), np.array([7, 7, 9])
     with pytest.raises(BadArgument, match="expected one entry for each of 2 documents; sum windows first"):
         ByDocument(windows, document)
@@ -86,7 +86,7 @@ def test_other_values_of_the_same_units_are_as_many():
 
 
 def test_a_column_is_itself_and_not_its_values():
-    """Columns are compared by ``values``: equality of arrays has no single answer."""
+    """Compare ``values``: equality of arrays has no single answer."""
     assert Units(np.ones(2)) != Units(np.ones(2))
 
 
@@ -136,7 +136,7 @@ def test_paired_columns_share_their_clusters():
 
 
 def test_items_that_repeat_one_another_narrow_nothing():
-    """Thirty items, each asked four times: the estimate is the same, its interval that of thirty."""
+    """Thirty items, each four times: the estimate and the interval are those of thirty."""
     source = np.random.default_rng(4)
     once = source.normal(0.1, 0.3, 30)
 

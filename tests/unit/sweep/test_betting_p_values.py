@@ -20,7 +20,7 @@ M, LEVEL, SETS = 0.05, 0.05, 2000  # δ/B, ε, simulated calibration sets
 
 
 def test_the_capital_is_the_product_written_out() -> None:
-    x, n = np.random.default_rng(0).beta(0.5, 20, 200).tolist(), 200  # the stake is at its most, and then below it
+    x, n = np.random.default_rng(0).beta(0.5, 20, 200).tolist(), 200  # the stake is at its maximum, then below it
     capital = highest = 1.0
     total = squares = 0.0
     before, stakes = 0.25, list[float]()
@@ -43,8 +43,8 @@ def test_every_threshold_bets_for_itself() -> None:
     )
 
 
-# Losses whose mean is exactly M, and which a test could take for less: strikes that seldom come, all or nothing, a cap
-# that most documents never see, values that hardly vary.
+# Losses with mean exactly M that a test could underestimate: rare strikes, all or nothing, a cap
+# that most documents never reach, values that hardly vary.
 EDGES = {
     "all or nothing": lambda rng, shape: (rng.random(shape) < M).astype(float),
     "a point": lambda rng, shape: np.full(shape, M),
@@ -59,7 +59,7 @@ EDGES = {
 
 
 def _clipped(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """min(1, s·Pareto) with s such that its mean is M: E[min(1, s/√U²)] = 2s − s² for tail index 2."""
+    """Return min(1, s·Pareto) with s such that its mean is M: E[min(1, s/√U²)] = 2s − s² for tail index 2."""
     scale = 1 - math.sqrt(1 - M)
     return np.minimum(1.0, scale / np.sqrt(rng.random(shape)))
 
@@ -70,13 +70,13 @@ def test_at_the_edge_no_more_than_five_in_a_hundred_pass(name: str, n: int) -> N
     """2,000 calibration sets: a true 5 % stays below 6.3 % in all but one of 200 runs; the seed is fixed."""
     rng = np.random.default_rng([1, n])
     losses = EDGES[name](rng, (n, SETS))
-    assert EDGES[name](rng, (200_000,)).mean() == pytest.approx(M, abs=0.003)  # the edge is where it is said to be
+    assert EDGES[name](rng, (200_000,)).mean() == pytest.approx(M, abs=0.003)  # the mean is exactly M
     assert (betting_pvalues(losses, M, LEVEL) <= LEVEL).mean() <= 0.063
 
 
 @pytest.mark.parametrize("n", [60, 300])
 def test_documents_that_depend_on_those_before_them_break_nothing_as_long_as_their_mean_does_not_fall(n: int) -> None:
-    """What Ville's inequality asks for is every document's mean given the past; here strikes are of unequal size."""
+    """Ville's inequality requires every document's mean given the past; here strikes are of unequal size."""
     rng = np.random.default_rng(2)
     size = rng.choice([0.2, 1.0], (1, SETS))
     losses = size * (rng.random((n, SETS)) < M / size)
@@ -117,7 +117,7 @@ def test_documents_needed_are_those_that_the_test_needs() -> None:
     seen = rng.beta(1.0, 39.0, (400, 1))  # mean 0.025
     needed = documents_needed_to_certify(seen, M, LEVEL)
     assert needed is not None
-    fresh = rng.choice(seen[:, 0], (needed, SETS))  # the population that an estimate takes for granted
+    fresh = rng.choice(seen[:, 0], (needed, SETS))  # the population that the estimate assumes
     assert (betting_pvalues(fresh, M, LEVEL) <= LEVEL).mean() == pytest.approx(0.8, abs=0.06)  # 400 draws beside 2,000
     assert (
         certification_power(seen, 2 * needed, M, LEVEL) > 0.95 > 0.5 > certification_power(seen, needed // 2, M, LEVEL)

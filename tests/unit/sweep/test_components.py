@@ -89,12 +89,12 @@ def test_one_part_is_exchanged_at_a_time() -> None:
 
 
 def test_every_way_is_set_on_one_split_and_shown_on_the_other() -> None:
-    """EMAD by hand: of all margins that tell tokens apart, those that stay within the level hardly save more."""
+    """EMAD by hand: margins that distinguish tokens hardly save more within the level."""
     own, geometry = readout(False), stepper().geometry
     room = (np.array(own.profile.targets_nats) - own.chosen.entropy_nats[:, [1, 3]]).max(axis=1)
 
     def tried(point: OperatingPoint) -> tuple[float, float]:
-        """(rise, saving) on the split that is chosen on."""
+        """Return (rise, saving) on the split of the choice."""
         pair = point_columns(own.chosen, geometry, [full_depth(LAYERS), point])
         return rise(pair, own.chosen), float(1 - np.divide(*pair.flops.sum(axis=0)[::-1]))
 
@@ -113,7 +113,7 @@ def test_every_way_is_set_on_one_split_and_shown_on_the_other() -> None:
 
 
 def test_exact_keys_above_a_free_exit_are_paid_in_full() -> None:
-    """The same tokens leave as early; their blocks run all the same, but for those that nobody asked for again."""
+    """The same tokens exit as early, but their blocks run nevertheless, except those that no later token needs."""
     (kept,) = (each for each in found() if each.part == "K/V")
     paid, geometry, judged = kept.after, stepper().geometry, readout(True).judged
     assert paid.point.schedule == "free_deferred"
@@ -127,7 +127,7 @@ def test_copied_keys_are_decoded_at_the_first_setting_that_stays_within_the_leve
     asked: list[tuple[Split, str]] = []
 
     def dear(split: Split, points: Sequence[OperatingPoint]) -> PointColumns:
-        """Fails twice on the split that is chosen on."""
+        """Fails twice on the split of the choice."""
         asked.append((split, points[0].name))
         assert points[0].schedule == "copying"
         assert points[0].lens is not None

@@ -27,7 +27,7 @@ POINT = OperatingPoint("p", "emad", LAYERS, LAYERS, (1, 2), ((0.5, 0.5),))
 
 
 def trace_of(entropy, top1, token, lengths):
-    """``entropy`` and ``top1`` [tokens, 4]; ``lengths`` of the sequences."""
+    """Return a trace of ``entropy`` and ``top1`` [tokens, 4]; ``lengths`` of the sequences."""
     entropy, rows = np.array(entropy, dtype=np.float32), len(token)
     return Trace(
         signals=layerwise(entropy, entropy),
@@ -59,7 +59,7 @@ def test_agreement_is_with_the_last_layer_which_agrees_with_itself(echoing):
 
 
 def test_auroc_is_the_share_of_pairs_that_low_entropy_puts_in_order(echoing):
-    """Layer 1: the one that agrees has the lowest entropy. Layer 2: both that agree lie below both that do not."""
+    """Layer 1: the agreeing token has the lowest entropy. Layer 2: both agreeing tokens are below both others."""
     assert low_entropy_agreement_auroc(echoing)[:2].tolist() == [1.0, 1.0]
     confident_and_wrong = replace(echoing, signals={ENTROPY.name: -echoing.entropy_nats})
     assert low_entropy_agreement_auroc(confident_and_wrong)[:2].tolist() == [0.0, 0.0]
@@ -112,7 +112,7 @@ def test_along_a_text_depth_is_told_in_doublings_of_the_position(falling, schedu
 
 
 def test_doublings_that_hold_no_token_are_left_out(falling):
-    """Prompts shift every position: those decided here are the 8th to the 11th, and the 8th and 9th."""
+    """Prompts shift every position: the decided ones are the 8th to the 11th, and the 8th and 9th."""
     found = depth_by_position_doubling(replace(falling, position=falling.position + 7), POINT)
     assert [(part.first, part.last, part.tokens) for part in found] == [(5, 8, 2), (9, 16, 4)]
 

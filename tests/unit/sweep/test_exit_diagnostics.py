@@ -43,7 +43,7 @@ def test_the_last_layer_ranks_its_own_token_first() -> None:
 
 
 def test_a_rank_counts_the_tokens_that_lie_above() -> None:
-    """The last layer says token 2; before it two tokens lie above, then one and an equal."""
+    """The last layer predicts token 2; before it two tokens rank above, then one and an equal one."""
     logits = np.array([[[9.0, 8.0, 1.0, 0.0], [5.0, 4.0, 4.0, 0.0], [0.0, 0.0, 3.0, 0.0]]])
     assert final_token_ranks(logits).tolist() == [[3, 2, 1]]
 
@@ -56,7 +56,7 @@ def test_quantiles_of_ranks_are_ranks_that_occur() -> None:
 def test_calibration_error_of_the_sure_and_wrong_is_their_confidence() -> None:
     confidence = np.array([0.95, 0.91, 0.05])
     correct = np.array([False, True, False])
-    # the two sure ones share a bin: |1/2 − 0.93| · 2/3, and 0.05 · 1/3
+    # the two certain ones share a bin: |1/2 − 0.93| · 2/3, and 0.05 · 1/3
     assert expected_calibration_error(confidence, correct) == pytest.approx((0.86 + 0.05) / 3)
 
 
@@ -87,7 +87,7 @@ def test_a_confidence_outside_its_range_is_refused(bad: float) -> None:
 def test_a_token_that_never_exits_costs_what_a_decoder_counts(signal: str, pruning: str) -> None:
     """Threshold above 1: every probe is read. Adaptive sizes depend on the text, so only their rows are compared."""
     stepper = CausalStepper(small_model("llama", torch.float32))
-    vocabulary = 10 * VOCABULARY if pruning == "decaying" else VOCABULARY  # k* of so small a vocabulary is below 2
+    vocabulary = 10 * VOCABULARY if pruning == "decaying" else VOCABULARY  # k* of such a small vocabulary is below 2
     point = early_exit_point(signal, LAYERS, vocabulary, 2, 1.5, pruning=pruning)
     decoder = WalkedDecoder(stepper, point)
     session, _ = decoder.start([Prompt(np.array([3, 1, 4]))])
@@ -102,7 +102,7 @@ def test_a_token_that_never_exits_costs_what_a_decoder_counts(signal: str, pruni
 
 
 def test_t5_large_saves_by_pruning_what_its_full_heads_allow() -> None:
-    """Two full heads remain, after j and at the last layer: no k brings the confidence below them."""
+    """Two full heads remain, after j and at the last layer: no k makes the confidence cheaper."""
     geometry = published_geometry("t5-large")
     plain, pruned = (
         work_without_exit(early_exit_point("softmax_response", 24, 32_128, 7, 2.0, pruning=name), geometry)

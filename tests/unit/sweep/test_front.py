@@ -15,7 +15,7 @@ FULL = (0.0, 1.0)
 
 
 def sheet(*points: tuple[float, float], documents: int = 4, spread: float = 0.0, seed: int = 0) -> LossTable:
-    """Points of (saving, loss per token) on documents of unequal length; a document strays from both by ``spread``."""
+    """Return points of (saving, loss per token) on documents of unequal length that vary in both by ``spread``."""
     rng = np.random.default_rng(seed)
     tokens, full = rng.integers(5, 20, documents).astype(float), rng.uniform(1e6, 2e6, documents)
     saving, loss = np.array([FULL, *points]).T

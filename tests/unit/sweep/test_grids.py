@@ -42,7 +42,7 @@ LAYERS, TOKENS, SEQUENCES = GEOMETRY.layers, 40, 400
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    """Entropies from 1e-5 nats up, most of them large: what few sure tokens pass decides most of what is saved."""
+    """Return entropies from 1e-5 nats up, most of them large: the few certain tokens decide most of the savings."""
     rng, rows = np.random.default_rng(0), TOKENS * SEQUENCES
     entropy = (10 ** rng.uniform(-5, 0.6, (rows, LAYERS))).astype(np.float32)
     return window_trace(entropy, entropy, rng.random((rows, LAYERS), dtype=np.float32), TOKENS)
@@ -57,7 +57,7 @@ DEEP = replace(PROFILE, layers=LAYERS, probes=(2, 4), mean_nats=(2.0,) * LAYERS,
 
 
 def require_even(points: list[OperatingPoint], saved: NetSavingFunction, count: int) -> None:
-    """As many as asked for, a step of savings apart, from one above nothing to the most."""
+    """Require the requested number of points, equally spaced in savings, from just above zero to the maximum."""
     savings = sorted(saved(point) for point in points)
     assert len(points) == count
     assert len({point.name for point in points}) == count
@@ -103,7 +103,7 @@ def test_every_margin_is_admissible_whatever_rounding_does(saved, highest) -> No
 
 
 def test_where_savings_jump_the_nearer_side_is_taken_once() -> None:
-    """Nothing, or half of everything: no setting lies between."""
+    """Zero or half of everything: no setting lies between."""
     asked = []
 
     def point(setting: float) -> OperatingPoint:
@@ -222,7 +222,7 @@ def test_quantiles_stay_within_the_ends(trace, saved) -> None:
 
 @pytest.mark.parametrize("name", LAYERWISE)
 def test_quantiles_of_a_signal_let_the_same_share_of_tokens_pass_at_every_probe(trace, saved, name) -> None:
-    """In the signal's own sense, on the text that they were taken from."""
+    """In the signal's own direction, on the text of the quantiles."""
     probes = 2, 4
     points = signal_quantile_points(LAYERWISE[name], trace, probes, saved, 9)
     shares = [float(point.name.rpartition("p=")[2]) for point in points]

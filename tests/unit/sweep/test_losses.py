@@ -24,10 +24,10 @@ ADAPTIVE = OperatingPoint("half", "emad", LAYERS, LAYERS, (2, 4), ((0.5, 0.5),))
 
 @pytest.fixture(scope="module")
 def trace():
-    """Two sequences, of 3 and 2 decided positions after prompts of 0 and 4."""
+    """Return two sequences, of 3 and 2 decided positions after prompts of 0 and 4."""
     entropy = np.full((5, LAYERS), 1.0, dtype=np.float32)
-    entropy[1, 3] = 0.4  # position 1 leaves at layer 4, hence position 2 as well
-    entropy[3, 1] = 0.4  # the second sequence leaves at layer 2 at once
+    entropy[1, 3] = 0.4  # position 1 exits at layer 4, hence position 2 as well
+    entropy[3, 1] = 0.4  # the second sequence exits at layer 2 at once
     nll = np.arange(5 * LAYERS, dtype=np.float32).reshape(5, LAYERS) / 50
     number = np.arange(5)
     return Trace(
@@ -64,7 +64,7 @@ def test_depths_are_described_by_their_mean_percentiles_and_shares(trace):
 
 
 def test_accuracy_is_of_the_tokens_told_at_the_depths_taken(trace):
-    """Layer 4 tells 7 of every position, layers 2 and 6 tell what comes next but at the last position."""
+    """Layer 4 predicts 7 at every position; layers 2 and 6 predict the next token except at the last position."""
     told = np.full((5, LAYERS), 7, dtype=np.int32)
     told[:4, [1, 5]] = trace.target[:4, None]
     (row,) = point_losses(replace(trace, top1=told), GEOMETRY, [ADAPTIVE])
@@ -73,7 +73,7 @@ def test_accuracy_is_of_the_tokens_told_at_the_depths_taken(trace):
 
 @pytest.mark.parametrize("signal", [ENTROPY.name, "agreement"])
 def test_what_points_of_a_kind_compare_is_made_once(trace, monkeypatch, signal):
-    """Of agreement, every probe of every point made the column of all layers anew."""
+    """Agreement once recomputed the column of all layers for every probe of every point."""
     asked, made = [], Trace.rule_signal
     monkeypatch.setattr(Trace, "rule_signal", lambda self, point: (asked.append(point.name), made(self, point))[1])
     points = [replace(ADAPTIVE, name=f"{level}", signal=signal, thresholds=((level, level),)) for level in (0.2, 0.5)]
@@ -82,11 +82,11 @@ def test_what_points_of_a_kind_compare_is_made_once(trace, monkeypatch, signal):
 
 
 def test_a_rule_that_lost_a_next_token_has_accuracy_and_no_finite_perplexity(trace):
-    """What it emits and what that cost is the rule's own: k = 3 of 101 tokens after the minimum layer 2."""
+    """Its output and its cost are its own: k = 3 of 101 tokens after the minimum layer 2."""
     first, layers = confidence_sweep("softmax_response", LAYERS, 258, 2, "fixed").point(1.0), np.arange(1, LAYERS + 1)
     assert first.probes == (2, 3, 4, 5)
     columns = ConfidenceColumns.empty(trace.nll_nats, trace.top1)
-    columns.signal[:, 2] = 1.0  # leaves after layer 3
+    columns.signal[:, 2] = 1.0  # exits after layer 3
     columns.nll_nats[:, 2] = [0.5, 0.5, np.inf, 0.5, 0.5]
     columns.top1[:, 2] = [0, 1, 9, 9, 9]
     columns.macs[:, 2] = [30, 30, 30, 30, 50]
@@ -107,7 +107,7 @@ def test_a_rule_that_lost_a_next_token_has_accuracy_and_no_finite_perplexity(tra
 
 
 def work_by_hand(depths, reads):
-    """Single-token steps: a block per layer up to the depth, a context of position + 1, and the readouts executed."""
+    """Count single-token steps: a block per layer up to the depth, a context of position + 1, and executed readouts."""
     work = Work.none(LAYERS)
     for position, depth, layers in zip([0, 1, 2, 4, 5], depths, reads, strict=True):
         work.tokens[:depth] += 1

@@ -47,7 +47,7 @@ def test_no_row_within_bounds_is_none():
 
 def test_half_a_point_of_accuracy_binds_beside_perplexity():
     table = [row(20.0, 20.0, 12.0), row(20.05, 20.0, 7.0), row(20.05, 20.0, 8.0), row(25.0, 20.0, 2.0)]
-    drops = iter([{"a": 0.0051}, {"a": 0.005}])  # asked cheapest first, never about a row that perplexity rules out
+    drops = iter([{"a": 0.0051}, {"a": 0.005}])  # read cheapest first, and never for a row that perplexity excludes
     assert cheapest_within_bounds(table, 20.0, lambda point: next(drops)) is table[2]
     assert next(drops, None) is None
     assert cheapest_within_bounds(table, 20.0, lambda point: {"a": math.nan}) is None

@@ -68,7 +68,7 @@ def test_a_token_leaves_at_the_first_probe_that_is_near_enough(monotone: bool) -
 
 @pytest.mark.parametrize("monotone", [False, True])
 def test_at_a_price_no_other_depths_cost_less(monotone: bool) -> None:
-    """Every choice for the four tokens of the last sequence, among four depths, is tried."""
+    """Every choice for the four tokens of the last sequence, among four depths, is compared."""
     trace = traced().reorder_sequences(np.array([2, 0]))
     known, depths = trace.divergence().astype(np.float64), np.array([*PROBES, LAYERS])
     rows = np.arange(trace.starts[1])
@@ -94,7 +94,7 @@ def test_no_threshold_beats_the_price_at_any_price(monotone: bool) -> None:
         depth = replay(with_oracle_signal(trace), oracle_point(trace, float(setting), PROBES, monotone)).depth
         lost = trace.divergence()[np.arange(len(trace)), depth - 1].sum(dtype=np.float64)
         for price, spent in zip(by_price.settings[1:], by_price.columns.depth[:, 1:].sum(axis=0), strict=True):
-            assert spent * price <= lost + price * depth.sum() + 1e-9  # what it loses is not below 0
+            assert spent * price <= lost + price * depth.sum() + 1e-9  # its loss is not below 0
     assert depths[-1] * len(trace) == by_price.columns.depth[:, 0].sum()
 
 

@@ -101,7 +101,7 @@ def test_a_mixture_has_exactly_the_share_and_the_score_of_its_parts(seed, share)
 
 
 def test_the_scores_spread_holds_that_of_the_proportion():
-    """Against the spread of the score over a thousand sets of items; without the correction it is a tenth too small."""
+    """Compared with the spread of the score over a thousand sets of items; uncorrected it is a tenth too small."""
     rng, scores, errors, plain = np.random.default_rng(5), [], [], []
     for _ in range(1000):
         hard = rng.random(100)
@@ -122,7 +122,7 @@ def test_the_scores_spread_holds_that_of_the_proportion():
 def test_items_are_dealt_so_that_the_share_is_met_within_one_item():
     rng = np.random.default_rng(4)
     emitted = rng.integers(20, 60, 50)
-    # right says who answered: 2 the first rule, 3 the second
+    # ``right`` encodes the rule that answered: 2 the first, 3 the second
     runs = [RoutedTaskItems(np.full(50, 2.0 + n), emitted, rng.binomial(emitted, 0.7 - 0.5 * n)) for n in (0, 1)]
     found = mix_rules(runs, 0.45, rng)
     first = found.dealt == 2
@@ -139,7 +139,7 @@ def test_a_run_that_has_the_share_itself_is_taken_alone():
 
 
 def test_of_several_neighbours_those_nearest_to_validations_are_taken():
-    """On the judged items shares need not fall from rule to rule."""
+    """On the judged items, shares need not fall from rule to rule."""
     runs = [RoutedTaskItems(np.ones(1), np.array([10]), np.array([n])) for n in (9, 3, 7, 0)]
     assert [mix_rules(runs, 0.5, np.random.default_rng(0), near=near).first for near in (0, 2)] == [0, 2]
 

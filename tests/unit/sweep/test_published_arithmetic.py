@@ -20,12 +20,12 @@ from emad_ref.sweep.diagnostics import efficiency_gain_bound, published_efficien
 
 L, D, V = 24, 1_024, 32_128
 T5_LARGE = published_geometry("t5-large")
-# j, k*, bound L/j, the formula's gain, the gain of what is executed: all to the digits that a row shows
+# j, k*, bound L/j, the formula's gain, the executed gain: all to the digits that a row shows
 ROWS = [(2, 2781, 12.0, 6.147, 6.024), (7, 842, 3.429, 3.223, 7.440), (19, 315, 1.263, 1.260, 2.942)]
 
 
 def executed(signal: str, pruning: str, minimum: int) -> int:
-    """FLOPs of all readouts of one token that never exits, sure at every layer."""
+    """Return the FLOPs of all readouts of one token that never exits, certain at every layer."""
     point = early_exit_point(signal, L, V, minimum, 2.0, pruning=pruning)
     return sum(flops(work_without_exit(point, T5_LARGE), T5_LARGE).readouts.values())
 

@@ -21,7 +21,7 @@ NO_LOSS = np.zeros(1)
 
 
 def fewest(p_value, tolerance, level):
-    """The smallest n at which zero loss is certified, by bisection: p falls with n."""
+    """Return the smallest n at which zero loss is certified, by bisection: p falls with n."""
     low, high = 0, 1 << 20
     while high - low > 1:
         middle = (low + high) // 2
@@ -30,7 +30,7 @@ def fewest(p_value, tolerance, level):
 
 
 def test_without_loss_one_percent_at_95_percent_takes_299_sequences():
-    """The published numbers decide which letter is which: δ = 1 % is the tolerated risk, ε = 0.05 the test's level."""
+    """The published numbers fix the notation: δ = 1 % is the tolerated risk, ε = 0.05 the test's level."""
     assert fewest(hoeffding_bentkus_pvalues, tolerance=0.01, level=0.05) == 299 == min_sequences_to_certify(0.01, 0.05)
     assert fewest(hoeffding_bentkus_pvalues, tolerance=0.05, level=0.01) == 90  # the letters swapped
 
@@ -61,7 +61,7 @@ def test_an_empirical_risk_at_or_above_the_tolerance_shows_nothing():
 
 
 def columns(n, *shares):
-    """[n, λ] losses 0 and 1 whose column means are ``shares``."""
+    """Return [n, λ] losses 0 and 1 whose column means are ``shares``."""
     return np.stack([np.arange(n) < round(share * n) for share in shares], axis=1).astype(float)
 
 
@@ -84,7 +84,7 @@ def test_nothing_passing_is_full_depth_and_said():
     assert found.certificate.index is None
     assert (found.mean_depth, found.blocks_saved) == (12.0, 0.0)
     assert found.certificate.reason.startswith("full depth: threshold 1 of 2 fails")
-    assert "certify nothing" not in found.certificate.reason  # 1,000 sequences were enough; the loss was not
+    assert "certify nothing" not in found.certificate.reason  # 1,000 sequences were enough, but the loss was too large
 
 
 def test_too_few_sequences_are_named():
@@ -101,7 +101,7 @@ def test_all_passing_says_that_the_grid_ended():
 
 
 def test_the_order_of_sequences_does_not_matter():
-    """0.1 is no binary number: sums by order differ in the last place, and ⌈Σ⌉ would jump by one with them."""
+    """0.1 is no binary number: sums in different orders differ in the last place, and ⌈Σ⌉ would jump by one."""
     losses = np.repeat([[0.1], [0.7]], [10, 10], axis=0)
     found = {
         certify_threshold(np.random.default_rng(seed).permutation(losses), tolerance=0.5).p_values.item()
@@ -120,9 +120,9 @@ def test_textual_consistency_is_the_dissimilarity_itself():
     assert textual_consistency_loss(given).tolist() == given.tolist()
 
 
-# The promise. Losses are independent between thresholds, so that each one with a risk above δ is a fresh chance to be
-# wrong; two lie just above it, where a p-value that promises too much is caught. A sequence loses all or nothing: no
-# loss with the same mean varies more.
+# The guarantee. Losses are independent between thresholds, so that each threshold with a risk above δ can fail
+# independently; two lie just above it, where a p-value that promises too much is caught. A sequence loses all or
+# nothing: no loss with the same mean varies more.
 TRUE_RISK = np.array([0.004, 0.010, 0.020, 0.0505, 0.0520, 0.0900])
 DEPTHS = np.array([11.0, 9.0, 7.0, 5.0, 4.0, 2.0])
 LAYERS, TOLERANCE, LEVEL, SEQUENCES = 12, 0.05, 0.1, 300
@@ -133,7 +133,7 @@ def process(rng):
 
 
 def repeated(p_value=hoeffding_bentkus_pvalues, draw=process, tolerance=TOLERANCE, level=LEVEL):
-    """What 1,000 calibration sets, each drawn anew, chose."""
+    """Return the choices of 1,000 calibration sets, each drawn anew."""
     rng = np.random.default_rng(0)
     return [
         select_threshold(losses, DEPTHS[: losses.shape[1]], LAYERS, tolerance=tolerance, level=level, p_value=p_value)
@@ -142,7 +142,7 @@ def repeated(p_value=hoeffding_bentkus_pvalues, draw=process, tolerance=TOLERANC
 
 
 def held(chosen, tolerance=TOLERANCE, truth=TRUE_RISK):
-    """Share of sets whose choice risks at most ``tolerance``; full depth risks nothing."""
+    """Return the share of sets whose choice risks at most ``tolerance``; full depth risks nothing."""
     indices = [each.certificate.index for each in chosen]
     return np.mean([index is None or truth[index] <= tolerance for index in indices])
 
@@ -168,14 +168,14 @@ def rare(rng):
 
 
 def normal(sums, n, tolerance):
-    """The central limit theorem's p-value for losses 0 and 1."""
+    """Return the central limit theorem's p-value for losses 0 and 1."""
     mean = sums / n
     with np.errstate(divide="ignore"):
         return stats.norm.cdf((mean - tolerance) / np.sqrt(mean * (1 - mean) / n))
 
 
 def test_rare_losses_break_a_normal_p_value_and_not_ours():
-    """Risk 1.1 % against δ = 1 %, 300 sequences: about 3 strikes, often 1, whose own spread says nothing."""
+    """Risk 1.1 % against δ = 1 %, 300 sequences: about 3 strikes, often 1, with a meaningless sample variance."""
     setting, truth = {"draw": rare, "tolerance": 0.01, "level": 0.05}, {"tolerance": 0.01, "truth": np.array([0.011])}
     assert held(repeated(normal, **setting), **truth) < 0.95
     assert held(repeated(**setting), **truth) >= 0.95

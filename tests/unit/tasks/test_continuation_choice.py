@@ -24,7 +24,7 @@ END = CONTEXT_TOKENS + CONTINUATION_TOKENS
 
 
 def corpus(*lengths: int) -> list[np.ndarray]:
-    """Documents that share no token: that of position p in document d is 1000 (d + 1) + p."""
+    """Return documents without common tokens: position p in document d has token 1000 (d + 1) + p."""
     return [1000 * (number + 1) + np.arange(length, dtype=np.int64) for number, length in enumerate(lengths)]
 
 
@@ -33,7 +33,7 @@ def made(documents, count=500, *, opening=OPENING, seed=3):
 
 
 def document_of(tokens) -> int:
-    """The one document that ``tokens`` come from."""
+    """Return the document that ``tokens`` come from."""
     (number,) = {int(token) // 1000 - 1 for token in tokens}
     return number
 
@@ -104,7 +104,7 @@ def test_a_corpus_too_small_or_of_documents_too_short_is_refused_by_name():
 
 
 def test_equal_pieces_are_offered_once():
-    """Every second document goes on alike: such a piece is never both the answer and a wrong option."""
+    """Every second document continues alike: such a piece is never both the answer and a wrong option."""
     documents = corpus(*[60] * 40)
     for document in documents[::2]:
         document[CONTEXT_TOKENS:] = 7

@@ -82,7 +82,7 @@ WIKITEXT = " = Ada = \n \n Ada counts . \n \n = = Life = = \n \n She counts on .
 
 
 def write(path: Path, rows: Any) -> Path:
-    """JSON lines for a list under .jsonl, one JSON value elsewhere."""
+    """Write JSON lines for a list under .jsonl, one JSON value elsewhere."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(row) + "\n" for row in rows) if path.suffix == ".jsonl" else json.dumps(rows)
     path.write_text(lines, encoding="utf-8")
@@ -90,7 +90,7 @@ def write(path: Path, rows: Any) -> Path:
 
 
 def write_folder(data: Path) -> Path:
-    """A whole data folder in small."""
+    """Write a whole data folder in small."""
     write(data / "arc/ARC-Easy/test.jsonl", ARC)
     write(data / "arc/ARC-Challenge/test.jsonl", ARC)
     write(data / "arc/ARC-Challenge/train.jsonl", ARC)
@@ -128,7 +128,7 @@ def test_rows_are_read_as_the_hub_has_them(data, source, folder, split, rows):
 
 
 def test_every_source_is_covered_by_these_fixtures(data):
-    """A source added without a fixture would go unread."""
+    """A source added without a fixture would go untested."""
     folders = {"arc": "arc/ARC-Easy", "math": "math/algebra", "wikitext": "wikitext-2"}
     found = {
         s for s in SOURCES if any(datasets.find_split_file(s, p, data / folders.get(s, s)) for p in SOURCES[s].files)
@@ -267,7 +267,7 @@ def test_an_optional_split_that_is_missing_is_empty_and_said_to_be(data, caplog)
     assert "no train split" in caplog.text
     with pytest.raises(BadArgument, match="a folder that holds train"):
         load_task_splits(source="arc", folder="arc/ARC-Easy", hub="-", data=data)["train"]
-    with pytest.raises(BadArgument, match="a folder that holds train"):  # a wrong folder is no empty split
+    with pytest.raises(BadArgument, match="a folder that holds train"):  # a wrong folder is not an empty split
         load_task_splits(source="arc", folder="nowhere", hub="-", optional=("train",), data=data)["train"]
 
 
@@ -288,7 +288,7 @@ def test_hub_rows_pass_the_same_checks(monkeypatch):
 
 
 def test_a_row_of_the_hub_that_is_no_text_is_left_out_and_told(monkeypatch, caplog):
-    """Nobody can mend it there. Program text that spells an escape is text."""
+    """A user cannot correct it there. Program text that spells an escape is text."""
     hub = pytest.importorskip("datasets")
     good = {**GSM8K[0], "question": "What is '\\\\x00'?"}
     rows = hub.Dataset.from_list([good, {**GSM8K[0], "question": "a\0b"}])
@@ -313,7 +313,7 @@ def test_without_a_folder_and_offline_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr(datasets, "is_hub_reachable", lambda: False)
     with pytest.raises(TaskDataUnavailable, match=r"hub='openai/gsm8k'.*no cache.*pass a data folder"):
         load_task_splits(source="gsm8k", folder="gsm8k", hub="openai/gsm8k", name="main")["test"]
-    assert seen == [True]  # asked as under HF_HUB_OFFLINE: the cache only
+    assert seen == [True]  # requested as under HF_HUB_OFFLINE: the cache only
 
 
 def test_the_worlds_splits_are_seeded_and_differ():
@@ -343,7 +343,7 @@ DIALOGUES = [{"id": str(n), "dialogue": f"Ada: {n} cups?", "summary": f"Ada offe
 
 
 def squad_of(*questions: str) -> dict:
-    """One paragraph with these questions; the answer is the second word of each."""
+    """Return one paragraph with these questions; the answer is the second word of each."""
     asked = [
         {"id": q, "question": q, "answers": [{"text": q.split()[1], "answer_start": 0}]} for q in questions
     ]  # fmt: skip

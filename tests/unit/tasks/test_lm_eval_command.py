@@ -42,7 +42,7 @@ def test_a_refusal_is_one_line_and_the_command_line_is_put_back(capsys, tmp_path
     def ours_alone(manager, **options):
         every(manager, **options | {"include_defaults": False})
 
-    monkeypatch.setattr(tasks.TaskManager, "__init__", ours_alone)  # lm-eval's 14,000 files take ten seconds to list
+    monkeypatch.setattr(tasks.TaskManager, "__init__", ours_alone)  # listing lm-eval's 14,000 files takes ten seconds
     before = sys.argv
     model = "pretrained=emad-nano,margin=0.2"  # a margin without a profile
     assert lm_eval.main(["--model_args", model, "--tasks", "world_recall", "--limit", "1"]) == 1
@@ -65,7 +65,7 @@ def test_a_limit_without_documents_is_refused_before_the_run(words, capsys):
 
 @pytest.mark.parametrize("words", [["--output_path", "{}"], ["--output_path={}"], ["-o", "{}"], ["-o", "{}/a.json"]])
 def test_results_that_cannot_be_written_are_refused_before_the_run(words, capsys, tmp_path):
-    """lm-eval warns of it after the run, and ends with status 0."""
+    """lm-eval warns of it after the run, and exits with status 0."""
     pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
     (tmp_path / "file").touch()
     argv = [word.format(tmp_path / "file") for word in words]

@@ -57,7 +57,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def profile(nano, tmp_path_factory):
-    """A profile of the model on a few of the world's examples."""
+    """Return a profile of the model on a few of the world's examples."""
     items = [
         encode_item(e, nano.tokenizer, nano.opening_token_id) for e in world.generate_examples("facts", "calibrate", 8)
     ]
@@ -159,7 +159,7 @@ def test_without_a_chat_template_the_option_is_refused_by_name(nano, monkeypatch
         EmadLM(nano).apply_chat_template(CHAT)
 
 
-# ---------------------------------------------------------------- where a text begins and ends
+# ---------------------------------------------------------------- opening and end of a text
 
 
 def folder_of(tmp_path, named, config, generation):
@@ -200,7 +200,7 @@ def test_an_end_that_only_a_config_declares_will_do(tmp_path):
 
 
 def test_lm_evals_request_cache_is_refused(nano, tmp_path):
-    """It would answer for one operating point with another's results."""
+    """It would return one operating point's results for another."""
     from lm_eval.api.model import CachingLM
 
     with pytest.raises(BadArgument, match=r"use_cache=.*pass journal=FOLDER"):
@@ -272,7 +272,7 @@ def test_a_long_context_is_cut_on_the_left_and_said_to_be(nano, caplog):
 
 
 def test_cut_contexts_are_counted_by_task_and_said_once(nano, caplog):
-    """Not once per request: a task of a thousand long documents would say it a thousand times."""
+    """Not once per request: a task of a thousand long documents would repeat it a thousand times."""
     lm, long, short = EmadLM(nano, max_length=20), "Ada has nine cards and Bob has two. " * 5, "Ada has"
     settings = {"until": [], "max_gen_toks": 4}
     asked = [("one", long), ("one", long + "Now"), ("two", short), ("three", long)]
@@ -314,7 +314,7 @@ STOPS = {"\n": (2,), "b c": (0, 1), "<|end|>": (4, 5, 6, 5, 7), "abab": (0, 0), 
 
 @given(st.lists(st.integers(0, len(SPELLED) - 1), max_size=12), st.sampled_from(list(STOPS)))
 def test_a_stop_string_is_found_at_the_token_that_completes_it(before, stop):
-    """For a tokenizer whose decoding is the concatenation of its tokens, the tail says what the whole text says."""
+    """For a tokenizer whose decoding concatenates its tokens, the tail decides as the whole text does."""
 
     def text(ids):
         return "".join(SPELLED[i] for i in ids)
@@ -325,7 +325,7 @@ def test_a_stop_string_is_found_at_the_token_that_completes_it(before, stop):
 
 
 def test_a_stop_string_that_only_the_tail_seems_to_hold_does_not_count():
-    """Decoding a part may spell what the whole does not: sentencepiece drops a leading space."""
+    """A decoded part may contain text that the whole does not: sentencepiece drops a leading space."""
     assert not make_stop_string_check(lambda ids: "stop" if len(ids) < 9 else "st op", ["stop"])(list(range(20)))
     assert make_stop_string_check(lambda ids: "stop", ["stop"])(list(range(20)))
 
@@ -345,7 +345,7 @@ def test_looking_at_the_tail_changes_no_text(nano, monkeypatch, stops):
 
 @pytest.mark.parametrize("point", [full_depth(4), EARLY], ids=lambda point: point.name)
 def test_our_own_path_emits_what_the_protocol_gives(nano, point):
-    """Logits that stay on the device, and a prompt in one pass where nothing can exit."""
+    """Logits stay on the device, and a prompt takes one pass if no token can exit."""
     settings = {"until": ["."], "max_gen_toks": 12}
     requests = [request(text, settings) for text in ("Ada has", "Bob finds the key in", "How many cards", "In 1834")]
     mine = EmadLM(nano, point=point).generate_until(requests, disable_tqdm=True)
@@ -357,11 +357,11 @@ def test_our_own_path_emits_what_the_protocol_gives(nano, point):
 
 
 class Interrupt(Exception):
-    """Stands for a signal in the middle of a run."""
+    """Imitates a signal in the middle of a run."""
 
 
 def counting(monkeypatch, stop_after: int | None = None) -> list[int]:
-    """Sizes of the batches that ``replayed`` really ran; raises in the batch after ``stop_after``."""
+    """Return the sizes of the batches that ``replayed`` ran; raises in the batch after ``stop_after``."""
     ran: list[int] = []
     real = lm_eval_model.score_by_replay
 
@@ -477,7 +477,7 @@ def plain(value):
 
 @pytest.mark.parametrize("name", SAME_NAME)
 def test_tasks_of_lm_evals_names_are_lm_evals_tasks(name):
-    """Every prompt, stop sequence, filter, metric and shot; only where documents come from differs."""
+    """Every prompt, stop sequence, filter, metric and shot is lm-eval's; only the source of documents differs."""
     mine, theirs = load_yaml(TASK_FOLDER / f"{name}.yaml"), stock(name)
     left_out = OURS | ({"training_split"} if name == "wikitext" else set())
     assert {k: plain(v) for k, v in mine.items() if k not in left_out} == {
@@ -561,7 +561,7 @@ def test_perplexity_is_summed_over_documents_and_counts_their_tokens(nano, data)
 
 
 def test_a_perplexity_has_a_standard_error_from_its_documents():
-    """Against the spread of the same ratio over resampled documents."""
+    """Compared with the spread of the same ratio over resampled documents."""
     rng = np.random.default_rng(0)
     units = rng.integers(20, 200, size=400)
     scores = units * rng.normal(3.0, 0.5, size=400)
@@ -599,7 +599,7 @@ def test_the_worlds_programs_are_judged_by_their_asserts(nano):
     )
     assert metrics.score_world_code(document, [document["answer"]]) == {"acc": 1.0}
     assert metrics.score_world_code(document, [" x + 1000\n"]) == {"acc": 0.0}
-    assert metrics.score_world_code(document, [document["answer"].rstrip("\n")]) == {"acc": 0.0}  # line unfinished
+    assert metrics.score_world_code(document, [document["answer"].rstrip("\n")]) == {"acc": 0.0}  # an unfinished line
     assert set(evaluate_tasks(EmadLM(nano), ["world_code"], limit=3)["world_code"].scores) <= {0.0, 1.0}
 
 
@@ -656,7 +656,7 @@ def test_squad_scores_the_best_of_the_reference_answers(prediction, exact, f1):
 
 def test_words_are_matched_as_often_as_both_texts_have_them():
     assert metrics.token_f1("red red fox", "red fox") == pytest.approx(2 * 2 / 5)
-    assert metrics.token_f1("the", "a") == 1.0  # nothing is left of either
+    assert metrics.token_f1("the", "a") == 1.0  # nothing remains of either
 
 
 def test_samsum_is_scored_by_rouge():

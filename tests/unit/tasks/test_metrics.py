@@ -146,7 +146,7 @@ LEAVING = {  # of the call itself
     "fork": "__import__('os').fork()",
     "kill": "__import__('os').kill(-1, 9)",
 }
-AFTERWARDS = {  # code that runs once the check has failed, or around it
+AFTERWARDS = {  # code that runs after the failed check, or around it
     "excepthook": WITH_HOOK + "sys.excepthook = hook",
     "excepthook of the interpreter": "sys.__excepthook__ = sys.excepthook = forge",
     "unraisable hook": "sys.unraisablehook = forge\nclass A:\n    def __del__(self): 1 / 0\nkept = A()",
@@ -184,14 +184,14 @@ AFTERWARDS = {  # code that runs once the check has failed, or around it
     "descriptors": "[os.dup2(os.open('/dev/null', os.O_RDWR), fd) for fd in range(64)]",
     "os._exit": "leave = os._exit; os._exit = lambda _: leave(93); 1 / 0",
     "frames": "forge()",
-    "equality of int": "ctypes.memset(id(3) + 24, 255, 4)",  # the one 3 of this interpreter is another number now
+    "equality of int": "ctypes.memset(id(3) + 24, 255, 4)",  # this interpreter's only 3 now has another value
     "fd search": "import mmap; [o.write(b'x') for o in gc.get_objects() if isinstance(o, mmap.mmap)]",
 }
 
 
 def hostile(expression, afterwards="", code=93):
-    """A wrong ``add``: its result is ``expression``; ``afterwards`` runs when the program is loaded."""
-    compile(afterwards, "afterwards", "exec")  # a mistake in it would be no attack
+    """Return a wrong ``add`` with the result ``expression``; ``afterwards`` runs when the program is loaded."""
+    compile(afterwards, "afterwards", "exec")  # a syntax error would not be an attack
     loaded = f"exec({FORGE.replace('ENDED', str(code)) + afterwards!r})\n" if afterwards else ""
     return f"    return {expression}\n\n{loaded}"
 

@@ -84,7 +84,7 @@ def test_another_split_is_refused(data) -> None:
         select_task_documents(["arc_easy"], "calibrate", 2, data=data, limit=None)
 
 
-# ------------------------------------------------------------ either model alone is what lm-eval says of it
+# ------------------------------------------------------------ either model alone equals lm-eval's result
 
 
 @pytest.mark.parametrize("task", ["arc_easy", "gsm8k"])
@@ -100,7 +100,7 @@ def test_alone_each_model_scores_as_by_itself(models, data, task) -> None:
 
 
 def test_options_are_read_in_turns(models, data) -> None:
-    """Switching on options lies between the models: its tokens are counted, its verdicts those of lm-eval."""
+    """Switching on options lies between the models: tokens are counted, scores are lm-eval's."""
     pair = paired(models, data, "arc_easy")
     assert pair.corpus == "arc_easy"
     assert list(pair.answers.scorable_tasks) == ["arc_easy"]
@@ -148,7 +148,7 @@ def test_repeated_questions_are_one_item(models, data) -> None:
     assert len(right.independent_values) == len(right) - 1
 
 
-# ------------------------------------------------------------ what cannot be asked
+# ------------------------------------------------------------ refused requests
 
 
 def test_a_gate_ranks_no_options(models, data) -> None:

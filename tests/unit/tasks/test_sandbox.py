@@ -35,12 +35,12 @@ from emad_ref.tasks.sandbox import (
 )
 
 MEMORY_BYTES = 512 << 20
-PAGES = count(1 + os.getpid() % 50_000)  # so many pages on top: a number that only one run's command lines hold
+PAGES = count(1 + os.getpid() % 50_000)  # this many pages more: a number in the command lines of one run only
 
 
 @pytest.fixture(params=sandbox.BACKENDS, ids=lambda backend: backend.name)
 def backend(request):
-    """Every backend that confines on this machine."""
+    """Give every backend that confines on this machine."""
     if reason := backend_unavailable_reason(request.param):
         pytest.skip(reason)
     return request.param
@@ -48,7 +48,7 @@ def backend(request):
 
 @pytest.fixture
 def run(backend, monkeypatch, tmp_path):
-    """``run_program`` on one backend; afterwards no process, file or folder of the run may be there."""
+    """Run ``run_program`` on one backend; afterwards no process, file or folder of the run may remain."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -64,7 +64,7 @@ def run(backend, monkeypatch, tmp_path):
 
 
 def is_gone(mark: int, seconds: float = 5.0) -> bool:
-    """Whether no process has ``mark`` on its command line; the kernel may take a moment to bury the killed."""
+    """Return whether no process has ``mark`` on its command line; the kernel may take a moment after a kill."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not with_mark(mark):
@@ -82,7 +82,7 @@ def with_mark(mark: int) -> list[str]:
     return found
 
 
-# --- what a run says ----------------------------------------------------------------------------------------------
+# --- outcome of a run ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def test_runs_at_the_same_time_keep_apart(run):
         assert [result.stdout for result in pool.map(run, sources)] == ["0\n", "1\n", "2\n", "3\n"]
 
 
-# --- who passes ---------------------------------------------------------------------------------------------------
+# --- passing checks -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def check(backend, monkeypatch, tmp_path):
-    """``check_program`` on one backend, of a function ``f`` that should add one; a check of one's own where given."""
+    """Run ``check_program`` on one backend with a function ``f`` that should add one, or with another check."""
 
     def check(program, text="assert f(1) == 2", definitions="", seconds=10.0, output_bytes=64 << 10):
         task = FunctionTask("f", definitions, text)
@@ -192,7 +192,7 @@ def test_a_program_that_never_answers_is_stopped_on_time(check, program):
     result = check(program, seconds=0.8, output_bytes=1000)
     assert (result.outcome, result.exit_code) == ("timeout", None)
     assert len(result.stdout) <= 1000
-    assert time.monotonic() - began < 3.8  # 3 s for a loaded machine to kill and bury it
+    assert time.monotonic() - began < 3.8  # 3 s for a loaded machine to kill and reap it
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_an_endless_program_is_stopped_on_time(run, source):
     began = time.monotonic()
     result = run(source, seconds=0.7)
     assert (result.outcome, result.exit_code) == ("timeout", None)
-    assert time.monotonic() - began < 3.7  # 3 s for a loaded machine to kill and bury it
+    assert time.monotonic() - began < 3.7  # 3 s for a loaded machine to kill and reap it
 
 
 def test_cpu_time_is_limited_even_if_nobody_watches_the_clock(backend, monkeypatch):
@@ -296,7 +296,7 @@ def test_a_memory_bomb_ends_itself(run, source):
 
 
 def test_memory_outside_the_address_space_is_limited_too(run):
-    """Files in memory are the one kind left, and those fill the scratch folder, whose size is fixed."""
+    """Only files in memory are left, and they fill the scratch folder of fixed size."""
     source = """
 import os
 written = 0
@@ -334,7 +334,7 @@ def test_endless_output_is_stopped_on_time(run):
     assert (result.outcome, len(result.stdout), result.truncated) == ("timeout", 1000, True)
 
 
-# --- what a program can see and reach -----------------------------------------------------------------------------
+# --- visible and reachable resources ------------------------------------------------------------------------------
 
 
 def test_the_parents_environment_is_not_to_be_seen(run, monkeypatch):
@@ -441,7 +441,7 @@ print("alive")
 
 def test_a_signal_to_its_own_group_reaches_the_program_alone(run):
     result = run("import os, signal\nprint(os.getpgrp() > 0, flush=True)\nos.killpg(0, signal.SIGKILL)")
-    assert result.stdout == "True\n"  # 0 would be a group that is led from outside
+    assert result.stdout == "True\n"  # 0 would be a group with a leader outside
     assert (result.outcome, result.exit_code) == ("killed", 128 + signal.SIGKILL)
 
 
@@ -483,7 +483,7 @@ def test_without_the_filter_children_left_behind_die_with_the_program(unfiltered
     )
     began = time.monotonic()
     assert unfiltered(source).outcome == "ended"
-    assert time.monotonic() - began < 9.0  # and nobody waits for them: below the time limit
+    assert time.monotonic() - began < 9.0  # no process waits for them: below the time limit
 
 
 def test_without_the_filter_the_number_of_processes_is_limited(unfiltered, backend):
@@ -519,7 +519,7 @@ def test_without_the_filter_there_is_still_no_network(unfiltered):
 
 @pytest.mark.parametrize("ours", [["--user", "--map-root-user"], []], ids=["user namespace", "privilege"])
 def test_where_the_kernel_permits_it_the_namespaces_backend_confines(ours):
-    """Otherwise a mistake in the backend would make every test above a skipped one."""
+    """Otherwise an error in the backend would skip every test above."""
     words = ["unshare", *ours, "--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "true"]
     if shutil.which("unshare") is None or subprocess.run(words, capture_output=True).returncode:
         pytest.skip("the system's own unshare is refused too")
@@ -546,7 +546,7 @@ def test_a_program_dies_with_the_process_that_started_it(backend, tmp_path):
 
 
 def burns_time(process: str) -> bool:
-    """Whether it used a tenth of a second and more: the program runs, the way in (bwrap's has a gap) is behind it."""
+    """Return whether it used a tenth of a second: then the program runs, past the start (bwrap's has a gap)."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         words = Path("/proc", process, "stat").read_text().rpartition(")")[2].split()
         return int(words[11]) / os.sysconf("SC_CLK_TCK") > 0.1 and words[0] == "R"
@@ -583,7 +583,7 @@ def test_a_backend_that_breaks_is_no_outcome_of_the_program(words):
 
 
 def test_a_caller_that_died_before_the_way_in_leaves_no_program_behind():
-    """The outermost process asks for its parent's death too late: it must see that somebody else is its parent now."""
+    """The outermost process requests its parent's death signal too late: it must see that its parent has changed."""
     backend = sandbox.BACKENDS[0]
     if reason := backend_unavailable_reason(backend):
         pytest.skip(reason)
@@ -608,7 +608,7 @@ def test_a_failing_step_on_the_way_in_is_no_outcome_of_the_program(monkeypatch):
 
 
 def test_namespaces_that_are_switched_off_are_called_so(monkeypatch):
-    """The kernel's word for it is "No space left on device"."""
+    """The kernel's own message is "No space left on device"."""
 
     def off(name, *arguments):
         raise OSError(errno.ENOSPC, f"{name}: {os.strerror(errno.ENOSPC)}")
@@ -647,7 +647,7 @@ def test_run_program_runs_where_programs_can_be_confined():
 
 
 def answer(steps: bytes, audit: int, number: int) -> int:
-    """What the kernel does with a filter: four instructions of classic BPF."""
+    """Return the kernel's answer to a filter: four instructions of classic BPF."""
     data, at, loaded = {0: number, 4: audit}, 0, 0
     while True:
         code, if_true, if_false, value = struct.unpack_from("=HBBI", steps, at * 8)

@@ -42,7 +42,7 @@ def item(example, opening=0):
 
 
 def trace_of(items, likely):
-    """A two-layer trace; ``likely[i][j]``: per continuation, whether layer j+1 likes and predicts its tokens."""
+    """Return a two-layer trace; ``likely[i][j]``: per continuation, whether layer j+1 predicts its tokens."""
     sequences = to_token_sequences(items)
     parts = [(s.adaptive_from, s.tokens[s.adaptive_from : -1], s.tokens[s.adaptive_from + 1 :]) for s in sequences]
     lengths = [len(target) for _, _, target in parts]
@@ -144,7 +144,7 @@ def test_a_mean_choice_is_by_log_likelihood_per_token():
     """The third option has two tokens: its sum is below the first's, its mean above."""
     items = [item(replace(CHOICE, scoring="mean_choice", answer="eh"))]
     trace = trace_of(items, [[0, 0], [0, 0], [1, 0]])
-    trace.nll_nats[:, 0] = [0.25, 0.5, 0.2, 0.2]  # sums 0.25, 0.5, 0.4: by them the first is the likeliest
+    trace.nll_nats[:, 0] = [0.25, 0.5, 0.2, 0.2]  # sums 0.25, 0.5, 0.4: by sums the first is the likeliest
     assert mark_correct_items_from_trace(items, trace, np.full(len(trace), 1)).tolist() == [True]
     assert mark_correct_items_from_trace([item(CHOICE)], trace, np.full(len(trace), 1)).tolist() == [False]
 

@@ -40,7 +40,7 @@ def test_a_text_file_holds_paragraphs(tmp_path):
 
 @pytest.mark.parametrize("total", [7, 8, 10, 41])
 def test_no_paragraph_has_a_neighbour_in_another_split(tmp_path, total):
-    """They may belong to one article: each split is one run, and the paragraph at a border is nobody's."""
+    """Both may belong to one article: each split is one run, and the paragraph at a border is dropped."""
     path = tmp_path / "notes.txt"
     path.write_text("\n\n".join(f"paragraph {i}" for i in range(total)), encoding="utf-8")
     runs = [[int(text.split()[1]) for text in iterate_corpus_documents(str(path), split)] for split in READ]
@@ -142,7 +142,7 @@ def test_the_world_is_a_corpus_like_any_other():
 
 @pytest.fixture
 def hub(monkeypatch):
-    """``datasets.load_dataset`` that serves rows from a dict of parts, or raises what it holds."""
+    """Replace ``datasets.load_dataset``: it serves rows from a dict of parts, or raises its content."""
     parts = {}
 
     def load_dataset(name, configuration, *, split, streaming):
@@ -263,7 +263,7 @@ def test_a_whole_character_in_two_escapes_is_text(tmp_path):
 
 
 def test_a_pipe_is_no_corpus(tmp_path):
-    """Splits are dealt by number: a file is read more than once."""
+    """A file is read more than once, because splits are dealt by number."""
     os.mkfifo(tmp_path / "a.txt")
     with pytest.raises(BadArgument, match=r"expected a file or a folder; it is a pipe, which can be read once only"):
         iterate_corpus_documents(str(tmp_path / "a.txt"), "evaluate")
@@ -329,7 +329,7 @@ def test_a_row_without_its_answer_is_refused_by_line(tmp_path):
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An endpoint that refuses at once, in a client that is not offline."""
+    """Return an endpoint that refuses at once, with a client that is not offline."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
 
@@ -404,7 +404,7 @@ def test_there_are_four_splits():
         ("a\rb", "a\nb"),
         ("a\r\n\rb", "a\n\nb"),
         ("\u2028 and \x0c stay", "\u2028 and \x0c stay"),
-        ("a \ufeff b", "a \ufeff b"),  # behind the start it is a space of no width
+        ("a \ufeff b", "a \ufeff b"),  # after the first character it is a zero-width space
         ("", ""),
     ],
 )

@@ -22,7 +22,7 @@ WORDS = SENTENCE.split(" ")
 
 
 class Counting:
-    """A tokenizer that counts the characters it is given."""
+    """A tokenizer that counts the characters of its input."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer, self.characters = tokenizer, 0
@@ -82,7 +82,7 @@ def test_where_tokens_depend_on_the_end_the_whole_is_tokenised(monkeypatch: pyte
     monkeypatch.setattr(corpora, "LONG_CHARACTERS", 3_000)
 
     class FromTheEnd:
-        """Pairs of letters, the odd one first."""
+        """Pairs letters from the end, the odd one first."""
 
         def encode(self, text: str, **_: Any) -> list[int]:
             return [1] * (len(text) % 2) + [2] * (len(text) // 2)

@@ -57,7 +57,7 @@ def test_a_copy_of_text_without_spaces_is_found() -> None:
 
 
 def test_texts_of_one_kind_are_not_alike() -> None:
-    """Neither a template with other words in it, nor short texts that differ in a number."""
+    """Neither a template with other words, nor short texts that differ in a number."""
     assert cluster_near_duplicates(text(seed) for seed in range(200)).tolist() == list(range(200))
     assert cluster_near_duplicates(f"paragraph {number}" for number in range(50)).tolist() == list(range(50))
     for corpus in ("world:premise", "world:mixed"):
@@ -92,7 +92,7 @@ def test_a_source_that_repeats_itself_for_ever_ends() -> None:
 
 
 def test_documents_under_one_header_are_compared_with_few_others_and_copies_are_found(monkeypatch) -> None:
-    """A licence over a third of every document: to compare all of them with all would take hours."""
+    """A licence fills a third of every document: comparing all of them with all would take hours."""
     compared = 0
 
     def counted(a, b) -> float:

@@ -38,12 +38,12 @@ WORDS = (*NAMES, *THINGS, *PLACES, *COLOURS)
 
 
 def parts(pair):
-    """(question, passage) of a qa pair."""
+    """Return (question, passage) of a qa pair."""
     return re.fullmatch(r"question: (.+\?) context: (.+\.)", pair.source).groups()
 
 
 def restored(pair):
-    """The text that a span-corruption pair hides: every sentinel of the source replaced by its words."""
+    """Return the text that a span-corruption pair hides: each sentinel of the source is replaced by its words."""
     pieces = re.split(r"(<extra_id_\d+>)", pair.target)
     words = {sentinel: told.strip() for sentinel, told in zip(pieces[1::2], pieces[2::2], strict=True)}
     return re.sub(r"<extra_id_\d+>", lambda found: words[found.group()], pair.source)
@@ -65,7 +65,7 @@ def test_the_same_seed_gives_the_same_pairs_as_many_as_asked_for(task):
 
 
 def test_what_the_bundled_models_were_trained_on_stays_what_it_was():
-    """The weights of emad-t5-tiny were trained on these streams: a changed draw silently unfits them."""
+    """emad-t5-tiny was trained on these streams: a changed draw would silently invalidate its weights."""
     digest = hashlib.sha256()
     for split in SPLITS:
         for pair in (
@@ -78,7 +78,7 @@ def test_what_the_bundled_models_were_trained_on_stays_what_it_was():
 
 @pytest.mark.parametrize("task", KINDS)
 def test_no_text_stands_in_two_splits_or_twice_in_one(task):
-    """Texts are the unit that intervals resample: a text that recurs would count twice."""
+    """Intervals resample texts: a repeated text would count twice."""
     texts = {
         split: [pair.text for seed in (0, 1) for pair in generate_pairs(task, split, 600, seed)] for split in SPLITS
     }
@@ -89,7 +89,7 @@ def test_no_text_stands_in_two_splits_or_twice_in_one(task):
 
 
 def test_without_the_rule_splits_would_meet(monkeypatch):
-    """Power of the check above: streams seeded apart are not enough where texts have few variants."""
+    """Power of the check above: streams with different seeds are not enough if texts have few variants."""
     from emad_ref.text import seq2seq_pairs as module
 
     for name in ("NAMES", "THINGS", "PLACES", "COLOURS"):
@@ -171,17 +171,17 @@ def test_every_answer_is_a_span_of_its_passage_or_is_remembered_or_is_a_sum():
         assert told or more, pair
         assert not (told and more == "remembered"), pair
         seen[more] += 1
-    assert min(seen.values()) > 80  # of 600: 0.3 are sums, 0.7 · 0.29 remembered, which is 121; 4 standard deviations
+    assert min(seen.values()) > 80  # of 600: 0.3 are sums, 0.7 · 0.29 from memory, so 121; 4 standard deviations
 
 
 def test_every_answer_has_a_rival_of_its_kind_in_the_passage():
-    """Whoever ignores the question cannot be right more than half of the time."""
+    """A model that ignores the question is right at most half of the time."""
     lists = {"name": NAMES, "thing": THINGS, "place": PLACES, "colour": COLOURS}
     kinds = {word: kind for kind, words in lists.items() for word in words}
     for pair in generate_pairs("qa", "validate", 500):
         question, passage = parts(pair)
         if pair.target in ("In the morning", "In the evening", "On that day"):
-            continue  # one event has a time: the question's word alone tells it
+            continue  # only one event has a time: the question's first word alone selects it
         if REMEMBERED.fullmatch(question) or SUM.fullmatch(question):
             continue
         last = pair.target.split()[-1]
@@ -198,7 +198,7 @@ def test_nineteen_kinds_of_question_are_asked_and_each_often():
 
 
 def test_the_answers_are_what_the_passage_says_what_the_world_knows_and_what_can_be_reckoned():
-    """Read back independently, by patterns over the sentences."""
+    """Patterns over the sentences read the answers independently."""
     checked = Counter()
     for pair in generate_pairs("qa", "evaluate", 850):
         question, passage = parts(pair)
@@ -295,7 +295,7 @@ def test_small_talk_is_left_out_of_half_of_the_dialogues():
 
 
 def test_the_chain_is_the_sums_of_the_person_asked_about_and_ends_with_what_is_left():
-    """Computed again from the sentences."""
+    """Recomputed from the sentences."""
     lengths = Counter()
     for pair in generate_pairs("count", "evaluate", 400):
         thing, name, story = re.fullmatch(
@@ -341,13 +341,13 @@ def test_sentinels_count_up_stand_apart_and_hide_their_share(seed, length):
     pair = corrupt_text(" ".join(f"w{i}" for i in range(length)), random.Random(seed))
     told = re.findall(r"<extra_id_\d+>", pair.target)
     assert told == re.findall(r"<extra_id_\d+>", pair.source) == list(SENTINELS[: len(told)])
-    assert "> <" not in pair.source  # two spans in a row would be one
+    assert "> <" not in pair.source  # two adjacent spans would be one
     shown = min(length, WINDOW)
     assert len(pair.target.split()) - len(told) == max(1, round(CORRUPTED_SHARE * shown))
 
 
 def test_any_word_may_be_hidden_the_first_and_the_last_too():
-    """The answer stands last in a text that holds question and answer: hiding it is what teaches to look it up."""
+    """The answer ends a text of question and answer: hiding it teaches the look-up."""
     text = " ".join(f"w{i}" for i in range(12))
     hidden = Counter()
     for seed in range(400):

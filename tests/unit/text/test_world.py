@@ -31,7 +31,7 @@ def test_the_same_seed_gives_the_same_documents(corpus):
 
 
 def test_what_the_bundled_models_were_trained_on_stays_what_it_was():
-    """The weights were trained on this stream and the goldens read it: a changed draw silently unfits both."""
+    """The weights were trained on this stream, the goldens read it: a changed draw would silently invalidate both."""
     digest = hashlib.sha256()
     for corpus in world.CORPORA:
         for split in SPLITS:
@@ -166,7 +166,7 @@ def test_examples_come_as_many_as_asked_for_and_know_how_they_are_scored(task, s
 
 @pytest.mark.parametrize("task", world.TASKS)
 def test_no_item_comes_twice_or_stands_in_two_splits(task):
-    """At two seeds: what one run calibrates on is no other run's evaluation either."""
+    """At two seeds: no item of one run's calibration is in another run's evaluation."""
     prompts = {
         split: [item.prompt for seed in (0, 1) for item in world.generate_examples(task, split, 400, seed)]
         for split in SPLITS

@@ -48,7 +48,7 @@ def record(rows: int = ROWS) -> Record:
 
 
 def honest() -> dict[str, WireFrame]:
-    """The reply to each call of a session of two rows."""
+    """Return the reply to each call of a session of two rows."""
     capabilities = encode_capabilities(Capabilities(max_feed=8, deepens=True))
     replies = {
         "hello": WireFrame({"wire": 1, "name": "fake"}),
@@ -70,9 +70,9 @@ def honest() -> dict[str, WireFrame]:
 
 @contextmanager
 def listening(**replies: Reply) -> Iterator[tuple[Address, list[WireFrame]]]:
-    """A server's address and the requests it got. ``replies``: by call, in place of the honest ones.
+    """Yield a server's address and its received requests. ``replies`` replace the honest ones, by call.
 
-    A reply is a frame, bytes as they stand, or what is done with the socket.
+    A reply is a frame, bytes sent unchanged, or a function of the socket.
     """
     answers: dict[str, Reply] = honest() | replies
     asked: list[WireFrame] = []
@@ -82,7 +82,7 @@ def listening(**replies: Reply) -> Iterator[tuple[Address, list[WireFrame]]]:
         while True:
             try:
                 judge, _ = listener.accept()
-            except OSError:  # the test is over
+            except OSError:  # the test has ended
                 return
             threading.Thread(target=answer, args=(judge,), daemon=True).start()
 

@@ -32,7 +32,7 @@ from tests.unit.wire.scripted_decoder import (
 
 PROMPTS = [Prompt(np.array([1, 2, 3]))] * ROWS
 TOKENS = np.array([[1, 2], [3, 4]])
-SECONDS = 20.0  # nothing here takes as long, unless it hangs
+SECONDS = 20.0  # only a hang takes as long
 
 
 def frame_bytes(frame):
@@ -41,7 +41,7 @@ def frame_bytes(frame):
 
 @contextmanager
 def opened(seconds=SECONDS, **replies):
-    """A remote and a decoder of it, whose server answers so."""
+    """Yield a client and one of its decoders; the server sends ``replies``."""
     with listening(**replies) as (where, asked):
         remote = DecoderClient(where, seconds)
         try:
@@ -57,13 +57,13 @@ def session_of(seconds=SECONDS, **replies):
 
 
 def changed(call, name, value=None):
-    """The honest reply to ``call`` with an array replaced, or left out."""
+    """Return the honest reply to ``call`` with an array replaced or removed."""
     reply = honest()[call]
     kept = {other: array for other, array in reply.arrays.items() if other != name}
     return WireFrame(reply.header, kept if value is None else kept | {name: value})
 
 
-# ---------------------------------------------------------------- an honest one
+# ---------------------------------------------------------------- an honest server
 
 
 def test_a_session_shows_what_came_with_the_last_reply():
@@ -137,7 +137,7 @@ def test_a_refusal_is_an_answer(kind, error):
         with pytest.raises(error, match=r"^not so$"):
             session.feed(TOKENS)
         assert session.length.tolist() == [3, 3]
-        session.rollback(np.array([2, 2]))  # the connection stays
+        session.rollback(np.array([2, 2]))  # the connection stays open
 
 
 def test_a_failure_that_is_told_leaves_the_connection():
@@ -163,7 +163,7 @@ def test_what_is_no_argument_is_not_sent():
         assert len(asked) == sent
 
 
-# ---------------------------------------------------------------- a hostile one
+# ---------------------------------------------------------------- a hostile server
 
 
 def closes(judge):
@@ -224,13 +224,13 @@ def test_whatever_comes_in_place_of_a_reply_is_one_clear_error(kind):
             session.feed(TOKENS)
         assert str(failed.value).startswith(f"decoder={remote.address}: call 'feed': ")
         assert said in str(failed.value)
-        # that connection is broken for good …
+        # that connection is closed for good …
         with pytest.raises(DecoderFailed, match="call 'rollback': the connection broke before, in call 'feed'"):
             session.rollback(np.array([2, 2]))
         sent = len(asked)
         session.close()
         assert len(asked) == sent
-        # … and the next decoder has one of its own
+        # … and the next decoder opens its own
         decoder = remote.open_decoder(REQUEST, MODEL, VOCABULARY)
         assert decoder.start(PROMPTS)[0].length.tolist() == [3, 3]
         assert [frame.header["call"] for frame in asked[sent:]] == ["hello", "open", "start"]
@@ -302,7 +302,7 @@ request()
 
 @contextmanager
 def script(tmp_path, lines, seconds=SECONDS, hello=HELLO):
-    """A connection to a program that says hello and then does ``lines`` at the next call."""
+    """Connect to a program that greets and then does ``lines`` at the next call."""
     (tmp_path / "decoder.py").write_text(hello + lines)
     program = parse_address(f"exec:{sys.executable} -S decoder.py", tmp_path, "x")
     connection = Connection(program, seconds)
@@ -356,7 +356,7 @@ def test_a_program_that_hangs_is_killed_with_all_it_started(tmp_path):
         said = failing(connection)
         assert "no reply within 1 s" in said
         for pid in said.splitlines()[-1].split():
-            assert gone(int(pid)), pid  # before anybody closes anything
+            assert gone(int(pid)), pid  # before either side closes anything
 
 
 def test_a_program_that_closes_its_output_and_runs_on_is_killed(tmp_path):
@@ -367,14 +367,14 @@ def test_a_program_that_closes_its_output_and_runs_on_is_killed(tmp_path):
 
 
 def test_a_program_that_does_not_read_is_a_hang(tmp_path):
-    """A request larger than a pipe, sent to nobody."""
+    """A request larger than a pipe, which the program does not read."""
     hello = HELLO.rpartition("request()")[0] + "time.sleep(60)"
     with script(tmp_path, "", seconds=0.5, hello=hello) as connection, pytest.raises(DecoderFailed, match="no reply"):
         connection.call("feed", WireFrame(arrays={"tokens": np.zeros(1 << 20)}), lambda reply: None)
 
 
 def gone(pid):
-    """Whether a process has ended: nobody, or a zombie whose parent has not looked yet."""
+    """Return whether a process has ended or is a zombie."""
     for _ in range(100):
         try:
             with open(f"/proc/{pid}/stat") as stat:
@@ -434,7 +434,7 @@ def test_a_program_that_kills_its_supervisor_is_killed(tmp_path):
 
 
 def test_an_interrupted_call_breaks_the_connection(tmp_path):
-    """What comes next would be the reply to the call before. Workers of xdist ignore the signal by themselves."""
+    """The next message would be the reply to the previous call. Workers of xdist ignore the signal."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with script(tmp_path, f"os.kill({os.getpid()}, signal.SIGINT); time.sleep(60)") as connection:
         with pytest.raises(KeyboardInterrupt):
@@ -453,7 +453,7 @@ def test_nothing_is_left_open(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """With a program, and a file that is none."""
+    """Return a folder with a program, and a file that is no program."""
     program = tmp_path / "de coder"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)

@@ -25,7 +25,7 @@ ARRAYS = st.sampled_from(sorted(DTYPES)).flatmap(
 
 
 class Bytes:
-    """A stream that holds what it holds."""
+    """A stream of fixed content."""
 
     def __init__(self, held: bytes):
         self.held = held

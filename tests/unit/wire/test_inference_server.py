@@ -66,7 +66,7 @@ def decoded(
     return record.emitted[0].tolist(), record.stop[0] == "stop token"
 
 
-once = cache(decoded)  # the tests below ask for the same answers
+once = cache(decoded)  # cached: the tests below send the same requests
 
 
 def complete(
@@ -118,7 +118,7 @@ def checked(check: str, url: str, seconds: float = 60.0) -> Finding:
 CHECKS = ["batches", "endings", "prefixes", "halves", "repetitions", "generation", "sampling", "at once", "streams"]
 
 
-# The next test asks llama.cpp for more: its answers come in parts.
+# The next test needs llama.cpp's answers in parts.
 @pytest.mark.parametrize("kind", ["vllm", pytest.param("llama.cpp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_right_server_passes(check: str, kind: str) -> None:
@@ -139,7 +139,7 @@ def test_what_follows_an_end_of_text_of_llama_cpp_is_asked_for(check: str) -> No
 
 
 def test_an_answer_in_parts_is_one_answer() -> None:
-    """Also its log-probabilities, its times and its text; each part has a seed of its own."""
+    """Its log-probabilities, times and text are joined, too; each part has its own seed."""
     with serve(Engine(complete, "llama.cpp", score=score)) as url:
         rows = opened(url).log_probs(PROMPTS, NEW, TOP)
     with serve(parted := Engine(complete, "llama.cpp", score=score, ends=ENDS)) as url:
@@ -212,7 +212,7 @@ _SEEDS = itertools.count(1)
 
 
 def stale_prefix() -> Complete:
-    """Answers are kept by the first four tokens and the length of a prompt."""
+    """Caches answers by the first four tokens and the length of a prompt."""
     kept: dict[Any, tuple[list[int], bool]] = {}
 
     def answer(prompt: list[int], *rest: Any) -> tuple[list[int], bool]:
@@ -225,7 +225,7 @@ def stale_prefix() -> Complete:
 
 
 def stale_blocks(key: Callable[[list[int]], Any]) -> Callable[[], Complete]:
-    """Blocks of four tokens are kept by where they begin and ``key``; the last token is read anew."""
+    """Caches blocks of four tokens by their start and ``key``; the last token is read anew."""
 
     def make() -> Complete:
         kept: dict[Any, list[int]] = {}
@@ -241,7 +241,7 @@ def stale_blocks(key: Callable[[list[int]], Any]) -> Callable[[], Complete]:
 
 
 def longest_shared() -> Complete:
-    """The last prompt with the same first five tokens, if it is shorter, stands for the beginning of the next."""
+    """The last prompt with the same first five tokens, if shorter, replaces the beginning of the next one."""
     kept: dict[Any, list[int]] = {}
 
     def answer(prompt: list[int], *rest: Any) -> tuple[list[int], bool]:
@@ -253,7 +253,7 @@ def longest_shared() -> Complete:
 
 
 class AbortedSlot(Engine):
-    """After a stream that its client has left, the next prompt begins as that one did."""
+    """After a stream that its client left, the next prompt begins as that one did."""
 
     left: list[int] | None = None
 
@@ -269,13 +269,13 @@ class AbortedSlot(Engine):
     def watched(self, parts: Any, prompt: list[int]) -> Any:
         try:
             yield from parts
-        except GeneratorExit:  # it was not read to its end
+        except GeneratorExit:  # the client did not read it to its end
             self.left = prompt
             raise
 
 
 class AbortedAnswer(Engine):
-    """What its client has read before it left a stream stands for the answer to that request."""
+    """The part of a stream that its client read is stored as the answer to that request."""
 
     def __init__(self) -> None:
         super().__init__(complete)
@@ -283,7 +283,7 @@ class AbortedAnswer(Engine):
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         prompt = tuple(body["prompt"])
-        time.sleep(0.05)  # until it is seen that a client has left
+        time.sleep(0.05)  # until the server notices that a client has left
         left = prompt in self.left and body["max_tokens"] == 2 * NEW
         status, reply = super().post(path, body | ({"max_tokens": ABORTED_AFTER} if left else {}))
         return status, self.watched(reply, prompt) if body.get("stream") and not left else reply
@@ -291,7 +291,7 @@ class AbortedAnswer(Engine):
     def watched(self, parts: Any, prompt: tuple[int, ...]) -> Any:
         try:
             for at, part in enumerate(parts):
-                if at > ABORTED_AFTER:  # a client that has left is seen when something is sent to it
+                if at > ABORTED_AFTER:  # the server notices that a client has left when it sends something
                     time.sleep(0.01)
                 yield part
         except GeneratorExit:
@@ -307,7 +307,7 @@ class Padding(Engine):
 
 
 class DoubleCounted(Engine):
-    """Each new token is counted twice."""
+    """Counts each new token twice."""
 
     def usage(self, body: dict[str, Any], tokens: list[int]) -> dict[str, int]:
         return super().usage(body, tokens) | {"completion_tokens": 2 * len(tokens)}
@@ -320,10 +320,10 @@ def skipped_layer(prompt: list[int], max_new: int, *rest: Any) -> tuple[list[int
 
 
 class Crowded(Engine):
-    """``mixed(body, other)``: what a request becomes beside another one, which alone is answered right."""
+    """``mixed(body, other)`` changes a request while another one runs; alone, it is answered correctly."""
 
     def __init__(self) -> None:
-        super().__init__(decoded)  # whose answers take long enough to meet
+        super().__init__(decoded)  # with slow answers, so that requests overlap
         self.flying: dict[int, dict[str, Any]] = {}
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -353,28 +353,28 @@ class SharedPrefix(Crowded):
 
 
 class Deadlock(Crowded):
-    """Two requests at once wait for each other."""
+    """Two simultaneous requests wait for each other."""
 
     def mixed(self, body: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         self.hang()
 
 
 class Uncounted(Engine):
-    """Counts no tokens, so that its streams alone tell."""
+    """Counts no tokens, so that only its streams show them."""
 
     def usage(self, body: dict[str, Any], tokens: list[int]) -> dict[str, int]:
         return {}
 
 
 class Dropping(Uncounted):
-    """Each fourth event of a stream is lost."""
+    """Loses each fourth event of a stream."""
 
     def parts(self, tokens: list[int]) -> Any:
         return (part for at, part in enumerate(super().parts(tokens)) if at % 4 != 3)
 
 
 class Doubling(Uncounted):
-    """What ends one chunk begins the next."""
+    """Repeats the end of one chunk at the start of the next."""
 
     def parts(self, tokens: list[int]) -> Any:
         for at, part in enumerate(super().parts(tokens)):
@@ -382,21 +382,21 @@ class Doubling(Uncounted):
 
 
 class SplitCharacters(Engine):
-    """Each token's bytes are decoded by themselves."""
+    """Decodes each token's bytes separately."""
 
     def parts(self, tokens: list[int]) -> Any:
         return (([token], bytes_of_token(token).decode("utf-8", "replace")) for token in tokens)
 
 
 class WholeCharacters(Uncounted):
-    """Ids of tokens that end no character are lost, as llama.cpp loses them."""
+    """Loses ids of tokens that end no character, as llama.cpp does."""
 
     def parts(self, tokens: list[int]) -> Any:
         return (([token for token in ids if token % 2], text) for ids, text in super().parts(tokens))
 
 
 class Stuck(Deadlock):
-    """Two requests at once, and nothing is answered any more."""
+    """Stops answering after two simultaneous requests."""
 
     stuck = False
 
@@ -427,7 +427,7 @@ def test_a_server_that_is_stuck_is_named_by_the_next_test_at_once(monkeypatch: p
 
 
 class CutOff(Engine):
-    """A stream ends early, as if it were whole."""
+    """Ends a stream early, as if it were whole."""
 
     def stream(self, tokens: list[int], *rest: Any) -> Any:
         return itertools.islice(super().stream(tokens, *rest), 3)
@@ -440,13 +440,13 @@ class ErrorEvent(Engine):
 
 
 class MixedStreams(Crowded):
-    """Only streamed answers go to another client."""
+    """Sends only streamed answers to another client."""
 
     def mixed(self, body: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         return super().mixed(body, other) if body.get("stream") else body
 
 
-# fault → engine, the check that refutes it, in words
+# fault → engine, the check that refutes it, words of the complaint
 FAULTS: dict[str, tuple[Callable[[], Complete | Engine], str, str]] = {
     "prompts cut to 16 tokens": (lambda: cut_prompt, "generation", "row 2, position 25"),
     "padding without a mask": (lambda: padded_without_mask, "repetitions", r"row \d, position \d+, depth 8: emitted"),
@@ -523,7 +523,7 @@ def test_a_reply_that_counts_other_tokens_is_refused(made: type[Engine], words: 
 
 
 class OtherReason(Engine):
-    """Streams say that their stop token was their length, and the other way round."""
+    """Exchanges stop token and length as the reason for the end of a stream."""
 
     def stream(self, tokens: list[int], stopped: bool, usage: Any = None) -> Any:
         return super().stream(tokens, not stopped, usage)
@@ -561,7 +561,7 @@ def test_a_sampled_stream_draws_what_the_whole_answer_draws(made: type[Engine], 
 
 
 class Strict(Engine):
-    """Refuses a request that its window cannot hold."""
+    """Refuses a request that exceeds its window."""
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if len(body["prompt"]) + body["max_tokens"] > self.window:
@@ -593,7 +593,7 @@ def test_an_aborted_stream_is_closed_before_its_end(kind: str) -> None:
 
 
 def score(tokens: list[int]) -> np.ndarray:
-    """[n, V] log-probabilities of the last layer's logits."""
+    """Return [n, V] log-probabilities of the last layer's logits."""
     scored: np.ndarray = log_softmax(lens_of(tiny_neox())(np.array(tokens))[:, -1], axis=-1)
     return scored
 
@@ -608,7 +608,7 @@ def test_log_probabilities_of_a_right_server_are_the_models(kind: str) -> None:
 
 
 def renormalised(tokens: list[int]) -> np.ndarray:
-    """Of the likeliest eight alone."""
+    """Renormalise over the likeliest eight."""
     scored = score(tokens)
     scored[scored < np.sort(scored, axis=-1)[:, [-8]]] = -np.inf
     renormal: np.ndarray = log_softmax(scored, axis=-1)
@@ -635,7 +635,7 @@ def test_wrong_log_probabilities_are_refuted(fault: str, kind: str) -> None:
 
 
 def wrong_own(**changed: Any) -> type[Engine]:
-    """Tells other tokens or log-probabilities of the emitted tokens than those among the likeliest."""
+    """Report emitted tokens or log-probabilities that differ from those among the likeliest."""
 
     class Told(Engine):
         def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -685,7 +685,7 @@ def test_a_server_without_log_probabilities_declines() -> None:
 
 
 class Refusing(Engine):
-    """Answers 400 to a request that ``refuses`` says it does not serve."""
+    """Answers 400 to a request that ``refuses`` selects."""
 
     refuses: Callable[[dict[str, Any]], Any]
 
@@ -741,7 +741,7 @@ def test_log_probabilities_may_name_ids_by_another_word() -> None:
 
 
 def test_log_probabilities_by_text_are_declined() -> None:
-    """Two ids may share a text."""
+    """Two ids may have the same text."""
 
     class ByText(Engine):
         def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -767,7 +767,7 @@ def test_of_several_models_the_one_that_is_judged_is_asked(key: str, named: str)
 
 
 class Loading(Engine):
-    """Says 503 of itself until it has been asked ``left`` times more."""
+    """Reports 503 for the next ``left`` requests."""
 
     left = 9
 
@@ -816,7 +816,7 @@ def test_a_served_vocabulary_of_another_size_is_named() -> None:
 
 
 class Busy(Engine):
-    """``replies``: what the first requests are answered with; afterwards each is served."""
+    """``replies``: the answers to the first requests; later ones are served."""
 
     replies: tuple[Any, ...] = ()
 
@@ -862,7 +862,7 @@ def test_a_request_that_is_put_off_or_reset_is_sent_again_and_counted(
 
 
 class Narrow(Engine):
-    """Puts off each request beyond ``slots`` at once."""
+    """Refuses each request beyond ``slots`` at once, with a retry."""
 
     slots = 2
     taken = 0
@@ -896,7 +896,7 @@ WRONG_AT_FIRST: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("fault", WRONG_AT_FIRST)
 def test_a_reply_is_never_asked_for_again(fault: str) -> None:
-    """What is right at a second attempt was wrong at the first."""
+    """An answer that is right at the second attempt was wrong at the first."""
     engine = Busy(complete)
     engine.replies = (WRONG_AT_FIRST[fault],)
     with serve(engine) as url:
@@ -935,7 +935,7 @@ def test_a_server_that_streams_nothing_says_so(kind: str, how: str, words: str) 
 
 @pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
 def test_no_request_leaves_a_sampling_setting_to_the_server(kind: str) -> None:
-    """A served model's generation config may hold top-k, penalties and ends of text."""
+    """A served model's generation config may contain top-k, penalties and end tokens."""
     with serve(engine := Engine(complete, kind)) as url:
         opened(url).generate(PROMPTS[:1], 2)
         opened(url, 1.5).generate(PROMPTS[:1], 2)
@@ -979,7 +979,7 @@ def test_exits_sessions_and_sources_are_declined() -> None:
 
 
 class Broken(Engine):
-    """``reply``: what every completion is answered with."""
+    """``reply``: the answer to every completion."""
 
     reply: tuple[int, Any] = (200, {})
 
@@ -1042,7 +1042,7 @@ def test_a_server_of_another_kind_and_none_at_all_are_named() -> None:
 
 
 def test_a_reply_that_never_ends_is_given_up_at_the_time_limit() -> None:
-    """Each byte comes in time; the whole reply does not."""
+    """Each byte comes in time, but the whole reply does not."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def drip() -> None:

@@ -58,7 +58,7 @@ def test_bad_input_exits_1_and_says_why_on_stderr_alone(capfd, arguments, said):
 
 @pytest.mark.parametrize("option", ["--lens", "--exit"])
 def test_a_blank_path_is_a_usage_error(option, capsys):
-    """As of every verb: an unset variable is no file."""
+    """For every verb, an unset variable is no file."""
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "emad-nano", option, " "])
     assert ended.value.code == 2
@@ -104,7 +104,7 @@ def test_a_signal_ends_the_server_and_nothing_else(number):
 
 @pytest.fixture
 def port():
-    """Of a service for two judges that serves no model."""
+    """Return the port of a service for two judges that serves no model."""
     listener, stopped = server._open_listener("127.0.0.1:0", False), []
 
     def refuse(request):
@@ -168,17 +168,17 @@ def test_a_listener_that_is_gone_is_the_end(monkeypatch):
 
 
 def test_a_service_without_descriptors_serves_on_once_there_are_some(port, monkeypatch):
-    """The kernel's own word: descriptors of this process run out, and come back."""
+    """The kernel's own error: descriptors of this process run out, and are freed again."""
     monkeypatch.setattr(server, "PAUSE_S", 0.05)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    ours = [greeted(port)]  # which was accepted: its descriptor on the other side is taken
+    ours = [greeted(port)]  # already accepted: the other side has its descriptor
     spare = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(n) for n in os.listdir("/proc/self/fd")) + 8, hard))
     try:
         with suppress(OSError):
             while True:
                 spare.append(os.dup(0))
-        os.close(spare.pop())  # for our end; there is none for theirs
+        os.close(spare.pop())  # for our end; there is none for the server's
         ours.append(socket.create_connection(("127.0.0.1", port)))
         time.sleep(0.3)
     finally:

@@ -78,7 +78,7 @@ def shown(rows, n):
 
 
 class Judge:
-    """The other end of a serving loop; ``decoders`` made so far, and what ended it."""
+    """The other end of a serving loop; ``decoders`` made so far, and the error that ended it."""
 
     def __init__(self, served):
         ours, theirs = socket.socketpair()
@@ -128,13 +128,13 @@ def judge():
 
 @pytest.fixture
 def decoder(judge):
-    """The number of an open decoder."""
+    """Return the number of an open decoder."""
     return judge("open", encode_request(REQUEST, MODEL)).header["decoder"]
 
 
 @pytest.fixture
 def session(judge, decoder):
-    """The number of an open session of two rows."""
+    """Return the number of an open session of two rows."""
     prompts = encode_prompts([Prompt(np.array([1, 2])), Prompt(np.array([3]))])
     return judge("start", prompts, decoder=decoder).header["session"]
 
@@ -186,7 +186,7 @@ def test_an_error_of_any_other_kind_is_a_failure_whose_place_is_shown(judge, ses
     reply = judge("deepen", ints(length=[1, 1]), session=session)
     assert refused(reply) == ("Failure", "ZeroDivisionError: a slip of a decoder")
     assert "in deepen" in capfd.readouterr().err
-    judge("hello", wire=1)  # and the loop goes on
+    judge("hello", wire=1)  # the loop continues
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_after_something_else_than_a_request_nothing_can_be_read(sent, error):
 
 
 def test_calls_take_turns():
-    """``turn`` is entered around each call, and left where one fails."""
+    """``turn`` is entered around each call, and left if one fails."""
     turn = threading.Lock()
     with serving(lambda make, name: DecoderServer(make, name, turn)) as judge:
         judge("dance")
@@ -274,7 +274,7 @@ def test_calls_take_turns():
         assert read_frame(judge.stream.read).header["name"] == "stub"
 
 
-# ---------------------------------------------------------------- what one judge may take
+# ---------------------------------------------------------------- limits for one judge
 
 
 def limited(**limits):
@@ -303,7 +303,7 @@ MOST_OF_ONE = "expected at most {} of one judge; close what is done with, or sta
 def test_tokens_are_counted_before_they_are_read():
     with limited(tokens=6) as judge:
         decoder = judge("open", encode_request(REQUEST, MODEL)).header["decoder"]
-        session = judge("start", PROMPT, decoder=decoder).header["session"]  # the stub holds one position of it
+        session = judge("start", PROMPT, decoder=decoder).header["session"]  # the stub already holds one position of it
         assert "length" in judge("feed", ints(tokens=[[1, 2, 3, 4, 5]]), session=session).arrays
         kind, said = refused(judge("feed", ints(tokens=[[1]]), session=session))
         assert (kind, said) == ("Failure", f"LimitExceeded: tokens=7, but {MOST_OF_ONE.format(6, '--tokens')}")
@@ -318,7 +318,7 @@ def test_tokens_are_counted_before_they_are_read():
 def test_a_request_larger_than_any_list_of_tokens_is_refused_before_it_is_read(judge):
     judge.socket.sendall(
         MAGIC + FRAME_SIZES.pack(2, (64 << 20) + 1) + b"{}"
-    )  # at once: the judge hangs up on the sizes
+    )  # at once: the judge closes the connection on reading the sizes
     judge.wait()
     assert "a payload of 67108865 bytes, but at most 67108864" in str(judge.ended)
 
@@ -340,7 +340,7 @@ def test_a_judge_that_is_silent_or_stops_half_way_is_let_go(sent):
 
 
 def test_drops_of_a_frame_do_not_make_more_time():
-    """Each byte comes soon after the one before; the frame as a whole has its end."""
+    """Each byte comes soon after the previous one, but the whole frame has a time limit."""
     with limited(frame_s=0.3) as judge:
         began = time.monotonic()
         with suppress(OSError):

@@ -13,7 +13,7 @@ import pytest
 
 from emad_ref.workers import child_process, supervisor
 
-# what a shell without job control starts in the background is deaf, and so is what that starts
+# a background process of a shell without job control ignores SIGINT, and so do its children
 HEARS = "signal.signal(signal.SIGINT, signal.default_int_handler)"
 STARTS = """
 import signal, subprocess, sys, time
@@ -51,7 +51,7 @@ def test_the_status_and_what_was_printed(ends: str, expected: int, tmp_path: Pat
 def test_one_out_of_time_is_interrupted_and_its_children_end_with_it(
     listens: str, closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those in a session of their own too; one that listens to no interrupt is killed."""
+    """Also children in their own session; one that ignores the interrupt is killed."""
     monkeypatch.setattr(child_process, "GRACE_S", 0.5)
     said = tmp_path / "said"
     with pytest.raises(subprocess.TimeoutExpired):
@@ -63,7 +63,7 @@ def test_one_out_of_time_is_interrupted_and_its_children_end_with_it(
 
 
 def gone(process: int) -> bool:
-    """Within a second: what nobody waits for may stand as a zombie until its new parent takes it."""
+    """Return whether it ended within a second: an unreaped child may stay a zombie until its new parent reaps it."""
     for _ in range(100):
         try:
             said = Path(f"/proc/{process}/stat").read_text()

@@ -38,7 +38,7 @@ def threads(ahead: int = 3) -> WorkerPool:
 
 
 class DyingExecutor(Executor):
-    """Runs a unit when it is submitted, or loses a worker on it; others go on."""
+    """Runs a unit when it is submitted, or loses a worker on it; the others continue."""
 
     def __init__(self, deadly: Callable[[Any], bool]):
         self._deadly = deadly
@@ -154,7 +154,7 @@ def test_units_that_measure_run_last_and_alone() -> None:
 
 
 def dies_once(unit: tuple[int, str]) -> tuple[int, int]:
-    """The unit's number, and the process; which ends at unit 2 the first time."""
+    """Return the unit's number and the process, which exits at unit 2 the first time."""
     number, folder = unit
     first = Path(folder, "died")
     if number == 2 and not first.exists():
@@ -207,7 +207,7 @@ def test_processes_are_others_and_a_killed_one_costs_no_result(tmp_path: Path) -
 
 
 def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
-    """However the parent ends: no worker goes on beside the run that is started next."""
+    """After any end of the parent, no worker runs beside the next run."""
     program = f"from tests.unit.workers.test_dispatch import orphaned; orphaned({str(tmp_path)!r})"
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as started:
         while not (found := list(tmp_path.iterdir())):

@@ -15,7 +15,7 @@ from tests.unit.workers.test_child_process import gone
 
 pytestmark = pytest.mark.skipif(not supervisor.is_supervision_available(), reason="no supervisor on this system")
 
-LEAVES = {  # a process that leaves the group and the session of what starts it, by how it is done; prints its id
+LEAVES = {  # a process that leaves the group and session of its parent, by method; it prints its id
     "setsid": "if not os.fork(): os.setsid(); stay()",
     "daemon": "if not os.fork():\n    os.setsid()\n    if not os.fork(): stay()\n    os._exit(0)\nos.wait()",
     "orphan without a name": (
@@ -78,7 +78,7 @@ def test_an_interrupt_reaches_the_program_once():
     program = "import signal, sys, time\nsignal.signal(signal.SIGINT, lambda *_: print('heard', flush=True))\n"
     with started(f"{program}print('ready', flush=True)\ntime.sleep(0.5)") as process:
         process.stdout.readline()
-        process.send_signal(signal.SIGINT)  # as of a terminal, which sends it to the program itself
+        process.send_signal(signal.SIGINT)  # as a terminal sends it, to the program itself
         process.send_signal(supervisor.INTERRUPT)
         assert process.stdout.read() == b"heard\n"
 
@@ -92,7 +92,7 @@ def test_streams_signals_environment_and_folder_are_the_programs_own(tmp_path):
     environment = os.environ | {"MARK": "x"}
     line = supervisor.supervised_command([sys.executable, "-c", program])
     found = subprocess.run(line, input=b"in", capture_output=True, cwd=tmp_path, env=environment, check=True)
-    heeded = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # ignored under a shell's background job
+    heeded = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # ignored in a shell's background job
     assert found.stdout.decode().split() == [
         *(str(tmp_path), "x", "in", "True", str(heeded)),
         *("['0',", "'1',", "'2',", "'3']"),
@@ -122,6 +122,6 @@ def test_elsewhere_a_program_is_started_as_it_is(monkeypatch):
 
 
 def test_it_can_be_imported_where_there_are_fewer_signals():
-    """Windows has no SIGUSR1, and is started without a supervisor."""
+    """Windows has no SIGUSR1, and starts without a supervisor."""
     line = "import signal; del signal.SIGUSR1; import emad_ref.workers.supervisor"
     subprocess.run([sys.executable, "-c", line], check=True)
