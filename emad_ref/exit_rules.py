@@ -15,7 +15,7 @@ Thresholds may depend on a bin, one or two coarse features of a token (EMAD, "Co
 
 Two features make a grid: bin = bucket of the first × buckets of the second + bucket of the second. Dropping the second
 feature joins the bins of one row of that grid into their *parent*; dropping both leaves one bin of all tokens. A bin
-seen too rarely in calibration takes the thresholds of its nearest ancestor that was seen often enough.
+with too few tokens in calibration takes the thresholds of its nearest ancestor with enough tokens.
 
 Rank buckets are cut at V^(1/3) and V^(2/3): under Zipf's law the mass of ranks a…b grows as log(b/a), so each of the
 three holds about a third of the text, whatever the vocabulary.
@@ -38,11 +38,11 @@ from emad_ref.record import Bools, Floats, Ints
 from emad_ref.signals import DIVERGENCE, ENTROPY, RESPONSE, SIGNALS, SINCE_MINIMUM, Signal, required_layers
 
 FULL_READOUT = EntropyEstimator()
-EXACT_DIGITS = 17  # with so many a float64 reads back as itself
+EXACT_DIGITS = 17  # with so many digits a float64 reads back exactly
 
 
 def default_probes(layers: int) -> tuple[int, ...]:
-    """Every 4 layers for small models, every 8 from 32 layers on (EMAD, "Calibration data"); every 2 below 12."""
+    """Default probe layers: every 4 layers, every 8 from 32 layers on (EMAD, "Calibration data"), every 2 below 12."""
     stride = 2 if layers < 12 else 4 if layers < 32 else 8
     return tuple(range(stride, layers, stride))
 
@@ -62,25 +62,25 @@ def calibrated_entropy_point(
         ceiling=layers,
         probes=tuple(probes),
         thresholds=(tuple(float(target) - margin_nats for target in targets_nats),),
-        schedule=schedule,  # type: ignore[arg-type]  # the point validates the name and says which exist
+        schedule=schedule,  # type: ignore[arg-type]  # the point validates the name and lists those that exist
         margin_nats=margin_nats,
     )
 
 
 def format_number(number: float) -> str:
-    """``number`` with two decimals if they are exact, else with four digits: points of a sweep need distinct names."""
+    """``number`` with two decimals if exact, else with four digits, so that names of a sweep's points are distinct."""
     return f"{number:.2f}" if round(number, 2) == number else f"{number:.4g}"
 
 
 def format_numbers_distinctly(numbers: Sequence[float]) -> list[str]:
-    """Each number as ``format_number`` has it, with more digits where two different ones would read as the same value.
+    """Each number as by ``format_number``, with more digits where two different numbers would look equal.
 
     >>> format_numbers_distinctly([0.3, 0.300001, 0.3, 0.5])
     ['0.30', '0.300001', '0.30', '0.50']
     """
     texts = [format_number(number) for number in numbers]
     for digits in range(5, EXACT_DIGITS + 1):
-        read: dict[float, set[float]] = {}  # value as read back → the numbers that it may mean
+        read: dict[float, set[float]] = {}  # value as read back → numbers with this text
         for text, number in zip(texts, numbers, strict=True):
             read.setdefault(float(text), set()).add(number)
         texts = [
@@ -91,19 +91,19 @@ def format_numbers_distinctly(numbers: Sequence[float]) -> list[str]:
 
 
 def respell_margin_in_name(point: OperatingPoint, margin: str) -> OperatingPoint:
-    """An EMAD point under the name in which its margin is spelled ``margin``."""
+    """The EMAD point with its margin spelled ``margin`` in its name."""
     assert point.margin_nats is not None
     return replace(point, name=point.name.replace(f"m={format_number(point.margin_nats)}", f"m={margin}", 1))
 
 
-# families of points, as files name them, where that is not the signal's name
+# names of point families in files, where they differ from the signal's name
 FAMILY_NAMES = {ENTROPY.name: "fixed_entropy", DIVERGENCE.name: DIVERGENCE.label}
 
 
 def threshold_point(
     signal: Signal, layers: int, probes: Sequence[int], threshold: float, estimator: EntropyEstimator = FULL_READOUT
 ) -> OperatingPoint:
-    """One ``threshold`` on a ``signal`` without parameters for every probe, monotone."""
+    """A monotone point with one ``threshold`` on a ``signal`` without parameters for every probe."""
     symbol = f"{signal.label} τ" if signal.thresholds is None else signal.thresholds.symbol
     return OperatingPoint(
         name=f"{symbol}={format_number(threshold)}",
@@ -118,20 +118,20 @@ def threshold_point(
 
 
 def fixed_entropy_point(layers: int, probes: Sequence[int], h0_nats: float) -> OperatingPoint:
-    """One threshold h₀ for every probe, no profile (EMAD, Experiments, Baselines)."""
+    """A point with one threshold h₀ for every probe, without a profile (EMAD, Experiments, Baselines)."""
     return threshold_point(ENTROPY, layers, probes, h0_nats)
 
 
 def softmax_response_point(layers: int, probes: Sequence[int], threshold: float) -> OperatingPoint:
-    """Softmax response (CALM): exit where top-1 minus top-2 probability is ≥ ``threshold``; above 1 nothing exits."""
+    """The softmax-response point (CALM): exit where top-1 minus top-2 probability ≥ ``threshold``; > 1 never exits."""
     return threshold_point(RESPONSE, layers, probes, threshold)
 
 
 def threshold_decay_factor(decay: tuple[float, float], decided: NDArray[np.integer[Any]]) -> Floats:
-    """0.9 + 0.1·exp(−rate·t/N), the shape of ``decided``: what thresholds are multiplied by (CALM).
+    """Factor on thresholds, 0.9 + 0.1·exp(−rate·t/N), in the shape of ``decided`` (CALM).
 
     ``decay``: (rate, N). ``decided``: t, the index from 0 of a token among the decided ones of its sequence; the first
-    has the whole threshold.
+    has the full threshold.
     """
     rate, longest = decay
     factor: Floats = 0.9 + 0.1 * np.exp(-rate * decided.astype(np.float64) / longest)
@@ -147,12 +147,12 @@ def is_exit_rule_met(
 ) -> Bools:
     """Whether the rule at ``point.probes[probe]`` fires on ``signal``, any shape; NaN never fires.
 
-    ``bins``: which row of thresholds each signal belongs to, the shape of ``signal``; needed where there are several.
-    ``decided``: index of each token among the decided ones of its sequence, of a shape that broadcasts to ``signal``'s;
-    needed where thresholds decay.
+    ``bins``: row of thresholds of each signal, in the shape of ``signal``; required if there are several rows.
+    ``decided``: index of each token among the decided ones of its sequence, in a shape that broadcasts to ``signal``'s;
+    required if thresholds decay.
 
-    The one comparison of the package, for replay and decoding alike. The threshold is rounded to float32, as the
-    signals are: one that lies between two floats must fall to the same side everywhere.
+    Replay and decoding both compare only here. The threshold is rounded to float32, as signals are, so that a threshold
+    between two floats gives the same decision everywhere.
 
     Raises:
         BadArgument: several rows of thresholds without bins, decaying ones without the tokens' indices.
@@ -170,7 +170,7 @@ def is_exit_rule_met(
 
 
 def first_firing_probe(fired: Bools, probes: Ints, ceiling: int) -> Ints:
-    """[n] smallest probe that fires, ``ceiling`` where none does; ``fired`` [n, probes] with ``probes`` ascending."""
+    """Smallest probe that fires [n], ``ceiling`` where none does; ``fired`` [n, probes] with ``probes`` ascending."""
     if len(probes) == 0:
         return np.full(len(fired), ceiling, dtype=np.int64)
     first = np.argmax(fired, axis=1)
@@ -198,7 +198,7 @@ def exit_layers_between_probes(
         point.threshold_table[0, i] if bins is None else point.threshold_table[bins, i] for i in (probe, probe + 1)
     )
     slope = (here - before) / np.float32(at - left)
-    for layer in reversed(range(at + 1, right)):  # the shallowest that fires is written last
+    for layer in reversed(range(at + 1, right)):  # the shallowest crossing layer is written last
         share = np.float32((layer - at) / (right - at))
         expected, threshold = here + slope * np.float32(layer - at), near + (far - near) * share
         met = expected <= threshold if SIGNALS[point.signal].sense == "falls" else expected >= threshold
@@ -208,7 +208,7 @@ def exit_layers_between_probes(
 
 PUBLISHED_LAYERS, PUBLISHED_VOCABULARY = 24, 32_128  # T5-large, on which k* was fitted
 MIN_KEPT, MAX_KEPT, STEEPNESS = 250, 35_000, 139
-SHRINK = 0.9  # what a sure readout prunes of the vocabulary
+SHRINK = 0.9  # share of the vocabulary that a readout of confidence 1 prunes
 ALPHA = 0.1
 
 
@@ -273,13 +273,13 @@ def early_exit_point(
     """The operating point of one early-exit rule.
 
     ``signal``: of ``CONFIDENCES``. ``layers``, ``vocabulary``: L and |V| of the model. ``minimum``: j.
-    ``threshold``: λ; above 1 nothing leaves. ``pruning``: of ``PRUNINGS``. ``decay``: (rate, N), see
+    ``threshold``: λ; above 1 no token exits. ``pruning``: of ``PRUNINGS``. ``decay``: (rate, N), see
     ``OperatingPoint``. ``alpha``, ``alpha_decay``, ``emit``, ``rescale``: of the contrasts, see
-    ``ConfidenceParameters``. ``amateurs_from``: of JSD without pruning, the first layer that may be contrasted with,
-    below j; None: j itself.
+    ``ConfidenceParameters``. ``amateurs_from``: for JSD without pruning, the first layer below j to contrast with;
+    None: j itself.
 
     Raises:
-        BadArgument: unknown names, a minimum without a layer to decide at, a combination that means nothing.
+        BadArgument: unknown names, a minimum without a layer to decide at, a combination without meaning.
     """
     for name, value, known in (("signal", signal, CONFIDENCES), ("pruning", pruning, PRUNINGS)):
         if value not in known:
@@ -302,7 +302,7 @@ def early_exit_point(
         thresholds=(tuple(threshold if layer >= first else math.inf for layer in probes),),
         schedule=schedule,
         signal=signal,
-        # what one whole readout decides is what any lens trace records: it replays like any other point
+        # a decision by one full readout uses only values of a lens trace: the point replays like any other
         confidence=confidence if SIGNALS[signal].needs_parameters or pruning != "none" else None,
         decay=decay,
     )
@@ -317,7 +317,7 @@ def _point_name(
     schedule: str,
     decay: tuple[float, float] | None,
 ) -> str:
-    """Says all that distinguishes points of one sweep."""
+    """Name with all settings that distinguish points of one sweep."""
     parts = [
         (signal.replace("_", " "), True),
         (pruning, pruning != "none"),
@@ -336,9 +336,9 @@ def _point_name(
 def assign_bins(
     spec: BinSpec, position: NDArray[Any], confidence: NDArray[Any], top1: NDArray[Any]
 ) -> NDArray[np.intp]:
-    """Bin of each token, the shape of ``position`` (from 1); features that ``spec`` does not name are not looked at.
+    """Bin of each token, in the shape of ``position`` (from 1); uses only the features that ``spec`` names.
 
-    Edges of confidence are rounded to float32, as the probabilities are: replay and decoding must agree on equality.
+    Edges of confidence are rounded to float32, as probabilities are, so that replay and decoding agree on equality.
 
     Raises:
         BadArgument: a position below 1, a confidence that is not a number, a token without a bucket.
@@ -367,7 +367,7 @@ def _require_all(good: NDArray[np.bool_], name: str, value: NDArray[Any], expect
 
 
 def merged_bin_indices(spec: BinSpec, dropped: int) -> Ints:
-    """int64 [count] bin of each bin once the last ``dropped`` features are gone; 0 leaves the bins themselves."""
+    """int64 [count] bin of each bin without the last ``dropped`` features; 0 leaves the bins as they are."""
     kept = len(spec.bucket_counts) - dropped
     if not 0 <= kept <= len(spec.bucket_counts):
         raise BadArgument("dropped", dropped, f"0–{len(spec.bucket_counts)} features")
@@ -375,12 +375,12 @@ def merged_bin_indices(spec: BinSpec, dropped: int) -> Ints:
 
 
 def dropped_feature_count_by_bin(spec: BinSpec, tokens: Ints, minimum: int) -> Ints:
-    """int64 [count] features each bin gives up until ``minimum`` tokens stand behind its thresholds.
+    """int64 [count] features that each bin drops until its thresholds rest on ``minimum`` tokens.
 
-    ``tokens`` int64 [count] counts the tokens of each bin. All tokens together are never too few: nothing is left then.
+    ``tokens`` int64 [count] counts the tokens of each bin. A bin of all tokens has no feature left to drop.
 
     Raises:
-        BadArgument: counts of another number of bins.
+        BadArgument: ``tokens`` for another number of bins.
     """
     if np.shape(tokens) != (spec.bin_count,):
         raise BadArgument("tokens", np.shape(tokens), f"one count per bin ({spec.bin_count})")
@@ -398,12 +398,12 @@ def frequency_rank_edges(vocabulary: int) -> tuple[int, int]:
 
 
 def assign_frequency_buckets(counts: Ints) -> bytes:
-    """One byte per token id: 0 for the most frequent, 1, 2 for the rest; ``counts`` int64 [V] of a corpus.
+    """Frequency bucket of each token id, one byte each: 0 most frequent, 2 rarest; ``counts`` int64 [V] of a corpus.
 
     Equal counts rank by id, and tokens that never occurred come last.
 
     Raises:
-        BadArgument: fewer than 8 ids, which three buckets cannot sort; a corpus without tokens.
+        BadArgument: fewer than 8 ids, too few for three buckets; a corpus without tokens.
     """
     counts = np.asarray(counts)
     if counts.ndim != 1 or len(counts) < 8:
@@ -416,7 +416,7 @@ def assign_frequency_buckets(counts: Ints) -> bytes:
 
 
 def bin_names(spec: BinSpec) -> tuple[str, ...]:
-    """What each bin holds, for people: ``position 33–128, confidence 0.4–0.7``; one ``all tokens`` without features."""
+    """Readable name of each bin, such as ``position 33–128, confidence 0.4–0.7``; ``all tokens`` without features."""
     named = {
         "position": _ranges([1, *(edge + 1 for edge in spec.position_edges)], [*spec.position_edges]),
         "confidence": [f"{a:g}–{b:g}" for a, b in pairwise([0, *spec.confidence_edges, 1])],
@@ -430,5 +430,5 @@ def bin_names(spec: BinSpec) -> tuple[str, ...]:
 
 
 def _ranges(first: list[int], last: list[int]) -> list[str]:
-    """``1–32``, ``33–128``, ``129+``: one more first than last."""
+    """Names of ranges, such as ``1–32``, ``33–128``, ``129+``; one more first than last."""
     return [*(f"{a}–{b}" for a, b in zip(first, last, strict=False)), f"{first[-1]}+"]

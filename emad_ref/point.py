@@ -1,7 +1,7 @@
-"""An operating point: everything that decides depth, as plain data.
+"""Operating point: all settings that decide depth, as plain data.
 
-A rule compares a signal Ĥ_ℓ with a threshold τ_ℓ at each probe ℓ; a schedule turns fires into depth. The same
-point serves replay and decoding, and any decoder a user brings.
+A rule compares a signal Ĥ_ℓ with a threshold τ_ℓ at each probe ℓ; a schedule turns fires into depth. Replay, decoding
+and users' decoders read the same point.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from emad_ref.errors import BadArgument, is_number, is_whole, require_instance, 
 from emad_ref.signals import ENTROPY, SIGNALS, required_layers
 
 ScheduleName = Literal["monotone", "free_eager", "free_deferred", "copying", "translated", "positional", "chunked"]
-# schedule → the fields of a point that it needs, and only it; what a schedule does is in ``schedule.schedules``
+# schedule → fields of a point that only it needs; ``schedule.schedules`` implements the schedules
 SCHEDULE_FIELDS: dict[ScheduleName, tuple[str, ...]] = {
     "monotone": (),
     "free_eager": (),
@@ -31,12 +31,12 @@ SCHEDULE_FIELDS: dict[ScheduleName, tuple[str, ...]] = {
     "positional": ("period", "floor"),
     "chunked": ("period",),
 }
-RULELESS: tuple[ScheduleName, ...] = ("positional",)  # the place of a token decides its depth, whatever fires
-STOPS_BY_TOKEN: tuple[ScheduleName, ...] = (  # each is asked
+RULELESS: tuple[ScheduleName, ...] = ("positional",)  # a token's position decides its depth
+STOPS_BY_TOKEN: tuple[ScheduleName, ...] = (  # the rule reads each token
     "monotone", "free_eager", "free_deferred", "copying", "translated",
 )  # fmt: skip
 ESTIMATORS: tuple[str, ...] = ("full", "topk", "lowrank", "linear")
-LENSED: tuple[str, ...] = ("full", "linear")  # estimators that no part of the model's own head is read for
+LENSED: tuple[str, ...] = ("full", "linear")  # estimators that read no part of the model's own head
 SEARCHES: tuple[str, ...] = ("exact", "faiss", "lowrank")
 FEATURES: tuple[str, ...] = ("position", "confidence", "frequency")
 EMISSIONS: tuple[str, ...] = ("contrastive", "expert")
@@ -44,7 +44,7 @@ EMISSIONS: tuple[str, ...] = ("contrastive", "expert")
 
 @dataclass(frozen=True)
 class EntropyEstimator:
-    """How a probe reads the entropy (EMAD, "Entropy estimation at inference"), fitted parameters included.
+    """How a probe estimates the entropy (EMAD, "Entropy estimation at inference"), with fitted parameters.
 
     ``kind``        ``full`` softmax; ``topk`` logits by inner-product search; ``lowrank`` readout; ``linear`` probe.
     ``k``, ``rank``  logits kept (topk, lowrank); r of the factorisation (lowrank).
@@ -83,17 +83,16 @@ class EntropyEstimator:
 
 @dataclass(frozen=True)
 class ConfidenceParameters:
-    """Parameters of a confidence that remembers shallower layers of its token (early-exit LLMs, "Methodology").
+    """Parameters of a confidence that uses shallower layers of the same token (early-exit LLMs, "Methodology").
 
-    Symbols: p_ℓ the expert (the layer a token may leave at), p_m the amateur (a shallower one), H the head set.
+    Symbols: p_ℓ the expert (the layer of a possible exit), p_m the amateur (a shallower one), H the head set.
 
-    ``minimum``      j, the first layer a token may leave after.
+    ``minimum``      j, the first layer after which a token may exit.
     ``alpha``        α of H = {p_ℓ ≥ α·max p_ℓ}; 0 keeps every token.
     ``alpha_decay``  decay rate of α′ = α / (1 + rate·ℓ) · (1 − (top-1 − top-2 of p_ℓ)); None: α as it is.
-    ``emit``         what a token that leaves is drawn from: ``contrastive``, the score itself, or ``expert``, p_ℓ.
+    ``emit``         distribution of an exiting token: ``contrastive``, the score itself, or ``expert``, p_ℓ.
     ``rescale``      whether the score on H is scaled to the mass of H under p_ℓ.
-    ``kept``         pruned vocabulary: the k of each layer after j, never rising; () prunes by no list. A k ≥ |V| keeps
-                     all.
+    ``kept``         pruned vocabulary: k of each layer after j, never rising; (): no list. A k ≥ |V| keeps all tokens.
     ``shrink``       s of the adaptive k = ⌊|V|·(1 − s·c)⌋, c the confidence at the layer below; None: not adaptive.
 
     Raises:
@@ -134,7 +133,7 @@ class ConfidenceParameters:
 
 @dataclass(frozen=True)
 class BinSpec:
-    """How tokens are sorted into the rows of ``thresholds`` (EMAD, "Conditioning"); none, one or two features.
+    """Assignment of tokens to the rows of ``thresholds`` (EMAD, "Conditioning") by zero to two features.
 
     ``features``          of ``position``, ``confidence`` (top-1 probability at the first probe) and ``frequency``
                           (of the top-1 token there).
@@ -177,7 +176,7 @@ class BinSpec:
         return "×".join(self.features) or "none"
 
 
-FIELD_TYPES: dict[str, type] = {  # of a point's fields that hold no numbers
+FIELD_TYPES: dict[str, type] = {  # types of a point's fields that hold no numbers
     "name": str,
     "family": str,
     "schedule": str,
@@ -193,7 +192,7 @@ OPTIONAL_FIELDS = frozenset({"lens", "translators", "confidence"})
 
 
 def _require_tuple(name: str, row: object, is_one: Callable[[object], bool], what: str) -> None:
-    """Raise BadArgument unless ``row`` is a tuple, or a list, of such numbers."""
+    """Raise BadArgument unless ``row`` is a tuple or list of numbers of this type."""
     if not isinstance(row, tuple | list) or not all(map(is_one, row)):
         raise BadArgument(name, row, f"a tuple of {what}", "see OperatingPoint")
 
@@ -222,8 +221,7 @@ class OperatingPoint(NotebookReprMixin):
     estimator : EntropyEstimator
         How a probe computes its entropy: the full head, or part of it.
     signal : str
-        The number that is compared with τ; entropy by default.
-    bins : BinSpec
+        The value compared with τ; entropy by default. bins : BinSpec
         Features that choose a token's row of ``thresholds``; no features: one row.
     margin_nats : float or None
         m of the EMAD family, for reports.
@@ -234,13 +232,13 @@ class OperatingPoint(NotebookReprMixin):
     interpolate : bool
         Whether tokens may exit between probes, where the line through the last two readings crosses τ.
     confidence : Confidence or None
-        Parameters of a signal that more than one layer decides, or of a pruned one; None for the others.
-    decay : (float, float) or None
-        (rate, N): thresholds fall with the decided tokens t = 0, 1, … of a sequence of at most N tokens to
-        τ_ℓ·(0.9 + 0.1·exp(−rate·t/N)); None: constant. For signals that rise alone.
+        Parameters of a signal of several layers, or of a pruned one; None for other signals. decay : (float, float) or
+    None
+        (rate, N): thresholds fall with the decided tokens t = 0, 1, … of a sequence of at most N tokens to τ_ℓ·(0.9 +
+        0.1·exp(−rate·t/N)); None: constant. Only for signals that rise.
     lens : str or None
-        Digest of the tuned lens that heads below the last layer read through, attached to the model that decodes
-        (``probes.tuned_lens``); None: the model's own head. Linear probes read the state itself, so their exits alone
+        Digest of the tuned lens in front of heads below the last layer, attached to the model that decodes
+        (``probes.tuned_lens``); None: the model's own head. Linear probes read the state itself, so only their exits
         use the lens.
     translators : str or None
         Digest of the state translators that produce K and V above an exit (schedule ``translated``), attached to the
@@ -339,7 +337,7 @@ class OperatingPoint(NotebookReprMixin):
 
     @cached_property
     def threshold_table(self) -> NDArray[np.float32]:
-        """[bins, probes] ``thresholds`` as signals are compared with them, read-only; [1, 0] without probes."""
+        """Array [bins, probes] of ``thresholds`` for comparison with signals, read-only; [1, 0] without probes."""
         table = np.array(self.thresholds, dtype=np.float32)
         table.setflags(write=False)
         return table
@@ -365,7 +363,7 @@ class OperatingPoint(NotebookReprMixin):
             raise BadArgument("margin_nats", self.margin_nats, "a number of nats, or None")
 
     def _require_scheduled(self) -> None:
-        """Refuse what the schedule needs and lacks, and what it would ignore."""
+        """Refuse missing fields that the schedule needs, and fields that it would ignore."""
         fields = SCHEDULE_FIELDS[self.schedule]
         if ("period" in fields) != (self.period is not None) or (self.period is not None and self.period < 1):
             raise BadArgument("period", self.period, "tokens ≥ 1 for positional and chunked, None for other schedules")
@@ -379,7 +377,7 @@ class OperatingPoint(NotebookReprMixin):
             raise BadArgument("probes", self.probes, f"none under the {self.schedule} schedule", "it has no rule")
 
     def _require_lens(self, digest: str) -> None:
-        """Refuse what would read past the lens: parts of the model's own head, and rules that contrast its readouts."""
+        """Refuse readouts without the lens: parts of the model's own head, and rules that contrast its readouts."""
         if not digest:
             raise BadArgument("lens", digest, "the digest of a tuned lens", "None reads by the model's own head")
         remembers = self.confidence is not None and SIGNALS[self.signal].cost is not None
@@ -399,7 +397,7 @@ class OperatingPoint(NotebookReprMixin):
             raise BadArgument("decay", self.decay, expected, "its formula is about a confidence at a probe")
 
     def _require_confident(self, confidence: ConfidenceParameters) -> None:
-        """Refuse combinations that mean nothing, and probes other than the ones the signal needs."""
+        """Refuse combinations without meaning, and probes other than those that the signal needs."""
         signal, pruned = self.signal, confidence.prunes_vocabulary
         if not SIGNALS[signal].needs_parameters and not pruned:
             raise BadArgument("confidence", confidence, f"None for {signal} of a full readout", "it has no parameters")
@@ -431,7 +429,7 @@ class OperatingPoint(NotebookReprMixin):
 
     @property
     def has_fixed_depth(self) -> bool:
-        """Whether every token runs to the ceiling, whatever it is."""
+        """Whether every token runs to the ceiling."""
         return not self.probes and self.schedule not in RULELESS
 
     table = property(attrgetter("threshold_table"))
@@ -439,7 +437,7 @@ class OperatingPoint(NotebookReprMixin):
 
     @property
     def readout_layers(self) -> tuple[int, ...]:
-        """Layers whose readouts a replay of it compares or emits, ascending."""
+        """Layers at which a replay compares or emits readouts, ascending."""
         lowest = self.ceiling if self.floor is None else self.floor
         if self.interpolate and self.probes:
             lowest = min(lowest, self.probes[0])
@@ -453,7 +451,7 @@ class OperatingPoint(NotebookReprMixin):
 
 
 def full_depth(layers: int) -> OperatingPoint:
-    """All layers for every token.
+    """The point that runs all layers for every token.
 
     Parameters
     ----------
@@ -473,7 +471,7 @@ def full_depth(layers: int) -> OperatingPoint:
 
 
 def truncated(layers: int, depth: int) -> OperatingPoint:
-    """Fixed truncation: the first layers for every token, the prompt included.
+    """The point that runs only the first layers for every token, prompts included.
 
     Parameters
     ----------

@@ -1,15 +1,15 @@
-"""What any decoder must offer so that the suites can judge it. NumPy and the standard library only.
+"""Interface of a decoder that the suites can judge. Uses only NumPy and the standard library.
 
-A *decoder* belongs to one model and one operating point. ``start`` opens a *session* over several prompts, each a
-row; ``feed`` advances all its rows; ``generate`` is the path that is timed. No padding crosses this boundary.
+A *decoder* has one model and one operating point. ``start`` opens a *session* over several prompts, each a row;
+``feed`` advances all its rows; ``generate`` is the timed path. No padding crosses this boundary.
 
-The rules a decoder signs:
+Rules that every decoder follows:
 
 - The prompt but its last position runs at the point's ceiling; its last position is the first decoding step.
 - Under the monotone schedule D_t ≤ D_{t-1}; the cap of a fresh row is the ceiling.
 - ``feed`` with ``depth`` obeys it, or raises InadmissibleDepth and leaves the session as it was.
 - Rows decide on their own: a row's tokens and depths do not depend on its neighbours.
-- ``deepen`` is offered where ``Capabilities.deepens`` says so: a token that stopped early keeps its state, and goes on.
+- ``deepen`` exists if ``Capabilities.deepens`` is true: a token that stopped early keeps its state and can continue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class InadmissibleDepth(EmadError, ValueError):
 
 
 class Unsupported(EmadError):
-    """A decoder declines a request or a call. The claim that asked becomes ``not applicable`` with this reason.
+    """Raised by a decoder that declines a request or a call. The claim becomes ``not applicable`` with this reason.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Unsupported(EmadError):
     Attributes
     ----------
     features : tuple of str or None
-        Features of the request that was declined as a whole; None where a call declined.
+        Features of the request that was declined as a whole; None for a declined call.
 
     Raises
     ------
@@ -49,7 +49,7 @@ class Unsupported(EmadError):
         No reason.
     """
 
-    features: tuple[str, ...] | None = None  # of the request that was declined as a whole; None where a call declined
+    features: tuple[str, ...] | None = None  # of the request that was declined as a whole; None for a declined call
 
     def __init__(self, reason: str):
         if not isinstance(reason, str) or not reason.strip():
@@ -87,7 +87,7 @@ class Prompt:
 class ModelRef:
     """Names a model without loading it: torch stays unimported until ``load`` is called.
 
-    What ``load`` gives is the decoder's own copy, to change as it likes; the judge has another.
+    ``load`` returns a copy that the decoder may change; the judge has another.
     """
 
     name: str
@@ -96,7 +96,7 @@ class ModelRef:
 
 @dataclass(frozen=True)
 class Request:
-    """What a suite asks of the hook ``pytest_emad_make_decoder``.
+    """Request of a suite to the hook ``pytest_emad_make_decoder``.
 
     Attributes
     ----------
@@ -111,7 +111,7 @@ class Request:
     temperature : float
         Divides the logits before sampling; 0 is greedy.
     own_rule : bool
-        The decoder shall exit by a rule of its own, not at ``point``. It then states the rule as ``stated``.
+        The decoder shall exit by its own rule, not at ``point``. It then describes the rule in ``stated``.
     """
 
     model: ModelRef
@@ -124,7 +124,7 @@ class Request:
 
 @dataclass(frozen=True)
 class StatedRule:
-    """What a decoder states of an exit rule of its own, as its attribute ``stated``.
+    """A decoder's own exit rule, described in the decoder's attribute ``stated``.
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ class StatedRule:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What sessions and records of a decoder offer.
+    """Features of a decoder's sessions and records.
 
     Attributes
     ----------
@@ -194,8 +194,7 @@ class Capabilities:
 class Step:
     """``logits`` [rows, n, V], each at its token's depth; ``depth`` [rows, n].
 
-    ``signal`` [rows, n, probes], as compared; NaN = unread. A feed that was asked for the last logits alone holds no
-    others: ``logits`` [rows, last, V].
+    ``signal`` [rows, n, probes], as compared; NaN = unread. After a feed with ``last``, ``logits`` are [rows, last, V].
     """
 
     logits: Floats
@@ -259,11 +258,10 @@ class TokenArrivals:
     tokens : int64 [m]
         The new tokens, the stop token included.
     seconds : float64 [m]
-        When each arrived, from the sending of the request on. Tokens of one message arrive together.
-    whole_s : float
+        When each arrived, counted from sending the request. Tokens of one message arrive together. whole_s : float
         When the answer was complete.
     text : str or None
-        The answer's text, its parts joined; None: the decoder gives none.
+        The answer's text, its parts joined; None: the decoder provides none.
     """
 
     tokens: Ints
@@ -291,26 +289,26 @@ class Session(Protocol):
         """Work executed since ``start``, rolled-back tokens included; None if the decoder does not count."""
 
     def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
-        """Process ``tokens`` [rows, n] (n ≤ max_feed) at ``depth`` [rows, n], or at depths of the rule's choosing.
+        """Process ``tokens`` [rows, n] (n ≤ max_feed) at ``depth`` [rows, n], or at depths that the rule decides.
 
-        ``last``: logits of only so many tokens at the end of each row are wanted, 0…n; all by default. A head that
-        would serve no other purpose is not run, and not counted. Depths and signals are of all tokens all the same.
+        ``last``: number of tokens at the end of each row with logits, 0…n; all by default. The head does not run, and
+        does not count, for other tokens unless a probe needs it. Depths and signals cover all tokens.
         """
 
     def deepen(self, length: Ints) -> Step:
         """Run all tokens from ``length`` [rows] on from the depth each stopped at to the point's ceiling.
 
-        n, the tokens from there on, is the same for all rows and at least 1, and each of them stopped below the
-        ceiling. The step holds their logits [rows, n, V] at the ceiling, which is their depth from then on. Tokens
-        before them that stopped early go up along with them, unread: the layers above attend to their K and V.
+        The number n of these tokens is the same for all rows and at least 1, and each of them stopped below the
+        ceiling. The step holds their logits [rows, n, V] at the ceiling, which becomes their depth. Earlier tokens that
+        stopped early run the missing layers too, without readout, since the layers above attend to their K and V.
 
         Raises:
-            Unsupported: the decoder's capabilities do not say ``deepens``.
+            Unsupported: ``Capabilities.deepens`` is false.
             BadArgument: any other ``length``; the session's state is unchanged.
         """
 
     def rollback(self, length: Ints) -> None:
-        """Forget all tokens from ``length`` [rows] on: tokens, K/V and cap are as they were then."""
+        """Forget all tokens from ``length`` [rows] on, and restore tokens, K/V and cap of that length."""
 
     def commit(self, length: Ints) -> None:
         """Promise never to roll back below ``length`` [rows]: K/V above the cap may be freed."""
@@ -322,19 +320,19 @@ class Session(Protocol):
 
 
 class Decoder(Protocol):
-    """What every decoder offers.
+    """Interface of every decoder.
 
-    One that reports log-probabilities without sessions also has ``log_probs(prompts, max_new, top)``, which returns a
-    ``TokenLogProbs`` for each prompt, or raises Unsupported. Sessions show logits and need no such method.
+    A decoder without sessions that reports log-probabilities has ``log_probs(prompts, max_new, top)``, which returns a
+    ``TokenLogProbs`` for each prompt, or raises Unsupported.
 
-    One that speculates may have ``draft_counts()``, which returns ``DraftCounts`` or raises Unsupported.
+    A decoder that speculates may have ``draft_counts()``, which returns ``DraftCounts`` or raises Unsupported.
 
-    One that streams has ``token_arrivals(prompts, max_new, stop, stream)``, which sends each prompt in a request of its
-    own, all at once, and returns ``TokenArrivals`` for each; ``stream`` False asks for whole answers. It may have
-    ``abort_stream(prompt, max_new, after)``, which begins a stream and gives it up when ``after`` tokens have arrived.
-    One that takes several calls at once, those of other decoders of its kind included, has
-    ``generate_at_once(requests, at_once)``, which answers all ``requests`` (``GenerateArguments``), ``at_once`` at a
-    time, by a ``Record`` each. Both may raise Unsupported.
+    A decoder that streams has ``token_arrivals(prompts, max_new, stop, stream)``, which sends one request per prompt,
+    all at once, and returns ``TokenArrivals`` for each; ``stream`` False requests whole answers. It may have
+    ``abort_stream(prompt, max_new, after)``, which begins a stream and aborts it after ``after`` tokens. A decoder that
+    takes several calls at once, those of other decoders of its kind included, has ``generate_at_once(requests,
+    at_once)``. It answers all ``requests`` (``GenerateArguments``), ``at_once`` at a time, with a ``Record`` each. Both
+    may raise Unsupported.
     """
 
     @property

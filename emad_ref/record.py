@@ -1,7 +1,7 @@
-"""What a decoder decided and what it executed. NumPy only; no clock inside.
+"""Record of a decoder's decisions and executed work. Uses only NumPy, and no clock.
 
-``TokenTable``  one row per processed token: what was decided (depth D_t, cap D_{t-1}, phase).
-``Work``    sums per layer: what was executed. With a model's geometry it gives FLOPs (``benchmark.flops``).
+``TokenTable``  one row per processed token: the decisions (depth D_t, cap D_{t-1}, phase).
+``Work``    executed work, summed per layer. With a model's geometry it gives FLOPs (``benchmark.flops``).
 ``Record``  both, plus the signals compared and the reason each row stopped.
 
 Layers count from 1 to L for users; column ``l - 1`` of a per-layer array belongs to layer ``l``.
@@ -23,9 +23,9 @@ PHASES: tuple[str, ...] = ("prompt", "decode", "draft", "verify", "catch_up")
 PROMPT, DECODE, DRAFT, VERIFY, CATCH_UP = range(len(PHASES))
 
 READOUTS: tuple[str, ...] = ("full", "topk", "lowrank", "linear", "subset")  # kinds: rows of Work.readout_rows
-FILLS: tuple[str, ...] = ("exact", "copied")  # K/V-only passes: from the true state, from one that stands in for it
+FILLS: tuple[str, ...] = ("exact", "copied")  # K/V-only passes: from the true state, from a substitute
 
-HEAD = 0  # the head's number where it stands among layers, which count from 1
+HEAD = 0  # the head's number among layers, which count from 1
 
 StopReason = Literal["stop token", "length"]
 
@@ -82,8 +82,8 @@ class Work:
     readout_rows : int64 [len(READOUTS), L]
         Hidden states read out after a layer, probes and final head alike.
     readout_macs : int64 [len(READOUTS), L]
-        Multiply-adds of readouts other than full heads, retrieval included. A readout over part of the vocabulary costs
-        a different amount on each row, so it is counted, not derived. In the row of full heads: those of a tuned lens.
+        Multiply-adds of readouts other than full heads, retrieval included. The cost of a readout over part of the
+        vocabulary differs by row, so it is counted, not derived. In the row of full heads: those of a tuned lens.
     fills : int64 [len(FILLS), L]
         Hidden states that only wrote K and V.
     fill_macs : int64 [L]
@@ -111,7 +111,7 @@ class Work:
 
     @staticmethod
     def none(layers: int) -> Work:
-        """No work yet, for a model of ``layers`` layers."""
+        """Zero work of a model with ``layers`` layers."""
 
         def zeros(*shape: int) -> Ints:
             return np.zeros(shape, dtype=np.int64)
@@ -139,7 +139,7 @@ class Work:
         self.readout_macs[at] += macs
 
     def count_fills(self, kind: str, layer: int, states: int) -> None:
-        """Add ``states`` of which ``layer`` wrote only K and V; ``kind`` is one of ``FILLS``."""
+        """Add ``states`` for which ``layer`` wrote only K and V; ``kind`` is one of ``FILLS``."""
         self.fills[FILLS.index(kind), layer - 1] += states
 
     @property
@@ -169,7 +169,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Record:
-    """What one call of ``generate`` decided and executed.
+    """Decisions and executed work of one call of ``generate``.
 
     Attributes
     ----------
@@ -195,7 +195,7 @@ class Record:
     prompt_work: dict[int, Work] | None = field(default=None)
 
     def copied(self) -> Record:
-        """The same in plain arrays of its own: nothing that is computed when it is read, or changed by others later.
+        """Copy in plain arrays, so that no value is computed on access or changed later by other code.
 
         Every column is read, of whatever class this record is.
         """
@@ -208,5 +208,5 @@ class Record:
 def _copy_works(works: dict[int, Work] | None) -> dict[int, Work] | None:
     if works is None:
         return None
-    # an array of its own is what a sum gives, of every part
+    # a sum creates a new array of every part
     return {model: Work.none(work.layers) + work for model, work in works.items()}

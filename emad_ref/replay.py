@@ -1,9 +1,9 @@
 """Replay: a lens trace + operating points → depths, NLL, correctness and Work, as arrays.
 
-Exact for schedules under which a token's state at its depth is the full model's (monotone, positional, chunked; free
-depth with exact backfill). State copying changes later states: it is decoded, never replayed.
+Replay is exact for schedules under which a token's state at its depth is the full model's (monotone, positional,
+chunked; free depth with exact backfill). State copying changes later states, so it needs decoding.
 
-Work is *derived* here from depths; decoders *count* it; equality is a law (``tests/laws``).
+This module *derives* work from depths and decoders *count* it; a law holds both equal (``tests/laws``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ReplayResult:
     """One operating point on one trace. ``depth`` int64 [tokens]; ``nll_nats`` float64 [tokens] at that depth.
 
     ``top1`` int32 [tokens]: the likeliest token there. ``macs_per_row``: multiply-adds of one reading by its estimator.
-    A rule's own distribution is what its tokens emit: under a pruned vocabulary ``nll_nats`` may be infinite.
+    Tokens emit from the rule's own distribution, so under a pruned vocabulary ``nll_nats`` may be infinite.
     """
 
     point: OperatingPoint
@@ -58,10 +58,10 @@ class ReplayResult:
 
 
 class TraceReplayer:
-    """A trace laid out as grids [longest, sequences], so that each rule and running minimum is one call over all rows.
+    """Replays a trace laid out as grids [longest, sequences]: each rule and running minimum is one call for all rows.
 
-    ``schedule.schedules.monotone_depths`` is the plain form of what happens here under it; a law holds the two
-    together.
+    ``schedule.schedules.monotone_depths`` is the plain form of this computation under ``monotone``; a law compares
+    both.
     """
 
     def __init__(self, trace: Trace):
@@ -69,8 +69,10 @@ class TraceReplayer:
         self.shape = (int(trace.sequence_lengths.max()), trace.n_sequences)
         self.place = (
             trace.token_positions.decided_index * trace.n_sequences + trace.sequence_index
-        )  # of each token in a flattened grid
-        self.before = np.arange(len(trace)) * trace.layers - 1  # each token's first layer in a flattened column, less 1
+        )  # index of each token in a flattened grid
+        self.before = (
+            np.arange(len(trace)) * trace.layers - 1
+        )  # of each token's first layer in a flattened column, minus 1
         self._read: dict[object, dict[int, NDArray[np.float32]]] = {}
         self._binned: dict[object, NDArray[np.intp]] = {}
 
@@ -78,7 +80,7 @@ class TraceReplayer:
         """int64 [tokens] depth of every traced position; every sequence starts at the ceiling.
 
         Raises:
-            BadArgument: a point of another number of layers or another lens, or one that only decoding can decide.
+            BadArgument: a point of another number of layers or another lens, or one that needs decoding.
         """
         if point.layers != self.trace.layers:
             raise BadArgument("point.layers", point.layers, f"{self.trace.layers}, the layers of the trace")
@@ -93,7 +95,7 @@ class TraceReplayer:
                 self._between(point, number, signals, bins, depth)
             probe = point.probes[number]
             fired = is_exit_rule_met(point, number, signals[probe], bins, decided)
-            # arithmetic, not np.copyto(where=fired): a masked copy goes element by element, thirty times as slowly
+            # arithmetic, not np.copyto(where=fired): a masked copy works element by element, thirty times as slowly
             np.minimum(depth, np.int16(point.ceiling) - fired * np.int16(point.ceiling - probe), out=depth)
         settle(point, depth)
         placed: Ints = depth.reshape(-1).take(self.place).astype(np.int64)
@@ -113,14 +115,14 @@ class TraceReplayer:
         np.copyto(depth, planned.astype(np.int16), where=planned > 0)
 
     def _grid(self, column: NDArray[Any]) -> NDArray[Any]:
-        """``column`` [tokens] as a grid; NaN, which never fires (0 for bins), where a sequence has ended."""
+        """``column`` [tokens] as a grid; NaN (0 for bins), which never fires, after the end of a sequence."""
         grid = np.full(self.shape, np.nan if column.dtype.kind == "f" else 0, dtype=column.dtype)
         grid.reshape(-1)[self.place] = column
         return grid
 
     def _signals(self, point: OperatingPoint) -> dict[int, NDArray[np.float32]]:
-        """Grids of what ``point`` compares, by probe."""
-        several = not SIGNALS[point.signal].is_single_layer  # then what is read elsewhere matters
+        """Grids of the signals that ``point`` compares, by probe."""
+        several = not SIGNALS[point.signal].is_single_layer  # then readings at other layers matter
         key = (point.signal, point.estimator, point.confidence, point.probes if several else ())
         grids = self._read.setdefault(key, {})
         if lacking := [probe for probe in point.probes if probe not in grids]:
@@ -153,7 +155,7 @@ def replay_depths(trace: Trace, point: OperatingPoint) -> Ints:
 
 
 def replay(trace: Trace, point: OperatingPoint) -> ReplayResult:
-    """Exit depth of each token, and its loss at that depth."""
+    """Replay one point: exit depth of each token, and its loss at that depth."""
     return TraceReplayer(trace).replay(point)
 
 
@@ -165,9 +167,9 @@ def replay_all(trace: Trace, points: Iterable[OperatingPoint]) -> Iterator[Repla
 
 
 def sum_by_sequence(trace: Trace, values: NDArray[Any]) -> Floats:
-    """[sequences] sums of ``values`` [tokens] within each sequence; 0 for one without a token."""
+    """Sums of ``values`` [tokens] within each sequence, [sequences]; 0 for one without tokens."""
     sums, filled = np.zeros(trace.n_sequences), trace.sequence_lengths > 0
-    # reduceat would give an empty segment its next value
+    # reduceat would give an empty segment the next value
     sums[filled] = np.add.reduceat(np.asarray(values, dtype=np.float64), trace.starts[:-1][filled])
     return sums
 
@@ -224,9 +226,9 @@ def compute_decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_p
 
 
 def compute_decode_flops(trace: Trace, replayed: ReplayResult, geometry: Geometry) -> Floats:
-    """[sequences] FLOPs of each sequence's decode steps: what ``flops`` of ``compute_decode_work`` has in all.
+    """FLOPs of each sequence's decode steps, [sequences]; their sum is ``flops`` of ``compute_decode_work``.
 
-    A mixture of points gives each document to one of them, and intervals resample documents: both ask what each cost.
+    Mixtures of points, which assign each document to one point, and intervals over documents need costs by document.
 
     Raises:
         BadArgument: as ``compute_decode_work``.
@@ -239,7 +241,7 @@ def compute_decode_flops(trace: Trace, replayed: ReplayResult, geometry: Geometr
 
 
 def _probe_costs(trace: Trace, point: OperatingPoint, macs_per_row: int) -> ProbeCosts:
-    """A rule's as its watch ran them; else one reading by the estimator."""
+    """Costs of a confidence rule's probe as traced; else of one reading by the estimator."""
     if point.confidence is not None:
         rule = trace.rule_columns(point)
         return ProbeCosts(rule.heads, rule.shows, rule.macs)

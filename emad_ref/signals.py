@@ -1,10 +1,9 @@
-"""The signals: numbers computed from one token's states that a rule can compare with a threshold. One row each.
+"""Table of signals: numbers computed from one token's states, which a rule can compare with a threshold.
 
-A row says what a signal is called and in which unit, whether it falls or rises as the model makes up its mind, what it
-is computed from, what reading it costs, how an audit computes it again, and which comparisons it takes part in. Points,
-probes, the lens trace, replay, early exits, sweeps, the screening and audits read this table and keep no list of their
-own: a signal that one layer's readout decides is a new row and the functions that compute it. CONTRIBUTING.md has the
-recipe.
+A row holds a signal's name and unit, whether it falls or rises with certainty, its inputs, its cost, an audit's second
+computation, and its comparisons. Points, probes, the lens trace, replay, early exits, sweeps, the screening and audits
+read this table and keep no other list: a new signal of one layer's readout is a new row and its functions.
+CONTRIBUTING.md has the recipe.
 
     entropy_nats       H(p_ℓ) (EMAD)
     softmax_response   top-1 − top-2 of p_ℓ (CALM)
@@ -12,15 +11,14 @@ recipe.
     weighted_contrast  top-1 − top-2 of p_DCD, the amateur at ⌊ℓ/2⌋ (early-exit LLMs)
     jsd_contrast       the same, the amateur chosen by its divergence
     top2_gap           top-1 − top-2 of z_ℓ, before the softmax
-    agreement          top-1 of p_ℓ where its token is the top-1 token at the probe before too, else 0; 0 at the first
-                       probe. It jumps where two tokens tie
-    divergence         √KL(p_L ‖ q_ℓ), q_ℓ what a token emits after ℓ: known at the end alone, so that what decides is
-                       what a linear probe expects of it (``calibration.linear_maps.fit_gate``)
+    agreement          top-1 of p_ℓ if the previous probe has the same top-1 token, else 0; 0 at the first probe. It
+                       jumps where two tokens tie
+    divergence         √KL(p_L ‖ q_ℓ), q_ℓ the output distribution after ℓ: known only after the last layer, so a linear
+                       probe predicts it (``calibration.linear_maps.fit_gate``)
 
-``from_logits`` is used by the lens trace and by the decode loop alike: replay equals decoding only if both compute the
-same number from the same logits. ``from_lens`` is written a second time, in float64 NumPy, for whoever doubts the
-first. How several layers are read together stands in ``readout``, by what a signal ``needs``. Knows no threshold and
-no point; imports no torch, which whoever holds logits has imported.
+The lens trace and the decode loop both use ``from_logits``: replay equals decoding only if both compute the same number
+from the same logits. ``from_lens`` is a second, independent form in float64 NumPy, for audits. ``probes.probe`` reads
+several layers together, by a signal's ``needs``. This module has no thresholds or points, and does not import torch.
 """
 
 from __future__ import annotations
@@ -36,17 +34,17 @@ import numpy as np
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats
 
-if TYPE_CHECKING:  # nobody who only names signals waits for torch
+if TYPE_CHECKING:  # naming signals needs no torch
     from torch import Tensor
 
 
 LARGE_VOCABULARY = 4096  # columns from which on more passes over them are faster than slow operations
-GROUP = 64  # columns that are searched together
-NEVER_LOG_P = -1e4  # its exponential is 0 in float64, too: whatever lies below it adds 0 to an entropy
+GROUP = 64  # columns searched together
+NEVER_LOG_P = -1e4  # its exponential is 0 in float64, too: a value below it adds 0 to an entropy
 
 
 class LogitsReadout:
-    """Logits [..., V] of one layer, and what several signals take from them, each computed once."""
+    """Logits [..., V] of one layer, and values derived from them for several signals, each computed once."""
 
     def __init__(self, logits: Tensor):
         self.logits = upcast_to_float32(logits)
@@ -92,11 +90,11 @@ def two_largest(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class SignalInputs:
-    """What a signal after layer ℓ is computed from beside what ℓ shows, for decisions from a minimum layer j on.
+    """Inputs of a signal after layer ℓ besides those of ℓ, for decisions from a minimum layer j on.
 
     ``least``     the least j that leaves something to compare with.
     ``delay``     layers after j before it is defined.
-    ``compared``  (j, ceiling) → layers below j that are read for comparison alone.
+    ``compared``  (j, ceiling) → layers below j that are read only for comparison.
     """
 
     name: str
@@ -122,7 +120,7 @@ Sweep = Literal["criterion", "front", "screening"]
 
 @dataclass(frozen=True)
 class ThresholdRange:
-    """Thresholds from ``strictest``, which hardly any token meets, to ``loosest(vocabulary size)``, which all meet.
+    """Range of thresholds from ``strictest``, which few tokens meet, to ``loosest(vocabulary size)``, which all meet.
 
     ``symbol``    a threshold in the names of points, e.g. ``response λ``.
     ``distance``  its distance from ``strictest`` in the names of a screening's points, e.g. ``doubt``.
@@ -136,23 +134,23 @@ class ThresholdRange:
 
 @dataclass(frozen=True)
 class Signal:
-    """One row.
+    """One row of the table.
 
     ``label``        its name in tables.
     ``sense``        ``falls``: a rule fires at or below τ; ``rises``: at or above.
-    ``needs``        what it is computed from; ``ALONE``: one layer's logits.
-    ``cost``         the kind of ``record.READOUTS`` that a probe runs over the whole vocabulary; None: no readout.
-    ``from_logits``  logits [..., V] → [...], float32 (float64 for float64 logits); None where it needs more.
-    ``from_lens``    the same in NumPy, float64 [..., V] → [...], for audits; None: they lead the rule's own watch.
-    ``noise``        how far it may be off, in multiples of how far a logit may be.
-    ``slope``        where that has no bound: logits float64 [..., V] → [...] that multiple at these logits.
+    ``needs``        its inputs; ``ALONE``: one layer's logits.
+    ``cost``         kind of ``record.READOUTS`` that a probe runs over the whole vocabulary; None: no readout.
+    ``from_logits``  logits [..., V] → [...], float32 (float64 for float64 logits); None if it needs more.
+    ``from_lens``    the same in NumPy, float64 [..., V] → [...], for audits; None: audits run the rule's own probe.
+    ``noise``        its error bound in multiples of a logit's error bound.
+    ``slope``        if no such bound exists: logits float64 [..., V] → [...] that multiple at these logits.
     ``prunable``     whether it is defined over a part of the vocabulary too.
     ``estimated``    whether estimators of it exist (``point.EntropyEstimator``).
-    ``early_exit``   whether ``exit_rules.early_exit_point`` makes rules of it, as the early-exit papers do.
-    ``sweeps``       comparisons of thresholds that it takes part in: ``criterion``, of criteria at equal probes
-                     (``sweep.components``); ``front``, against EMAD by quantiles of its values (``sweep.grids``);
-                     ``screening``, of ``emad screen`` (``screening.exit_families``), which needs ``thresholds``.
-    ``thresholds``   the range of its thresholds, where it has bounds.
+    ``early_exit``   whether ``exit_rules.early_exit_point`` builds rules with it, as in the early-exit papers.
+    ``sweeps``       its comparisons of thresholds: ``criterion``, of criteria at equal probes (``sweep.components``);
+                     ``front``, against EMAD by quantiles of its values (``sweep.grids``); ``screening``, of ``emad
+                     screen`` (``screening.exit_families``), which needs ``thresholds``.
+    ``thresholds``   the range of its thresholds, if bounded.
     """
 
     name: str
@@ -173,54 +171,54 @@ class Signal:
 
     @property
     def is_single_layer(self) -> bool:
-        """Whether it is computed from one layer's readout; every trace holds such a signal as a column."""
+        """Whether one layer's readout gives it; every trace holds such a signal as a column."""
         return self.from_logits is not None
 
     @property
     def is_learned(self) -> bool:
-        """Whether no readout shows it, only a linear probe that was fitted to it (``point.EntropyEstimator``)."""
+        """Whether only a fitted linear probe gives it, and no readout (``point.EntropyEstimator``)."""
         return self.needs is LEARNED
 
     @property
     def needs_parameters(self) -> bool:
-        """Whether it means nothing without the parameters of a ``point.ConfidenceParameters``."""
+        """Whether it needs ``point.ConfidenceParameters``."""
         return not self.is_single_layer and self.needs not in (LEARNED, PREVIOUS_PROBE)
 
     @property
     def is_contrastive(self) -> bool:
-        """Whether it sets readouts of several layers against each other."""
+        """Whether it contrasts readouts of several layers."""
         return self.needs_parameters and self.cost is not None
 
     @property
     def needs_only_thresholds(self) -> bool:
-        """Whether its thresholds alone make a point: it needs neither parameters nor a probe that was fitted to it."""
+        """Whether thresholds suffice for a point: it needs neither parameters nor a fitted probe."""
         return not self.needs_parameters and not self.is_learned
 
     @property
     def unreachable_threshold(self) -> float:
-        """The threshold that no value reaches."""
+        """A threshold that no value reaches."""
         return -math.inf if self.sense == "falls" else math.inf
 
     def compute(self, readout: LogitsReadout) -> Tensor:
-        """Value [...] of a single-layer signal, from the readout [..., V] of that layer."""
+        """Value [...] of a single-layer signal from that layer's readout [..., V]."""
         assert self.from_logits is not None, f"{self.name} needs {self.needs.name}"
         return self.from_logits(readout)
 
     def compute_from_logits(self, logits: Tensor) -> Tensor:
-        """``compute`` from logits [..., V], for callers that need no other signal of them."""
+        """``compute`` from logits [..., V], for callers that need only this signal."""
         return self.compute(LogitsReadout(logits))
 
 
 def upcast_to_float32(values: Tensor) -> Tensor:
-    """float32 of half precision, in which 50,000 terms lose the second digit; float32 and float64 as they are."""
+    """Half precision as float32, since a sum of 50,000 terms loses its second digit; float32 and float64 unchanged."""
     return values if values.element_size() == 8 else values.float()
 
 
 def exp_log_probabilities(log_p: Tensor) -> Tensor:
     """e^x of log-probabilities x [..., V]; NaN stays NaN.
 
-    Of a large vocabulary, whatever lies below the dtype's smallest normal number becomes 0: a CPU takes ten times as
-    long for such exponentials, and sharp logits have hardly any others.
+    For a large vocabulary, values below the dtype's smallest normal number become 0: a CPU takes ten times as long for
+    such exponentials, and most of sharp logits are such.
     """
     if log_p.shape[-1] < LARGE_VOCABULARY:
         return log_p.exp()
@@ -248,8 +246,8 @@ def _difference(log_best: Tensor) -> Tensor:
 def _entropy(readout: LogitsReadout) -> Tensor:
     """H = log Z − Σ p z of softmax(z), in nats."""
     log_p = readout.log_probs
-    # 0·log 0: a masked logit (-inf) contributes nothing; NaN must stay NaN, for an entropy of 0 would let every rule
-    # fire. A bound on the logarithm does both, in a third of the time of a masked fill
+    # 0·log 0: a masked logit (-inf) contributes 0. NaN must stay NaN, since an entropy of 0 would make every rule fire.
+    # A bound on the logarithm does both, in a third of the time of a masked fill
     return -(exp_log_probabilities(log_p) * log_p.clamp_min(NEVER_LOG_P)).sum(dim=-1)
 
 
@@ -259,7 +257,7 @@ def _response(readout: LogitsReadout) -> Tensor:
 
 
 def _gap(readout: LogitsReadout) -> Tensor:
-    """Top-1 minus top-2 logit: it still tells sure tokens apart where their probabilities all round to 1."""
+    """Top-1 minus top-2 logit, which still differs between certain tokens where probabilities round to 1."""
     first, second = readout.top2_logits[0].unbind(dim=-1)
     return first - second
 
@@ -286,7 +284,7 @@ def _lens_entropy_slope(logits: Floats) -> Floats:
 
 
 def _lens_top2(values: Floats) -> Floats:
-    """[...] the largest of ``values`` [..., V] minus the second largest."""
+    """Largest minus second largest of ``values`` [..., V], [...]."""
     best = np.partition(values, -2, axis=-1)
     gap: Floats = best[..., -1] - best[..., -2]
     return gap
@@ -348,7 +346,7 @@ DIVERGENCE = Signal(
 SATURATION = Signal(
     "saturation", "saturation", "rises", "of cosine", STATE_BELOW, cost=None, early_exit=True, sweeps=("criterion",)
 )
-# a score of a contrast is a difference of two log-probabilities, each as wrong as a logit and its normaliser
+# a contrast is a difference of two log-probabilities, each with the errors of a logit and its normaliser
 SIGNALS: dict[str, Signal] = {
     signal.name: signal
     for signal in (
@@ -391,7 +389,7 @@ def required_layers(signal: str, minimum: int, ceiling: int) -> tuple[int, ...]:
     """The layers whose states ``signal`` needs for decisions after layers ``minimum`` … ``ceiling`` − 1.
 
     Raises:
-        BadArgument: a minimum with no layer to decide at, or with none below it to compare with.
+        BadArgument: a minimum without a layer to decide at, or without one below it to compare with.
     """
     needs = SIGNALS[signal].needs
     if not needs.least <= minimum < ceiling:
@@ -400,16 +398,16 @@ def required_layers(signal: str, minimum: int, ceiling: int) -> tuple[int, ...]:
     return tuple(sorted({*range(minimum, ceiling)} | needs.compared(minimum, ceiling)))
 
 
-STEEPEST_NATS = 700.0  # a little less than the largest number of nats whose exponential a float holds
+STEEPEST_NATS = 700.0  # slightly less than the largest number of nats with a finite exponential
 
 
 def perplexity_from_nats(nats: float) -> float:
-    """exp(``nats``) of a mean loss per token, that of 700 nats where more would overflow; inf stays inf."""
+    """exp(``nats``) of a mean loss per token; finite values above 700 nats count as 700; inf stays inf."""
     return math.inf if nats == math.inf else math.exp(min(nats, STEEPEST_NATS))
 
 
 def perplexity_rise_from_nats(nats: float) -> float:
-    """exp(``nats``) − 1 of a rise per token, that of 700 nats where more would overflow; inf stays inf.
+    """exp(``nats``) − 1 of a rise per token; finite values above 700 nats count as 700; inf stays inf.
 
     >>> perplexity_rise_from_nats(0.0), perplexity_rise_from_nats(math.inf)
     (0.0, inf)

@@ -5,8 +5,8 @@ tokens) and calls this loop, which differs from ``GenerationMixin._sample`` in t
 order are the same: at full depth the tokens are Transformers' own, sampled ones included, seed by seed. Rows decide
 independently, and left padding, as Transformers requires it, is invisible to rules.
 
-Every argument of ``generate`` and every setting of its configuration is listed here: ``TAKEN`` has its usual meaning,
-``IDLE`` has no effect without beams, an assistant or a named cache, ``REFUSED`` is refused by name. Streamer,
+This module lists every argument of ``generate`` and every setting of its configuration. ``TAKEN`` keep their usual
+meaning, ``IDLE`` have no effect without beams, an assistant or a named cache, ``REFUSED`` raise an error. Streamer,
 assistant, ``synced_gpus`` and tokenizers never arrive: ``generate`` (5.23) passes them to no callable.
 """
 
@@ -128,8 +128,7 @@ def adaptive(
     BadArgument
         From the call: an unsupported model or another one than ``loaded``, a point for another number of layers, an
         unsupported option, stop strings without a tokenizer, a mask with holes, positions that do not count the tokens
-        of a
-        row, more positions than the model has.
+        of a row, more positions than the model has.
     NotFinite
         From the call: logits hold NaN or +inf.
 
@@ -182,8 +181,8 @@ class _GenerationLoop:
     def run(self, ids: Tensor, processors: Callable[..., Tensor], criteria: StoppingCriteriaList) -> Any:
         """``ids`` [rows, prompt + new], or the output with depths if the configuration requests one.
 
-        An ended row is padded if some token ends texts. If only strings, lengths or the caller's criterion do, it
-        continues until all rows have ended. Both follow Transformers.
+        As in Transformers, an ended row is padded if the configuration has an end token. If only strings, lengths or
+        the caller's criterion end rows, it continues until all rows have ended.
         """
         self._show(ids)
         pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)

@@ -103,8 +103,8 @@ class LoggedSession:
     def feed(self, tokens: Ints, phase: Sequence[int], *, depth: int | None = None, last: int | None = None) -> Floats:
         """Process ``tokens`` [rows, n] in chunks the decoder accepts; ``phase`` [n].
 
-        ``depth``: forced on all of them; None leaves it to the partner. Returns logits [rows, last, V] of the ``last``
-        tokens, of all by default; no head runs for the others.
+        ``depth``: forced on all of them; None: the partner decides. Returns logits [rows, last, V] of the ``last``
+        tokens, by default all; the head runs for no others.
         """
         n, widest, logits = tokens.shape[1], self.partner.decoder.capabilities.max_feed, []
         unread = 0 if last is None else n - last
@@ -121,7 +121,7 @@ class LoggedSession:
     def deepen(self, length: Ints, phase: int) -> Floats:
         """Run all tokens from ``length`` [rows] on to the ceiling; returns their logits there [rows, n, V].
 
-        The log lists each a second time, in ``phase`` at its new depth; the first entry is no longer kept.
+        The log lists each token again, in ``phase`` at its new depth, and marks its first entry as not kept.
         """
         step = self.session.deepen(length)
         for row, (sequence, first) in enumerate(zip(self.sequences, length.tolist(), strict=True)):
@@ -159,7 +159,7 @@ class LoggedSession:
         return np.array(caps, dtype=np.int64)
 
     def _readable(self, step: Step) -> Floats:
-        """Logits over the shared ids; ``signal`` becomes this step's."""
+        """Logits over the shared ids; sets ``signal`` to this step's."""
         self.signal = step.signal
         shared = step.logits[..., : self.partner.vocabulary]
         require_finite(torch.from_numpy(shared.max(axis=-1)), f"of model {self.model}")

@@ -2,8 +2,8 @@
 
 Under greedy decoding the next token is a function of the history and the model in charge. Rules share a text as long as
 they agree on it, so the texts of one prompt form a tree of ``PrefixNode``; a rule is a path through it. If a path needs
-a model's output after a new prefix, that model writes up to ``AHEAD`` tokens on, for all waiting paths in batches. One
-rule alone costs one decoding; the twentieth costs almost nothing.
+a model's output after a new prefix, that model writes up to ``AHEAD`` further tokens, for all waiting paths in batches.
+The first rule costs one decoding; the twentieth costs almost nothing.
 
 Laws compare every path with ``switching.switch`` (tokens, models, entropies, work) and ``speculation.speculate``
 (tokens, models). Both models run at full depth: if a model decides its depth, its output depends on what it read
@@ -28,7 +28,7 @@ from emad_ref.probes.signal_values import require_finite
 from emad_ref.protocol import Prompt, Session, Step
 from emad_ref.record import Bools, Floats, Ints, Work
 
-AHEAD = 32  # tokens that a model writes on by itself: most would be discarded at the next switch, some are used
+AHEAD = 32  # tokens that a model writes ahead of need: most are discarded at the next switch, some are used
 
 Partners = tuple[Partner, Partner]
 NextToken = tuple[int, float]  # a model's next token, and the entropy of its logits in bits
@@ -38,7 +38,7 @@ NextToken = tuple[int, float]  # a model's next token, and the entropy of its lo
 class TextRequest:
     """A request for one text after ``prompt`` int64 [n].
 
-    It has at most ``most`` new tokens, up to a token of ``stop`` or until ``ended`` holds of the emitted tokens.
+    It has at most ``most`` new tokens. It ends at a token of ``stop``, or once ``ended`` holds of the emitted tokens.
     """
 
     prompt: Ints
@@ -91,7 +91,7 @@ class SwitchedText:
         return sum(n for _, n in self.iterate_feeds(model))
 
     def count_catch_up_tokens(self, model: int) -> int:
-        """Number of tokens that ``model`` read only to take over, prompt included; the last one is its own step."""
+        """Number of tokens that ``model`` read only to take over, prompt included, without its own decoding step."""
         feeds = list(self.iterate_feeds(model))
         opened = int(bool(feeds) and self.model[0] == model)  # the starting model reads the prompt in any case
         return sum(n - 1 for _, n in feeds[opened:])
@@ -99,7 +99,7 @@ class SwitchedText:
     def compute_work(self, model: int, layers: int, opening: bool = False) -> Work:
         """Work of ``model`` with ``layers`` layers, at full depth in a session of one row.
 
-        With ``opening`` only that of reading the prompt. A session reads its prompt but for the last position in one
+        With ``opening`` only that of reading the prompt. A session reads its prompt except the last position in one
         chunk, and then that position.
         """
         work = Work.none(layers)
@@ -242,7 +242,7 @@ class PrefixTrees:
         """Each text under its rule, in order.
 
         Raises:
-            BadArgument: no new token is requested, a partner that decides its depth, and as the decoders raise.
+            BadArgument: no requested new token, a partner that decides its depth, and as the decoders raise.
             NotFinite: logits hold NaN or +inf.
         """
         _require_full_depth(partners)
@@ -347,7 +347,7 @@ class PrefixTrees:
     def _answer(
         self, partners: Partners, model: int, waiting: Sequence[tuple[TextRequest, PrefixNode, list[int]]]
     ) -> None:
-        """Let ``model`` continue each waiting prefix; similar lengths together, so that little is padded."""
+        """Let ``model`` continue each waiting prefix; batches have similar lengths, to limit padding."""
         order = sorted(waiting, key=lambda query: len(query[0].prompt) + len(query[2]))
         for at in range(0, len(order), self._rows):
             self._write(partners[model], model, order[at : at + self._rows])

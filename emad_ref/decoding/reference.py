@@ -33,7 +33,7 @@ from emad_ref.schedule.schedules import (
     run_deferred_to_ceiling,
 )
 
-LARGEST_SEED = 2**43 - 1  # times 1,000,003, and a row, a generator of torch holds
+LARGEST_SEED = 2**43 - 1  # a torch generator's seed holds the largest times 1,000,003 plus a row
 
 
 class SessionClosed(EmadError):
@@ -41,7 +41,7 @@ class SessionClosed(EmadError):
 
 
 def require_sampling_parameters(temperature: object, seed: object) -> None:
-    """Raise BadArgument for a temperature or seed that no ``Sampler`` takes."""
+    """Raise BadArgument for a temperature or seed that ``Sampler`` does not take."""
     if not is_number(temperature) or not 0 <= temperature < math.inf:
         raise BadArgument("temperature", temperature, "a finite number ≥ 0", "0 decodes greedily")
     require_whole("seed", seed, -LARGEST_SEED, LARGEST_SEED)
@@ -204,7 +204,7 @@ class ReferenceSession:
             cap, by_rule = forced[:, 0], np.zeros(len(forced), dtype=bool)
         decided = length - np.array(self._prompt)
         output = self._forward.run_step(StepInput(ids, context, self._store, cap, by_rule, decided, last))
-        # without a probe no other check would notice NaN, and the argmax of NaN is a valid id
+        # without a probe no other check notices NaN, and the argmax of NaN is a valid id
         require_finite(output.logits.amax(dim=-1), "at the depth of emission")
         for trail, depths in zip(self._trail, output.depth.tolist(), strict=True):
             trail.extend(depths)
@@ -266,7 +266,7 @@ class ReferenceSession:
         return depth
 
     def _checked_shallow(self, length: Ints) -> Ints:
-        """Check ``length`` [rows]: all tokens from there on stopped early, equally many in each row."""
+        """Check ``length`` [rows]: all tokens from there on stopped early, the same number in each row."""
         if not self._schedule.deepens:
             able = ", ".join(name for name, schedule in SCHEDULES.items() if schedule.deepens)
             raise Unsupported(
@@ -362,7 +362,7 @@ class ReferenceDecoder:
     def start_with_room(self, prompts: Sequence[Prompt], max_new: int) -> tuple[ReferenceSession, StepOutput]:
         """Open a session with room for ``max_new`` tokens; returns it with the step after each prompt.
 
-        Logits stay on the device. For loops that choose tokens themselves and ``process_tokens`` the session. Raises as
+        Logits stay on the device. For loops that choose tokens themselves and call ``process_tokens``. Raises as
         ``generate``.
         """
         if not is_whole(max_new) or max_new < 1:

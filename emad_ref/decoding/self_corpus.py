@@ -21,7 +21,7 @@ from emad_ref.record import Ints
 from emad_ref.text.documents import SPLITS, Split
 
 SAMPLE_ROWS = 16
-DRY_BATCHES = 8  # consecutive batches without a sample of two tokens: this model writes nothing
+DRY_BATCHES = 8  # after so many consecutive batches without a sample of two tokens: the model writes nothing
 
 
 def sample_documents(

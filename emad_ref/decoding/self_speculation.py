@@ -13,9 +13,9 @@ point's ceiling, whatever ``Drafting`` says (up to ties of two logits by roundin
 outside S has no probability under the draft, and the acceptance rule stays exact.
 
 In the record (model 0) every token of a round occurs twice: as ``draft`` at depth e, not kept, and as ``verify`` at the
-ceiling. With a gate the last position of each prompt does too, as ``draft`` and ``decode``. So layers up to e ran the
-draft rows, layers above e the verify rows, and both ran the opening's. One head runs per verify row, and one per draft
-row but the last of a round, whose proposal would be unused; copies run neither gate nor head.
+ceiling. With a gate the last position of each prompt does too, as ``draft`` and ``decode``. So layers up to e run draft
+rows, layers above e run verify rows, and both run the opening's rows. The head runs once per verify row and per draft
+row, except the last draft row of a round, whose proposal is unused. Copies run neither gate nor head.
 
 ``draft`` and ``self_speculate`` work through the protocol with any decoder whose capabilities say ``deepens``; they
 read all logits of a draft and drop those outside S. ``SelfSpeculativeDecoder`` is the timed path over a layered model:
@@ -192,9 +192,8 @@ def drafting_point(layers: int, drafting: Drafting | None = None) -> OperatingPo
     layers : int
         L of the model.
     drafting : Drafting or None
-        With a gate, every token without a forced depth stops after its ``layer``, where the gate reads: its value is
-        the
-        step's signal, by which the caller decides.
+        With a gate, every token without a forced depth stops after the gate's ``layer``. The gate's value is the step's
+        signal, and the caller decides by it.
 
     Returns
     -------
@@ -389,7 +388,7 @@ def _draft_tokens(
     copies: Sequence[list[int]],
     going: list[bool],
 ) -> None:
-    """Token by token: rows that are ``going`` draft from the readout after the layer, others feed their copies."""
+    """Run tokens one by one: ``going`` rows draft from the readout after the layer, others feed their copies."""
     at, vocabulary = 0, session.logits.shape[-1]
     while True:
         tokens = np.array([[row.last_token_and_padded_drafts(at)[-1]] for row in rows], dtype=np.int64)
@@ -420,24 +419,24 @@ def _draft_tokens(
 # ---------------------------------------------------------------- the timed path
 
 RoundKind = Literal["draft", "copy", "step"]  # read drafts; only verify copied tokens; one token at full depth
-TRIED = 3  # rounds of a kind before it is compared; the first of all also pays for what it is the first to touch
+TRIED = 3  # rounds of a kind before it is compared; the first also pays for first uses of code and memory
 REMEMBERED = 16  # rounds of a kind: what drafts gain depends on the text
-SHORTEST_WAIT = 64  # rounds before a kind that was compared and found dearer is tried again
-MOST_LOST = 0.005  # of the time, on trials, and the time of ``CREDIT`` tokens at the start
+SHORTEST_WAIT = 64  # rounds before a kind that was found more expensive is tried again
+MOST_LOST = 0.005  # share of the time that trials may lose, plus the time of ``CREDIT`` tokens at the start
 CREDIT = 2
 FEW_ROWS = 2  # with more, rows that gain wait long for the slowest one
 
 
 class RoundKindChooser:
-    """The kind of the next round of n rows: the one of least measured time per token and row, at about n rows.
+    """Chooses the kind of the next round of n rows: the one of least measured time per token and row, at about n rows.
 
     With one row, a round of drafts may emit several tokens for the price of one. With many rows, the weights are read
     once for all of them anyway, and each rejected draft costs. All kinds emit the same tokens. The cost of a kind is
     its median time over its mean number of tokens per row, so that an interrupted round decides nothing.
 
-    A round of another kind than the cheapest is a trial. It loses what it takes beyond the time of as many tokens of
-    the cheapest kind; a gain makes up for earlier losses. While too much is lost, no kind is tried: so all trials
-    together cost at most a known share of the time, from the first round on. The first round of each kind is free.
+    A round of another kind than the cheapest is a trial. Its loss is its time beyond that of as many tokens of the
+    cheapest kind; a gain reduces earlier losses. While losses are too large, no kind is tried, so all trials together
+    cost at most a known share of the time. The first round of each kind does not count.
     """
 
     def __init__(self) -> None:
@@ -493,12 +492,12 @@ class _SizeClass:
     lost: float = 0.0
 
     def is_due(self, kind: RoundKind) -> bool:
-        """Whether ``kind`` was compared too long ago, or never."""
+        """Whether ``kind`` was last compared too long ago, or never."""
         return len(self.rounds[kind]) < TRIED or self.count - self.latest[kind] > SHORTEST_WAIT
 
 
 def _size_class(rows: int) -> int:
-    """1, 2, 4, 8, …: the least of them that is not below ``rows``."""
+    """The least power of two that is not below ``rows``."""
     return 1 << (rows - 1).bit_length()
 
 
@@ -507,7 +506,7 @@ def _seconds_per_token(rounds: Collection[tuple[float, float]]) -> float:
 
 
 class SelfSpeculativeDecoder(ReferenceDecoder):
-    """A model that drafts for itself by ``drafting``, greedily; ``emad_ref.DraftingDecoder`` is its alias.
+    """Greedy self-speculation of one model by ``drafting``; ``emad_ref.DraftingDecoder`` is its alias.
 
     Its sessions are those of a decoder at ``drafting_point(layers)``. In a batch a row needs up to ``longest``
     positions more than prompt + max_new.
@@ -521,8 +520,8 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
     max_rows : int
         Largest batch.
     always : bool
-        Draft in every round. By default rounds stop drafting where measured time per token says that it does not pay
-        (``RoundKindChooser``): the tokens are the same, the recorded depths and work then depend on the machine.
+        Draft in every round. By default rounds stop drafting where drafts cost more measured time per token
+        (``RoundKindChooser``): the tokens stay the same, the recorded depths and work depend on the machine.
 
     Raises
     ------
@@ -566,7 +565,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
         )
 
     def _log(self, prompts: Sequence[Prompt], rounds: Sequence[_RoundLog]) -> TokenLog:
-        """The record's columns, built at the end: the loop only collects."""
+        """Build the record's columns from the collected rounds."""
         log, ceiling, unread = TokenLog(), self.point.ceiling, np.full(int(self.drafting.uses_gate), np.nan)
         for number, prompt in enumerate(prompts):
             for token in prompt.tokens[:-1].tolist():
@@ -605,7 +604,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
         return rounds
 
     def _step(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:
-        """One token of each row at full depth, without a draft."""
+        """Run one token of each row at full depth, without a draft."""
         tokens = torch.tensor([[row.tokens[-1]] for row in rows], device=self.stepper.device)
         context = self.stepper.prepare_forward(_next_positions(rows), session.state.cache)
         hidden = self._run(session, self.stepper.embed(tokens, context), 0, self.point.ceiling, context)
@@ -661,7 +660,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
         widths: Sequence[int],
         copies: Sequence[list[int]],
     ) -> _ShallowRun:
-        """Token by token: rows of some width draft from the readout after layer e, others feed their copies."""
+        """Run tokens one by one: rows with ``widths`` > 0 draft from the readout after layer e, others feed copies."""
         device, layer, work = self.stepper.device, self.drafting.layer, session.state.work
         position, going = _next_positions(rows), [width > 0 for width in widths]
         drafts, most = [len(copied) for copied in copies], max(map(len, copies))
@@ -739,7 +738,7 @@ class _DraftedSequence:
         return len(self.tokens) - 1
 
     def room(self, drafts: int) -> int:
-        """Useful drafts for this row, up to ``drafts``: the verification adds a token of its own."""
+        """Useful drafts for this row, up to ``drafts``: the verification adds one more token."""
         return min(drafts, self.left - 1)
 
     def take(self, tokens: Sequence[int]) -> None:
@@ -768,8 +767,8 @@ class _ShallowRun(NamedTuple):
 class _RoundLog(NamedTuple):
     """One row's part of a round.
 
-    ``tokens`` fed from position ``start`` on, the first ``kept`` of which are accepted, and the gate's values at the
-    first of them; None: steps at full depth.
+    ``tokens`` fed from position ``start`` on; the first ``kept`` are accepted. The gate's values at the first of them;
+    None: steps at full depth.
     """
 
     sequence: int
@@ -780,7 +779,7 @@ class _RoundLog(NamedTuple):
 
 
 def _join_steps(rounds: Sequence[_RoundLog]) -> Iterator[_RoundLog]:
-    """The rounds, each sequence's in order, consecutive steps at full depth as one: columns are built per entry."""
+    """The rounds of each sequence in order; consecutive steps at full depth are joined, as columns cost per entry."""
     steps: dict[int, list[_RoundLog]] = {}
     for each in rounds:
         if each.gates is None:

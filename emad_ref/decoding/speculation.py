@@ -7,8 +7,8 @@
 
 At temperature 0 both distributions are one-hot: the rule accepts the longest matching prefix and emits the verifier's
 own token. The output is the verifier's at its operating point: at temperature 0 its own tokens, else its distribution
-exactly. A verifier with EMAD gives the EMAD model's tokens and depths. ``gate_bits`` gives exactness up: a refused
-draft token is kept if the draft's entropy is below it.
+exactly. With an EMAD verifier, tokens and depths are those of the EMAD model. With ``gate_bits`` the output is not
+exact: a refused draft token is kept if the draft's entropy is below it.
 
 A chunk's logits differ from a single step's by rounding, so at a tie of the two largest logits either may win.
 Self-speculation (``decoding.self_speculation``) shares this acceptance rule.
@@ -60,7 +60,7 @@ class DraftedTokens:
 class SpeculationResult:
     """Result of a speculation: its ``record``, rounds and verdicts.
 
-    ``kept`` in the record marks the tokens that each model holds of a sequence, all but the last emitted one at most.
+    ``kept`` in the record marks the tokens that each model holds of a sequence: at most all but the last emitted one.
 
     ``rounds`` int64 [sequences]: verifications. ``opening_work``: the part of ``record.work`` for reading the prompts,
     their last positions included.
@@ -113,7 +113,7 @@ def residual_distribution(p: Floats, q: Floats) -> Floats:
     """max(0, p − q), normalised [V]: the distribution after a refusal."""
     excess = np.maximum(p - q, 0.0)
     total = excess.sum()
-    # a refusal needs p(d) < q(d), so somewhere p > q; only if p = q up to rounding can the sums lose that
+    # a refusal needs p(d) < q(d), so p > q somewhere; rounding can lose this only if p ≈ q
     return excess / total if total > 0 else p
 
 
@@ -184,12 +184,12 @@ class SpeculativeSequence:
 
     @property
     def remaining_draft_count(self) -> int:
-        """Tokens that it may still emit besides the verifier's own."""
+        """Tokens that the sequence may still emit besides the verifier's own."""
         return self.options.max_new - (len(self.tokens) - self.prompt) - 1
 
     @property
     def useful_draft_count(self) -> int:
-        """Useful drafts for this row: the verifier adds a token of its own."""
+        """Useful drafts for this row: the verifier adds one more token."""
         return min(self.options.k, self.remaining_draft_count)
 
     def append_token(self, token: int) -> None:
@@ -214,7 +214,7 @@ class SpeculativeSequence:
         self.drafts.append((_DraftedToken(at, draw_token(q, self.rng), float(entropy_bits(read))), q))
 
     def draft_copied_token(self, token: int, vocabulary: int) -> None:
-        """Draft ``token`` for certain, of so many ids: its entropy is 0."""
+        """Draft ``token`` with probability 1, so its entropy is 0."""
         q = np.zeros(vocabulary)
         q[token] = 1.0
         self.drafts.append((_DraftedToken(len(self.tokens) + len(self.drafts), token, 0.0), q))

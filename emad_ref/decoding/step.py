@@ -9,9 +9,9 @@
 
 Symbols: ``depth`` is D_t, ``cap`` is D_{t-1} or the schedule's admission, ``signal`` is Ĥ. A row that stops leaves the
 batch for the layers above. The schedule's flow (``schedule.schedules``) settles the K/V that the cache still needs
-there; a schedule that never rises needs none. A full-softmax probe doubles as the output distribution of a row that
-stops there, so it is computed once. Other estimators (``probes.estimators``) read first, and the exit adds a full
-head. The step counts the work that it executes.
+there; a schedule that never rises needs none. A full-softmax probe's logits are also the output of a row that stops
+there. After other estimators (``probes.estimators``) a row that stops runs the full head. The step counts the work that
+it executes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def concatenate_steps(steps: Sequence[StepOutput]) -> StepOutput:
 
 
 class _RunningRows(NamedTuple):
-    """Batch rows that have not stopped, each column [running]; ``lowest`` cap, and whether any is read."""
+    """Batch rows that have not stopped, each column [running]; ``lowest`` cap, whether a probe reads any row."""
 
     rows: Ints
     caps: Ints
@@ -181,11 +181,11 @@ class AdaptiveForward:
         return StepOutput(logits, depth, signal, step.cap)
 
     def _run_chunk(self, step: StepInput) -> StepOutput:
-        """Several tokens per row in one pass, under the monotone rule D_t ≤ D_{t−1}.
+        """Run several tokens per row in one pass, under the monotone rule D_t ≤ D_{t−1}.
 
         The running tokens of a row after layer ℓ are a prefix of the chunk. At a probe the first token of the prefix
-        whose rule fires stops, and all tokens behind it with it; at the row's cap the rest stops. Prefixes are padded
-        on the right to the longest; the padding is executed, so it is counted.
+        whose rule fires stops, with all tokens behind it; at the row's cap the rest stops. Prefixes are padded on the
+        right to the longest. Padding is executed, so it is counted.
         """
         stepper, cap, last, cache, work = self.stepper, step.cap, step.last, step.state.cache, step.state.work
         (rows, queries), context, logits = step.tokens.shape, step.context, None

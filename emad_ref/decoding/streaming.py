@@ -3,8 +3,8 @@
 ``stream`` and ``stream_pair`` write the tokens of ``WalkedDecoder.generate`` and ``switch``,
 ``stream_self_speculation`` those of ``draft``.
 
-A token is not a text: in a byte-level vocabulary a character may take several. All but the last of such tokens have an
-empty text, and the last has the whole character; incomplete bytes appear as U+FFFD after the last token.
+In a byte-level vocabulary one character may take several tokens. The last of them has the whole character as its text,
+the others an empty text. Incomplete bytes appear as U+FFFD after the last token.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _detokenized(
 
 
 class IncrementalDetokenizer:
-    """Ids to text, one by one, after the ids ``read`` so far: a leading space depends on the previous tokens."""
+    """Converts ids to text one by one after the ids ``read`` so far: leading spaces depend on previous tokens."""
 
     def __init__(self, tokenizer: Any, read: Iterable[int] = ()):
         self._tokenizer, self._pending = tokenizer, list[int]()

@@ -10,13 +10,13 @@ Symbols: ``threshold_bits`` is τ, ``window`` w, ``least_run`` d_min, ``run`` c,
 since it took over ("Dynamic Switching Mechanism"). The paper's ≥ and ≤ overlap at equality; here the large model wins.
 
 The paper leaves open, and we define: before w tokens are emitted, H̄_t is the mean over the existing ones. The window
-continues across a switch: it holds the last w tokens, whichever model emitted them. H_t is known once token t's logits
-are, so it affects decisions from token t + 1 on, and no computed distribution is discarded.
+continues across a switch: it holds the last w tokens, whichever model emitted them. H_t is known with token t's logits,
+so it affects decisions from token t + 1 on. No computed distribution is discarded.
 
 The starting model reads the prompt. A model that takes over first processes every token it has not seen, in one chunked
 forward (``catch_up`` in the record); the last of them is its decoding step, and the only one whose
-logits are computed. The output is neither model's own: EAD promises no exactness. Cost is only recorded here, not
-judged.
+logits are computed. The output is neither model's own: EAD promises no exactness. This module records costs and does
+not judge them.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def switch(
 ) -> SwitchingResult:
     """Decode by entropy-adaptive switching (EAD) between two models.
 
-    Each prompt has its own pair of sessions, one after the other: rows switch at different times, and a feed of the
-    protocol moves all rows of a session at once. So a row equals its result alone, and a batch saves no time.
+    Prompts run one after the other, each in its own pair of sessions: rows switch at different times, and a feed of the
+    protocol advances all rows of a session. So a row's result does not depend on the batch, and a batch saves no time.
 
     Parameters
     ----------
@@ -281,7 +281,7 @@ class _SwitchedSequence:
     def _read_on(self, stack: ExitStack, current: int, former: Floats) -> Floats:
         """Logits [1, V] of ``current`` after the whole history; it reads one token, or all unseen ones."""
         if current not in self.sessions:
-            # a model that decides depth decides it for every token after the prompt, whichever model emitted it
+            # a model with adaptive depth decides the depth of every token after the prompt, whichever model emitted it
             undecided = self.partners[current].has_adaptive_depth
             readable = np.array(self.history[: len(self.prompt.tokens)] if undecided else self.history, dtype=np.int64)
             last = CATCH_UP if len(readable) < len(self.history) else DECODE

@@ -74,7 +74,7 @@ def teacher_forced_nll_sums(decoder: Decoder, sequences: Sequence[TokenSequence]
     return np.array([each.nll_nats.sum() for each in forced]), np.array([len(each.depth) for each in forced])
 
 
-BATCH_ROWS = 32  # rows per batch: a step of so many small rows costs twice a step of one
+BATCH_ROWS = 32  # rows per batch: a step of this many small rows costs twice a step of one
 LOGITS_OF_BATCH = 2**25  # logits of all tokens that are fed layer by layer together
 
 
@@ -109,7 +109,8 @@ def teacher_force_texts(
 ) -> list[TeacherForcedText]:
     """Feed ``sequences``, at most ``decoder.max_rows`` together. ``fed(n)`` is called after every n tokens.
 
-    ``work`` is that of decode steps, and None if several rows were fed together. Each sequence has a decided position.
+    ``work`` is that of decode steps, and None if several rows were fed together. Each sequence needs a decided
+    position.
 
     Raises:
         BadArgument: as the decoder raises for these texts.
@@ -135,7 +136,8 @@ def is_fed_layerwise(point: OperatingPoint) -> bool:
     """Whether ``teacher_force_texts`` feeds all tokens of a text together, layer by layer.
 
     Under copied or translated states a token's exit depends on earlier tokens only through K and V of the layers below
-    it. Bins and interpolation are decided token by token, and the work of a confidence rule is only counted so.
+    it. Bins and interpolation need token-by-token decisions, and the work of a confidence rule is counted only token by
+    token.
     """
     by_probe = point.bins.bin_count == 1 and not point.interpolate and point.confidence is None
     return get_schedule(point).settle is None and by_probe
@@ -162,10 +164,10 @@ class _DecidedColumns:
 def _force_layerwise(
     decoder: WalkedDecoder, batch: Sequence[TokenSequence], fed: Callable[[int], object]
 ) -> list[TeacherForcedText]:
-    """All tokens of ``batch`` layer by layer, in the same arithmetic as a plain pass.
+    """Run all tokens of ``batch`` layer by layer, in the same arithmetic as a plain pass.
 
-    A token that stopped enters each layer above with the state that its K and V there are computed from; what the
-    block makes of it is dropped. Prompts run to the ceiling.
+    A stopped token enters each layer above with the state from which its K and V there are computed; the block's output
+    for it is dropped. Prompts run to the ceiling.
     """
     stepper, point = decoder.stepper, decoder.point
     probe = make_probe(stepper, point)
@@ -223,7 +225,7 @@ def _force_layerwise(
 def _force_by_token(
     decoder: WalkedDecoder, batch: Sequence[TokenSequence], fed: Callable[[int], object]
 ) -> list[TeacherForcedText]:
-    """``batch`` token by token."""
+    """Run ``batch`` token by token."""
     lengths = [text.n_decided for text in batch]
     columns = _DecidedColumns((len(batch), max(lengths)), len(decoder.point.probes))
     for forced in iterate_teacher_forced_steps(decoder, batch):

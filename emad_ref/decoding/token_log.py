@@ -36,7 +36,7 @@ class TokenLog:
     def replace_from(
         self, sequence: int, model: int, length: int, depth: Ints, cap: Ints, phase: int, signal: Floats
     ) -> None:
-        """Log the tokens from position ``length`` on again at a larger depth; the former rows are not kept."""
+        """Log the tokens from position ``length`` on again at a larger depth; mark their earlier rows as not kept."""
         tokens = np.array([self._rows[entry][2] for entry in self._held[sequence, model][length:]], dtype=np.int64)
         self.truncate(sequence, model, length)
         self.extend(sequence, model, tokens, depth, cap, [phase] * len(tokens), signal)

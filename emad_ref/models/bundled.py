@@ -1,4 +1,4 @@
-"""Bundled models by name and folder. Nothing is loaded: no torch, no transformers.
+"""Bundled models by name and folder. Loads no model, torch or transformers.
 
 A checkout holds all of them beside this module. A wheel of this package holds ``emad-nano`` alone, and is small; the
 wheel of the distribution ``pytest-emad-models`` holds all of them. It is built from the same folder
@@ -13,7 +13,7 @@ from pathlib import Path
 CONFIG = "config.json"
 BUNDLED = ("emad-nano", "emad-t5-tiny", "emad-t5-tiny-tuned", "emad-tiny", "emad-tiny-plain")
 BUNDLED_PAIR = ("emad-nano", "emad-tiny")  # small, large
-DISTRIBUTION, VERSION = "pytest-emad-models", "0.1.0"  # the one whose weights our records speak of
+DISTRIBUTION, VERSION = "pytest-emad-models", "0.1.0"  # the model whose weights the project's records concern
 REQUIREMENT = f"{DISTRIBUTION}=={VERSION}"
 
 

@@ -152,8 +152,7 @@ class CausalStepper(StepperAliases):
     ----------
     model : transformers.PreTrainedModel
         A causal LM in eval mode, of a family in ``models.families``, with sdpa or eager attention. A spread model also
-        runs
-        by itself, as ``accelerate.dispatch_model`` leaves it.
+        runs on its own, as by ``accelerate.dispatch_model``.
     check : bool
         Compare full-depth logits with the model's own (2 × 12 tokens, in one pass and in three).
     backend : str
@@ -198,7 +197,7 @@ class CausalStepper(StepperAliases):
             (self._state_of(block), LayerPlacement(kind, device_of(f"layer {number}", block) or self.device))
             for number, (block, kind) in enumerate(zip(blocks, layer_attention_types(config), strict=True), start=1)
         ]
-        # a step for each block that has one; other blocks keep their own forward
+        # fused steps where available; other blocks keep their own forward
         self._steps = [
             fuse_block(block, self.attention_kernel) if backend != WALKED else None for block, _ in self._blocks
         ]
@@ -242,7 +241,7 @@ class CausalStepper(StepperAliases):
 
     @property
     def blocks(self) -> list[Any]:
-        """The blocks as they are called."""
+        """The blocks, as called."""
         return [block for block, _ in self._blocks]
 
     @property
@@ -257,7 +256,7 @@ class CausalStepper(StepperAliases):
 
     @property
     def max_positions(self) -> int:
-        """Number of supported positions; a table of learned positions has no more."""
+        """Number of supported positions, limited by a table of learned positions."""
         return int(self.config.max_position_embeddings)
 
     def open_cache(self, sources: Sequence[Ints | None], capacity: int = 256) -> KVCache:
@@ -312,7 +311,7 @@ class CausalStepper(StepperAliases):
         here: LayerPlacement | None = None
         shape = hidden.shape
         for (block, placement), step in zip(self._blocks[first:last], self._steps[first:last], strict=True):
-            if placement != here:  # looked up only on a change: in a small model every call counts
+            if placement != here:  # looked up only on a change: in a small model each call takes noticeable time
                 here, hidden, inputs = placement, to_device(hidden, placement.device), None
             if step is None or cache is None:
                 hidden = block(hidden.view(shape), **prepared.block_kwargs(placement))
@@ -355,7 +354,7 @@ class CausalStepper(StepperAliases):
         return self.compute_logits_uncaptured(hidden) if replayed is None else replayed
 
     def compute_logits_uncaptured(self, hidden: Tensor) -> Tensor:
-        """``logits``, one operation after the other."""
+        """``logits`` without a captured graph."""
         normed = self.apply_final_norm(hidden)
         logits = self._head(normed) if self._requested == WALKED else apply_linear(self._head, normed)
         return logits if self.logit_softcap is None else torch.tanh(logits / self.logit_softcap) * self.logit_softcap
@@ -394,13 +393,13 @@ class CausalStepper(StepperAliases):
         signed = self._signed.get(placement)
         if (
             signed is None or signed[0] is not cos
-        ):  # the cached entry belongs to this table: a table grows, and a planted stepper has another
+        ):  # the cached entry is valid for this table only: tables grow, and a substituted stepper has another
             with torch.inference_mode(False), torch.no_grad():
                 signed = self._signed[placement] = cos, signed_rotary_tables(cos, sin)
         return signed[1]
 
     def _state_of(self, block: Any) -> Any:
-        """``block`` without its hooks, as a function to the state alone."""
+        """``block`` without its hooks, as a function that returns only the state."""
         plain = without_hooks(block)
         return (lambda *args, **kwargs: plain(*args, **kwargs)[0]) if self.anatomy.in_a_tuple else plain
 
@@ -411,7 +410,7 @@ class CausalStepper(StepperAliases):
 
     @torch.inference_mode()
     def _compare_with_model(self) -> None:
-        """Compare with the model's own logits: one plain pass, and a prompt, a chunk and one token on its cache."""
+        """Compare with the model's own logits: one plain pass, and a prompt, a chunk and one token on a cache."""
         ids = (
             torch.arange(CHECKED_ROWS * CHECKED_TOKENS, device=self.device).view(CHECKED_ROWS, -1)
             % self.vocabulary_size

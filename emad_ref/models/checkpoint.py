@@ -49,8 +49,8 @@ def require_all_weights_loaded(name: str, model: Any, loading_info: Mapping[str,
     ``unexpected_keys``, and ``mismatched_keys`` of (name, shape in the file, shape in the model).
 
     Raises:
-        BadArgument: tensors that are missing, left over, or of another shape, how many, and the first few by name; a
-            head that differs from the embedding which the config says it is tied to.
+        BadArgument: tensors that are missing, left over, or of another shape, with their number and the first names; a
+            head that differs from the embedding although the config ties them.
     """
     left_over = [key for key in loading_info["unexpected_keys"] if not COMPUTED_TABLES.search(key)]
     reshaped = [f"{key} {list(theirs)} for {list(ours)}" for key, theirs, ours in loading_info["mismatched_keys"]]
@@ -68,7 +68,7 @@ def require_all_weights_loaded(name: str, model: Any, loading_info: Mapping[str,
             f"tensors: {'; '.join(descriptions)}; save weights and config together again, or fetch both",
         )
     config = model.config.get_text_config()
-    # every T5Config declares tied weights; v1.1 has its own head, which shows in unscaled logits
+    # every T5Config declares tied weights; unscaled logits reveal v1.1, which has its own head
     tied = config.tie_word_embeddings and getattr(config, "scale_decoder_outputs", True)
     if tied and model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
         raise BadArgument(
@@ -126,7 +126,7 @@ READ_SUFFIXES = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
 NAMED_FILES = ("configuration_files", "fast_tokenizer_files")  # lists of names that transformers chooses from
 CONFIG_PARTS = ("decoder", "generator", "encoder", "text_encoder")  # and keys that end in _config
 FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
-LARGEST_HEADER = 100_000_000  # bytes, as the format says
+LARGEST_HEADER = 100_000_000  # bytes, by the format
 LARGEST_SIZE = 2**40  # of a layer, a vocabulary, a window: far beyond any real one, and products of a few stay cheap
 LARGEST_TABLE = 2**20  # positions of a family that computes a table for all of them at construction
 SAMPLED = 64  # numbers per tensor that are compared if two files hold the same weights
@@ -167,7 +167,7 @@ def require_regular_files(name: str, folder: Path) -> None:
                 continue
             problem = f"{entry.name} is a link that leads nowhere ({error.strerror}): remove it"
             raise BadArgument("name", name, "a folder of plain files", problem) from error
-        if kind == "a folder" and not entry.name.endswith(READ_SUFFIXES):  # transformers would take no file to be there
+        if kind == "a folder" and not entry.name.endswith(READ_SUFFIXES):  # transformers finds no file there
             continue
         if kind:
             raise BadArgument("name", name, "a folder of plain files", f"{entry.name} is {kind}: remove it")
@@ -239,7 +239,7 @@ def read_config(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    """A JSON object whose numbers may be of any size: an unbounded ``model_max_length`` is 10³⁰. Raises BadFile."""
+    """Read a JSON object with numbers of any size: an unbounded ``model_max_length`` is 10³⁰. Raises BadFile."""
     try:
         settings = json.loads(read_text(path, path.name), object_pairs_hook=reject_duplicate_keys)
         if not isinstance(settings, dict):
@@ -260,7 +260,7 @@ def _require_file_names(name: str, folder: Path, settings: Mapping[str, Any], fi
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weight files of ``folder`` by name: ``read``, in order, and ``beside``, which are not read."""
+    """Weight files of ``folder`` by name: ``read``, in order; ``beside`` are others, which are not read."""
 
     name: str
     folder: Path
@@ -303,11 +303,11 @@ class Checkpoint:
     def require_matching_tensors(self, geometry: Geometry) -> None:
         """Refuse stored tensors that are no floating-point numbers, or far too few for the sizes in the config.
 
-        A config with twice the stored numbers or layers is refused here, before it takes memory and time. Smaller
-        differences are found by name once the model is built.
+        This check refuses a config with twice the stored numbers or layers before it takes memory and time. Smaller
+        differences show by name once the model is built.
 
         Raises:
-            BadArgument, BadFile: also a damaged header, and a tensor that stands in two files.
+            BadArgument, BadFile: also a damaged header, and a tensor in two files.
         """
         stored = self.read_headers()
         for tensor, dtype in stored.dtypes.items():
@@ -324,7 +324,7 @@ class Checkpoint:
         """The merged headers of all files.
 
         Raises:
-            BadArgument, BadFile: a damaged one; a tensor that stands in two files.
+            BadArgument, BadFile: a damaged header; a tensor in two files.
             UnpicklingError: a .bin file that holds more than tensors.
         """
         dtypes: dict[str, str] = {}
@@ -345,7 +345,7 @@ class Checkpoint:
         """Refuse a .bin file whose tensors differ from the safetensors', in shape or in numbers sampled evenly."""
         try:
             theirs = torch.load(self.folder / other, map_location="cpu", weights_only=True, mmap=True)
-        except Exception:  # damaged, old, or without weights: it is not read, and the report says so
+        except Exception:  # damaged, old, or without weights: not read, and the report notes it
             return
         for file in self.read:
             with safe_open(self.folder / file, framework="pt") as ours:
@@ -368,7 +368,7 @@ class Checkpoint:
 
 
 def refuse_oversized_config(name: str, geometry: Geometry, numbers: int, blocks: int) -> None:
-    """Refuse a config with twice the ``numbers`` or ``blocks`` that the files hold: to build it takes memory and time.
+    """Refuse a config with twice the ``numbers`` or ``blocks`` of the files, before building it takes memory and time.
 
     Raises:
         BadArgument: both sizes, of the config and of the files.
@@ -458,7 +458,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The text part of a config.
 
     Raises:
-        BadArgument: parts of which none is a config of its own, or several are.
+        BadArgument: none of its parts is a config, or several are.
     """
     try:
         part: Any = config.get_text_config()
@@ -496,9 +496,9 @@ def require_positive_sizes(config: PreTrainedConfig, remedy: str = f"mend {CONFI
 
 
 def describe_defaulted_heads(config: PreTrainedConfig, declared: Mapping[str, Any]) -> str:
-    """A sentence if config.json leaves the number of heads to the default of its family; "" if it says one.
+    """A sentence if config.json leaves the number of heads to its family's default; "" if it gives the number.
 
-    Weights fill the model whatever it is: every other size shows in their shapes.
+    Weights fit the model for any number of heads; their shapes reveal every other size.
     """
     text = text_config(config)
     heads = family_of_config(text).sizes.heads

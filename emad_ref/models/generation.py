@@ -21,9 +21,9 @@ from emad_ref.record import Ints
 
 TOKEN_ID_KEYS = frozenset({START, BOS, EOS, PAD})
 OUTPUT_FLAGS = ("output_attentions", "output_hidden_states")  # also flags of a model's config
-LOOKUP = "prompt lookup"  # drafts what followed the last n-gram earlier in the text
+LOOKUP = "prompt lookup"  # drafts the continuation of an earlier equal n-gram
 LOOKUP_TOKENS = 10  # drafted tokens of prompt lookup, as in transformers' documentation
-MAX_SHOWN = 60  # characters of a value that a sentence shows
+MAX_SHOWN = 60  # most characters of a value in a sentence
 
 
 def greedy_generate(
@@ -36,7 +36,7 @@ def greedy_generate(
     assistant: Any | None = None,
     **settings: Any,
 ) -> Tensor:
-    """int64 [rows, prompt + at most ``new``]: output of ``model.generate`` for ``inputs``, the call's own tensors.
+    """Output of ``model.generate`` for ``inputs``, the call's own tensors: int64 [rows, prompt + at most ``new``].
 
     ``ends``: ids that end a row; none by default, so all rows do the same work. ``padding`` fills an ended row, by
     default with its first end. ``assistant``: a model that drafts. ``settings``: of ``GenerationConfig``.
@@ -82,7 +82,7 @@ def _shorten(value: Any) -> str:
 
 
 def disable_per_layer_outputs(model: Any) -> None:
-    """Disable outputs of every layer that the config requests: they cost time, and nothing reads them."""
+    """Disable per-layer outputs that the config requests: they cost time, and no code reads them."""
     for name in OUTPUT_FLAGS:
         if getattr(model.config, name, False):
             setattr(model.config, name, False)
@@ -120,7 +120,7 @@ def make_transformers_generate(model: Any, device: torch.device, **options: Any)
 
 
 def make_prompt_lookup_generate(model: Any, device: torch.device) -> Generate:
-    """The same with transformers' prompt lookup, which drafts what followed the last n-gram earlier in the text."""
+    """The same with transformers' prompt lookup, which drafts the continuation of an earlier equal n-gram."""
     return make_transformers_generate(model, device, prompt_lookup_num_tokens=LOOKUP_TOKENS)
 
 

@@ -25,12 +25,12 @@ from emad_ref.models.checkpoint import (
 )
 from emad_ref.models.geometry import geometry_of
 
-BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)  # words as GPT-2 cuts them
+BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)  # words as in GPT-2
 PRE_TOKENIZERS = {
     "gpt-2": BYTE_LEVEL,
     "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), BYTE_LEVEL]),
 }
-CONTROL_TOKEN = 3  # of tokenizer.ggml.token_type: never a part of text
+CONTROL_TOKEN = 3  # values of tokenizer.ggml.token_type that never occur in text
 PLAIN_TYPES = ("F32", "F16", "BF16")
 CHECKED_TOKENS = 32  # of the text on which the written model is compared
 
@@ -43,7 +43,7 @@ def convert_gguf(path: Path, folder: Path) -> tuple[str, dict[str, str]]:
 
     Raises:
         BadArgument: no GGUF file, an architecture, quantisation or tokenizer that cannot be read, tensors that are
-            missing or do not fit its sizes, or a written model whose logits differ.
+            missing or do not fit its sizes, or different logits of the written model.
     """
     reader = _open(path)
     read = _read_model(path, reader)
@@ -63,7 +63,7 @@ def convert_gguf(path: Path, folder: Path) -> tuple[str, dict[str, str]]:
 
 
 def _readable(path: Path, expected: str) -> AbstractContextManager[None]:
-    """Metadata may be damaged in any way, and raise anything of gguf, Transformers or tokenizers."""
+    """Turn any error of gguf, Transformers or tokenizers into BadArgument: damaged metadata may raise any of them."""
     return convert_errors_to_bad_argument("file", path.name, expected, "fetch or convert it again")
 
 
@@ -73,7 +73,7 @@ def _open(path: Path) -> Any:
 
 
 def _read_model(path: Path, reader: Any) -> Any:
-    """The model as Transformers dequantises it. Transformers draws tensors that are missing at random: none may be."""
+    """The model as Transformers dequantises it. Refuses missing tensors, which Transformers would draw at random."""
     stored = TensorHeaders({}, {tensor.name: int(tensor.n_elements) for tensor in reader.tensors})
     with _readable(path, "a GGUF file that Transformers and gguf can dequantise"):
         config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
@@ -88,7 +88,7 @@ def _read_model(path: Path, reader: Any) -> Any:
 
 
 def _quantisation(reader: Any) -> str:
-    """By the numbers that are stored so."""
+    """The quantisation type of most stored numbers."""
     stored: dict[str, int] = {}
     for tensor in reader.tensors:
         kind = tensor.tensor_type.name

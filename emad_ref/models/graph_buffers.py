@@ -15,7 +15,7 @@ from emad_ref.models.kv_cache import CacheWrite, KVCache, LayerKVCache, write_kv
 from emad_ref.record import Ints
 
 SMALLEST_BUCKET = 64  # positions of the smallest buffers, and keys of the smallest bucket
-MAX_GRAPHS = 256  # over one set of buffers: each takes memory, and audits that force depths need many once
+MAX_GRAPHS = 256  # most graphs over one set of buffers: each takes memory; audits that force depths need many, once
 MAX_IDLE = 4  # idle buffers in a pool; the oldest are dropped first
 
 
@@ -61,7 +61,7 @@ class StepBuffers:
 
 @dataclass(frozen=True, eq=False)
 class CapturedGraph:
-    """One graph: ``replay`` returns its result; ``read`` has the addresses of the weights that it reads.
+    """One graph: ``replay`` returns its result; ``read`` holds the addresses of the weights that it reads.
 
     ``kept`` holds its other inputs alive: a freed tensor's address may be reused.
     """
@@ -132,7 +132,7 @@ class BufferPool:
         except torch.OutOfMemoryError:
             if not self._idle:
                 raise
-            self._idle.clear()  # with their graphs: idle buffers must not keep memory from a session
+            self._idle.clear()  # drop them with their graphs: idle buffers must not keep memory from a session
             return KVBuffers(self._sizes, rows, capacity)
 
     def take_back(self, buffers: KVBuffers) -> None:
@@ -221,10 +221,10 @@ class StaticKVCache(KVCache):
         self.layers = [*self._static]
         weakref.finalize(
             self, lease.return_buffers
-        )  # layers hold the lease, not the cache: only its user keeps the cache alive
+        )  # layers refer to the lease and not to the cache, so only its user keeps the cache alive
 
     def has_original_layers(self, first: int, last: int) -> bool:
-        """Whether layers first+1 … last are still the original ones: decoders may replace them."""
+        """Whether layers first+1 … last are still the original ones, since decoders may replace them."""
         return self.layers[first:last] == self._static[first:last]
 
     def mark_written(self, first: int, last: int, context: CacheWrite) -> None:

@@ -1,7 +1,7 @@
 """Captured graphs: one decoding step of one token per row, replayed instead of launched kernel by kernel.
 
 At batch 1 an accelerator waits for Python longer than it multiplies. So if fused steps run with a cache and one query
-per row, the blocks between two probes are captured once and then replayed:
+per row, this module captures the blocks between two probes once and then replays them:
 
     one graph per   segment (first, last] × rows × bucket of keys × K/V buffers
 
@@ -92,7 +92,7 @@ class CudaCaptureEngine:
             before = torch.cuda.current_stream()
             try:
                 return self._captured(function, before)
-            except RuntimeError as error:  # PyTorch raises it for every refusal of CUDA and its libraries
+            except RuntimeError as error:  # PyTorch's error for every refusal of CUDA and its libraries
                 raise GraphCaptureError(
                     f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
                 ) from error
@@ -126,7 +126,7 @@ CAPTURE_ENGINES: dict[str, Callable[[torch.device], CaptureEngine]] = {
 }  # kind of device → its engine
 
 
-ParameterPlace = tuple[dict[str, Any], str]  # a module's table of parameters, and a name in it
+ParameterPlace = tuple[dict[str, Any], str]  # (parameter table of a module, name in it)
 
 
 def locate_parameters(parts: Iterable[nn.Module]) -> list[ParameterPlace]:
@@ -225,7 +225,7 @@ class CapturedSegment:
 def _require_fused(
     steps: Sequence[tuple[FusedBlock | None, LayerPlacement]],
 ) -> list[tuple[FusedBlock, LayerPlacement]]:
-    """All steps; nothing is captured if a block has none (``make_step_graphs``)."""
+    """All steps; blocks without a step rule out capture (``make_step_graphs``)."""
     present = [(step, placement) for step, placement in steps if step is not None]
     assert len(present) == len(steps), "a block without a fused step cannot be captured"
     return present
@@ -258,7 +258,7 @@ class CapturedReadouts:
         return self._states[count]
 
 
-MAX_CAPTURED_ROWS = 16  # of a captured step; larger batches hide the launch time
+MAX_CAPTURED_ROWS = 16  # most rows of a captured step; larger batches hide the launch time
 
 
 class GraphCaptureWarning(UserWarning):
@@ -266,7 +266,7 @@ class GraphCaptureWarning(UserWarning):
 
 
 class StepGraphs:
-    """The graphs of one stepper. ``refused``: why nothing is captured any more, else empty."""
+    """The graphs of one stepper. ``refused``: reason why capture ended, else empty."""
 
     def __init__(self, stepper: CapturableStepper, engine: CaptureEngine):
         geometry = stepper.geometry
@@ -309,7 +309,7 @@ class StepGraphs:
         keys, buffers, rows = bucket_size(context.keys), cache.lease.buffers(context.keys), len(context.rows)
         read = parameter_addresses(chain.from_iterable(self._places[first:last]))
         graph = buffers.graphs.get((first, last, rows, keys))
-        # some rows leave soon, and no token should wait for that capture: it is made with the first
+        # some rows stop soon: capture for fewer rows now, with the first step, so that no later token waits for it
         counts = (rows,) if graph is not None and graph.read == read else range(1, rows + 1)
         try:
             for count in counts:
@@ -383,7 +383,7 @@ class StepGraphs:
 
 
 def make_step_graphs(stepper: CapturableStepper, backend: str) -> tuple[StepGraphs | None, str]:
-    """The graphs of a finished stepper, and why there are none although its device has an engine, else "".
+    """(Graphs of a finished stepper, reason for none although its device has an engine, else "").
 
     ``backend``: the requested one.
     """

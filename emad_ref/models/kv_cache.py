@@ -5,8 +5,8 @@ the left. Slots at or above a row's length are always masked (a ragged prompt's 
 number of tokens per row only lowers lengths.
 
 Under adaptive depth layers hold different numbers of tokens. A block at position p needs exactly p entries of that row
-below it. Anything else would attend to wrong or missing keys and give silently wrong logits, so it raises
-``MissingEntryError``. Under the monotone schedule (EMAD) it never does: that is the claim "no K/V repair".
+below it. Any other number would give silently wrong logits, so the cache raises ``MissingEntryError``. Under the
+monotone schedule (EMAD) it never raises: that is the claim "no K/V repair".
 
 This module knows no model, no mask and no depth rule.
 """
@@ -28,7 +28,7 @@ from emad_ref.record import Ints, Work
 class MissingEntryError(EmadError):
     """Raised if a layer does not hold exactly the entries of all earlier positions of a row.
 
-    ``layer`` counts from 1; ``held`` is the row's length there, None if the layer gave the row up.
+    ``layer`` counts from 1; ``held`` is the row's length there, None if the layer dropped the row.
     """
 
     def __init__(self, layer: int, row: int, position: int, held: int | None):
@@ -41,7 +41,7 @@ class MissingEntryError(EmadError):
 
 
 class CacheWrite(Protocol):
-    """What the cache reads of a forward's context: rows that write, their start, and their length afterwards.
+    """The cache's view of a forward's context: rows that write, their start, and their length afterwards.
 
     ``rows``, ``starts``, ``ends`` have one entry per row; ``start`` is the common start, None if rows differ;
     ``queries`` the width n of the chunk, padding included; ``keys`` the slots every query is executed against.
@@ -84,12 +84,12 @@ def write_kv_entries(
 class LayerKVCache:
     """Keys and values of one layer, [rows, kv_heads, capacity, head_dim], for the session rows it still serves.
 
-    They lie on the device of the layer's weights.
+    They are on the device of the layer's weights.
     """
 
     def __init__(self, number: int, rows: int, capacity: int):
         self._number, self._capacity = number, capacity
-        # tuples: one comparison with the context's covers the common case, and contexts can hand theirs over
+        # tuples: the common case is one comparison with the context's, and contexts can share theirs
         self._rows: tuple[int, ...] = tuple(range(rows))
         self._length: tuple[int, ...] = (0,) * rows
         self._keys: Tensor | None = None
@@ -187,14 +187,14 @@ class KVCache:
                 raise BadArgument(name, value, "at least 1")
         self.rows = rows
         self.layers = [LayerKVCache(i + 1, rows, capacity) for i in range(layers)]
-        self._caps: tuple[int, ...] | None = None  # of the last ``free_layers_above``: equal caps have nothing to free
+        self._caps: tuple[int, ...] | None = None  # caps of the last ``free_layers_above``: equal caps free nothing
 
     def encoder_work(self) -> Work:
         """Work executed for sources since the cache was opened; empty without an encoder."""
         return Work.none(len(self.layers))
 
     def require_earlier_entries(self, first: int, last: int, context: CacheWrite) -> None:
-        """Raise MissingEntryError unless layers first+1 … last can run ``context``; nothing is written before."""
+        """Raise MissingEntryError, before any write, unless layers first+1 … last can run ``context``."""
         for layer in self.layers[first:last]:
             layer.require_earlier_entries(context)
 
@@ -205,7 +205,7 @@ class KVCache:
             layer.truncate(lengths)
 
     def free_layers_above(self, caps: Ints) -> None:
-        """Give up the K/V above each row's cap [rows] for good: layers > cap never serve the row again."""
+        """Free the K/V above each row's cap [rows]: layers > cap never serve the row again."""
         new_caps = tuple(self._per_row(caps, "caps", 0))
         if new_caps == self._caps:
             return

@@ -1,6 +1,6 @@
 """Loading by name: bundled, fetched, on the hub, in a local folder, random of a known geometry, or a control.
 
-The only place that loads a model; ``models.names`` says what a name means.
+Only this module loads models; ``models.names`` defines the names.
 
 Code from a repository is never run; weights come from safetensors, in one file or in shards, or from .bin files read
 weights-only. A hub model is read at one commit, which its provenance names. ``device="auto"`` leaves the placement to
@@ -95,7 +95,7 @@ AUTO = "auto"  # device name that leaves placement to accelerate
 LOG_IN = "log in (`hf auth login`, or HF_TOKEN in the environment)"
 # Errors of the HTTP library behind the hub's client, also raised when a connection breaks off.
 HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
-REFUSALS: tuple[tuple[type[Exception], str], ...] = (  # the first match counts; a gated repository is also a hidden one
+REFUSALS: tuple[tuple[type[Exception], str], ...] = (  # the first match counts; a gated repository matches both
     (GatedRepoError, f"it is gated: accept its terms on its page of the hub, then {LOG_IN}"),
     (RepositoryNotFoundError, f"the hub has no such repository, or it is private: check the name, or {LOG_IN}"),
     (RevisionNotFoundError, "it has no such branch, tag or commit"),
@@ -306,7 +306,7 @@ def load(
 
 @cache
 def _log_once(name: str, remark: str) -> None:
-    """Log ``remark`` once: a run loads its model again for every decoder with a copy."""
+    """Log ``remark`` once, although a run loads its model again for every decoder with a copy."""
     log.warning("%s: %s", name, remark)
 
 
@@ -320,7 +320,7 @@ def _require_device(device: str | torch.device) -> None:
     try:
         torch.ones(1, device=device).item()  # meta holds no numbers
         place = torch.device(device)
-        if place.type == "cpu" and place.index:  # torch accepts any index, although there is one CPU
+        if place.type == "cpu" and place.index:  # torch accepts any index of the only CPU
             raise RuntimeError("there is one cpu")
     except (RuntimeError, AssertionError) as error:
         raise BadArgument("device", str(device), "a device of this machine", _first_line(error)) from error
@@ -393,7 +393,7 @@ def _load_stored(source: ModelSource, name: str, dtype: torch.dtype, commit: str
     folder = _folder_of(source, commit)
     _wrap_errors(source, name, lambda: require_regular_files(name, folder))
     _wrap_errors(source, name, lambda: require_no_adapter(name, folder))
-    if source.hub_id is not None and _is_stored(source, ADAPTERS[0], where):  # its files are not all here yet
+    if source.hub_id is not None and _is_stored(source, ADAPTERS[0], where):  # its files are not complete yet
         refuse_adapter(name, ADAPTERS[0])
     settings = read_config(name, folder) if (folder / bundled.CONFIG).is_file() else {}
     config = _wrap_errors(
@@ -401,12 +401,12 @@ def _load_stored(source: ModelSource, name: str, dtype: torch.dtype, commit: str
     )
     _wrap_errors(source, name, lambda: _require_config(config))  # before gigabytes are fetched
     checkpoint = _wrap_errors(source, name, lambda: _fitting_checkpoint(name, folder, settings, config))
-    if _is_stored(source, GENERATION_CONFIG, where):  # transformers would ignore one that is unreadable
+    if _is_stored(source, GENERATION_CONFIG, where):  # transformers would ignore an unreadable one
         readable = f"a {GENERATION_CONFIG} that transformers can read"
         _wrap_errors(source, name, lambda: GenerationConfig.from_pretrained(source.place, **where), readable)
     model, filling = _wrap_errors(source, name, lambda: _read_weights(source.place, config, dtype, where))
     require_all_weights_loaded(name, model, filling)
-    if checkpoint is None or source.hub_id is not None:  # the files were fetched just now, and may precede others
+    if checkpoint is None or source.hub_id is not None:  # fetching just now may have added files
         checkpoint = _wrap_errors(source, name, lambda: _fitting_checkpoint(name, folder, settings, config))
     file_facts: dict[str, Any] = {
         "weights": [] if checkpoint is None else list(checkpoint.read),
@@ -447,19 +447,19 @@ def _fitting_checkpoint(name: str, folder: Path, settings: dict[str, Any], confi
 
 
 def _require_config(whole: Any) -> None:
-    """Check sizes: transformers accepts any whole number for the length of its tables."""
+    """Check sizes, since transformers accepts any whole number as a table's length."""
     config = text_config(whole)
     anatomy_of(config)
     require_positive_sizes(config)
     for name in ("max_position_embeddings", "n_positions"):
         if getattr(config, name, 2) < 2:  # a token and its successor
             raise BadArgument(f"config.{name}", getattr(config, name), "2 or more", "mend config.json")
-    if not getattr(config, "return_dict", True):  # logits have no name then
+    if not getattr(config, "return_dict", True):  # without it logits cannot be compared
         raise BadArgument("config.return_dict", False, "true", "mend config.json")
 
 
 def _declared_config(source: ModelSource, name: str, commit: str | None) -> dict[str, Any] | None:
-    """The content of config.json, without defaults of the class; None without such a file."""
+    """Content of config.json, without defaults of the class; None without the file."""
     if source.kind in ("random", "control"):
         return None
     where = _hub_arguments(source, commit)
@@ -470,9 +470,9 @@ def _declared_config(source: ModelSource, name: str, commit: str | None) -> dict
 
 
 def _read_weights(place: str, config: Any, dtype: torch.dtype, where: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The model, and the tensors that the files did not fill; ``require_all_weights_loaded`` refuses those by name.
+    """(Model, tensors that the files did not fill); ``require_all_weights_loaded`` refuses those by name.
 
-    Bundled models load faster than a progress bar can be read: theirs is off.
+    Bundled models load without a progress bar, because they load too fast to read one.
     """
     quiet = Path(place).is_relative_to(bundled.weights_folder()) and hf_logging.is_progress_bar_enabled()
     if quiet:
@@ -529,7 +529,7 @@ def _tokenizer(place: str, **where: Any) -> Any:
 
 
 def _wrap_errors(source: ModelSource, name: str, action: Callable[[], Any], files: str = ANY_FILES) -> Any:
-    """Run one ``from_pretrained`` of ``files``; every failure for missing or unusable files becomes one error."""
+    """Run one ``from_pretrained`` of ``files``; turn every failure for missing or unusable files into one error."""
     with convert_errors_to_bad_argument("name", name, files, "fetch or save them again"):
         try:
             return action()
@@ -580,7 +580,7 @@ def _load_random(source: ModelSource, name: str, dtype: torch.dtype, commit: str
 
 
 def _with_random_weights(config: Any, seed: int) -> Any:
-    """Weights under which every layer changes the state about as much as it passes on.
+    """Model of ``config`` with random weights; every layer changes the state about as much as it passes on.
 
     The usual initialisation (standard deviation 0.02) makes blocks nearly the identity, so a decoder that skips a layer
     would go unnoticed.
@@ -601,7 +601,7 @@ def _with_random_weights(config: Any, seed: int) -> Any:
 
 
 def _load_control(source: ModelSource, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> _LoadedParts:
-    """Blocks above layer 4 add exactly zero: exits at 4 or above lose nothing, exits below do.
+    """Load the control: blocks above layer 4 add exactly zero, so exits at 4 or above lose nothing, exits below do.
 
     It reads text with the bundled tokenizer, which all bundled models share.
     """
@@ -657,8 +657,8 @@ def get_required_tokenizer(loaded: LoadedModel) -> Any:
 def shared_vocabulary_size(first: LoadedModel, second: LoadedModel) -> int:
     """Number n of shared ids: ids 0 … n − 1 have the same meaning in both models, which need equal tokenizers.
 
-    Embeddings may differ in size above the tokenizer's largest id: these rows stand for no text (Qwen2.5 pads its
-    larger models to 152,064, the smaller to 151,936).
+    Embeddings may differ in size above the tokenizer's largest id, where rows have no text (Qwen2.5 pads its larger
+    models to 152,064, the smaller to 151,936).
 
     Raises:
         BadArgument: naming both models.

@@ -1,13 +1,13 @@
 """Observed matrix products with a model's weights: rows through every matrix of every block, and through the head.
 
-PyTorch passes every operation to a dispatch mode before it runs: of a module, a hook, or a hand-written step. If one
-operand of a matrix product lies inside a weight of a watched model, it is that weight (or a slice or transpose), and
-the other holds the rows. A product with a slice counts by the slice's share, so Q, K and V taken one by one from a
-packed matrix are one row each. A product with several weights side by side is a row through each of them. Only matrices
-that every token of a block passes are watched: no experts, which see some tokens, and no K and V of a source.
+PyTorch passes every operation of a module, a hook or a hand-written step to a dispatch mode first. If one operand of a
+matrix product is inside the memory of a watched model's weight, it is that weight (or a slice or transpose), and the
+other operand holds the rows. A product with a slice counts by the slice's share, so Q, K and V taken one by one from a
+packed matrix are one row each. A product with several adjacent weights is a row through each. The counter watches only
+matrices that every token of a block passes: no experts, and no K and V of a source.
 
-Not observable are weights that were copied, packed or quantised, other processes, kernels outside PyTorch, replayed
-graphs, and other threads. An unobserved product is not shown to be absent.
+The counter cannot observe weights that were copied, packed or quantised, other processes, kernels outside PyTorch,
+replayed graphs, and other threads. So an unobserved product may still have run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MATRIX_PRODUCTS = {  # operation → indices of its factors; the inner size is t
     **dict.fromkeys(("linear", "matmul", "mm", "bmm", "mv"), (0, 1)),
     **dict.fromkeys(("addmm", "baddbmm", "addmv", "_addmm_activation"), (1, 2)),
 }
-WEIGHTED_SUMS = ("_embedding_bag", "_embedding_bag_forward_only")  # of rows: of a weight by columns, a product
+WEIGHTED_SUMS = ("_embedding_bag", "_embedding_bag_forward_only")  # most rows: a product with a column-major weight
 CROSS_ATTENTION_KV = (".EncDecAttention.k.", ".EncDecAttention.v.")
 
 
@@ -126,7 +126,7 @@ class MatmulCounter(TorchDispatchMode):
             return func(*args, **(kwargs or {})) if result is NotImplemented else result
         product = func(*args, **(kwargs or {}))
         weight_shares = [shares for at in operands if (shares := self._weights_in(args[at]))]
-        if len(weight_shares) == 1:  # a product of two weights belongs to no token
+        if len(weight_shares) == 1:  # a product of two weights has no token
             for matrix, share in weight_shares[0].items():
                 self._met[matrix.layer, matrix.name] += share * product.numel() * args[operands[0]].shape[-1]
         return product
@@ -137,7 +137,7 @@ class MatmulCounter(TorchDispatchMode):
 
 
 def _chains(matrices: Iterable[WatchedMatrix]) -> Iterator[AdjacentMatrices]:
-    """Chains of ``matrices``, which are sorted by start."""
+    """Group ``matrices``, sorted by start, into runs of adjacent ones."""
     chain: tuple[WatchedMatrix, ...] = ()
     for matrix in matrices:
         if chain and not chain[-1].is_followed_by(matrix):

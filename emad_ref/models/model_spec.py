@@ -23,7 +23,7 @@ class FingerprintMismatch(EmadError):
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Origin, settings and fingerprint of a model: no tensor, so it can be pickled."""
+    """Origin, settings and fingerprint of a model, without tensors, so that it can be pickled."""
 
     name: str
     device: str
@@ -67,7 +67,7 @@ _LOAD_LOCK = Lock()
 
 
 def load_cached(spec: ModelSpec) -> LoadedModel:
-    """Load a model on first use and cache the last one: a worker reads unit after unit with it.
+    """Load a model on first use and cache the last one, with which a worker reads unit after unit.
 
     One thread at a time: transformers patches its classes while it loads, and two simultaneous loads leave them
     patched.
@@ -117,6 +117,6 @@ def _source_folder(loaded: LoadedModel) -> Path | None:
         where = {"revision": loaded.provenance["commit"], "local_files_only": True}
         try:
             return Path(hf_hub_download(loaded.provenance["hub_id"], "config.json", **where)).parent
-        except LocalEntryNotFoundError:  # the cache was emptied since
+        except LocalEntryNotFoundError:  # the cache has been emptied since
             return None
     return None

@@ -1,4 +1,4 @@
-"""What a model name means, and whether it can be loaded at all: found out before torch or transformers is imported.
+"""Meaning of a model name, and whether it can be loaded; decided without importing torch or transformers.
 
 In this order:
 
@@ -45,7 +45,7 @@ OUT_OF_REACH = ": it is not in the local cache, and the hub is out of reach"
 
 
 class ModelUnavailable(EmadError):
-    """Weights that cannot be had: missing, not allowed, or no network."""
+    """Raised if weights are not available: missing, not allowed, or no network."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def known_model_names() -> tuple[str, ...]:
 
 
 def parse_model_name(name: str, given: str | None) -> tuple[ModelSource, str | None]:
-    """(source, revision) of a model name; the revision stands in the name or in ``given``.
+    """(source, revision) of a model name; the revision comes from the name or from ``given``.
 
     Raises:
         BadArgument: an unknown name, a revision for something not on the hub, two different ones or an empty one.
@@ -112,7 +112,7 @@ def _source_of(name: str) -> ModelSource:
 
 
 def _require_installed(name: str, argument: str = "name") -> None:
-    """Raises ModelUnavailable if ``name`` is a bundled model, or ``random:`` and one, that is not installed."""
+    """Raise ModelUnavailable if ``name`` is a bundled model, or ``random:`` of one, that is not installed."""
     model = name.removeprefix("random:")
     if model not in bundled.BUNDLED or model in bundled.bundled_model_names():
         return
@@ -126,15 +126,15 @@ def _require_installed(name: str, argument: str = "name") -> None:
 
 
 def require_weights_available(name: str, argument: str = "name") -> None:
-    """Refuse a name whose weights are neither here nor within reach. The hub is asked only for what its cache lacks.
+    """Refuse a name without available weights. Requests to the hub are only for files that its cache lacks.
 
     ``argument``: the option that holds the name, for the error about a bundled model that is not installed.
 
     Raises:
-        BadArgument: as ``parse_model_name`` and ``require_published_geometry``; a GGUF file that is none, or that no
-            installed package reads.
-        ModelUnavailable: a bundled model that is not installed; one that was not fetched yet, or not completely; one of
-            a hub that does not answer.
+        BadArgument: as ``parse_model_name`` and ``require_published_geometry``; a file that is not GGUF, or a GGUF file
+            that no installed package reads.
+        ModelUnavailable: a bundled model that is not installed; one that was not fetched completely; a hub that does
+            not answer.
     """
     _require_installed(name, argument)
     source, revision = parse_model_name(name, None)
@@ -145,17 +145,17 @@ def require_weights_available(name: str, argument: str = "name") -> None:
     elif source.kind == "gguf":
         downloads.require_gguf(Path(source.place))
     elif source.hub_id is not None and not _is_cached(source.hub_id, revision):
-        from emad_ref.text.corpora import is_hub_reachable  # imports NumPy, which no other name needs
+        from emad_ref.text.corpora import is_hub_reachable  # imports NumPy, which other names do not need
 
         if not is_hub_reachable():
             raise make_unreadable_error(name, source, OUT_OF_REACH)
 
 
 def require_published_geometry(name: str, argument: str = "name") -> None:
-    """Refuse ``random:`` before a geometry that is not known here.
+    """Refuse ``random:`` with an unknown geometry.
 
     Raises:
-        BadArgument: the message names the nearest of those known.
+        BadArgument: the message names the nearest known one.
     """
     from emad_ref.models.geometry import PUBLISHED_NAMES
 
@@ -166,7 +166,7 @@ def require_published_geometry(name: str, argument: str = "name") -> None:
 
 
 def require_fetched(name: str) -> None:
-    """Raises ModelUnavailable where ``emad fetch`` has not put the whole model into the cache."""
+    """Raise ModelUnavailable unless ``emad fetch`` has put the complete model into the cache."""
     if damage := downloads.describe_damage(name):
         size = downloads.DOWNLOADS[name].megabytes
         raise ModelUnavailable(
@@ -176,7 +176,7 @@ def require_fetched(name: str) -> None:
 
 
 def _is_cached(hub_id: str, revision: str | None) -> bool:
-    from huggingface_hub import try_to_load_from_cache  # half a second, for names of the hub alone
+    from huggingface_hub import try_to_load_from_cache  # takes half a second, only for names of the hub
 
     return isinstance(try_to_load_from_cache(hub_id, bundled.CONFIG, revision=revision), str)
 

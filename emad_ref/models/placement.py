@@ -1,12 +1,13 @@
 """Placement of a model's parts on several devices, and the transfer of tensors between them.
 
-The stepper moves hidden states itself, once where two neighbouring blocks lie on different devices (``to_device``).
-accelerate's hooks on every module check every argument of every layer of every block. That takes 0.08 ms per block and
-token in Python, as long as a small block takes on an accelerator. So the stepper runs blocks without hooks, on the same
-weights. The model itself keeps its hooks: its own forward and ``generate``, our baselines, are those of its user.
+The stepper moves hidden states itself, once between neighbouring blocks on different devices (``to_device``).
+accelerate's hooks check every argument of every module. That takes 0.08 ms per block and token in Python, as long as a
+small block takes on an accelerator. So the stepper runs blocks without hooks, on the same weights. The model itself
+keeps its hooks, so the baselines (its own forward and ``generate``) run as its user has set them up.
 
-This has not been run on two accelerators. On a CPU ``tests/laws/test_placement.py`` runs whole decodings on tensors
-that carry a device's name and refuse any operation across devices; on a machine with two, the same laws run there.
+This has not been tested on two accelerators. On a CPU ``tests/laws/test_placement.py`` runs whole decodings on tensors
+that carry a device's name and refuse operations across devices. On a machine with two accelerators the same laws use
+them.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _has_only_moving_hook(module: nn.Module) -> bool:
 
 
 def _copy_without_hooks(module: nn.Module) -> nn.Module:
-    plain = copy.copy(module)  # another module around the same parameters and buffers
+    plain = copy.copy(module)  # a new module with the same parameters and buffers
     for name in ("_hf_hook", "_old_forward", "forward"):
         vars(plain).pop(name, None)
     plain._modules = {

@@ -36,7 +36,7 @@ def int8_copy(loaded: LoadedModel) -> LoadedModel:
         raise BadArgument("model", f"{weight.dtype} on {weight.device}", "float32 on the CPU", "load it so")
     model = copy.deepcopy(loaded.model)
     decoder, anatomy = model.get_decoder(), anatomy_of(model.config.get_text_config())
-    with warnings.catch_warnings():  # its maintained successor, torchao, is another dependency, and for GPUs
+    with warnings.catch_warnings():  # its maintained successor, torchao, is an extra dependency, for GPUs
         warnings.filterwarnings("ignore", "torch.ao.quantization is deprecated", DeprecationWarning)
         warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
         blocks = quantize_dynamic(getattr(decoder, anatomy.blocks), {nn.Linear}, dtype=torch.qint8)

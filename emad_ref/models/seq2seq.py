@@ -233,11 +233,11 @@ class _BlockCache(EncoderDecoderCache):
         self.cross_attention_cache: Any = SimpleNamespace(
             layers=[_CrossAttentionEntries(layer, context.rows) for layer in cache.cross]
         )
-        # the stepper fills cross-attention before it calls a block: T5 must never project the source itself
+        # the stepper fills cross-attention before it calls a block, so that T5 never projects the source itself
         self.is_updated = dict.fromkeys(range(len(cache.cross)), True)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Read only if a block computes its own position bias; ours is passed in."""
+        """Read only if a block computes its own position bias; the stepper passes it in."""
         return 0
 
 

@@ -1,16 +1,16 @@
-"""Snapshots of a model: its weights, buffers, hooks and settings, sealed once and compared later.
+"""Snapshots of a model: its weights, buffers, hooks and settings, recorded once and compared later.
 
-The judge's own model is the oracle and every baseline. A decoder gets a copy. Code that changes the judge's model must
-have reached it through the interpreter, and all later measurements would be of another model. A seal holds, by module:
+The judge's model is the reference and every baseline. A decoder gets a copy. If code reaches the judge's model through
+the interpreter and changes it, all later measurements are of another model. A snapshot holds, by module:
 
 weights, buffers   dtype, shape, strides, device and a digest of the bytes
 hooks              of every kind, as objects
-methods            those that the instance itself shadows (``forward``, …), and its class's own ``forward``
+methods            those that the instance overrides (``forward``, …), and its class's own ``forward``
 training, config   the flag; the model's config and generation config, attention kernel included
 
-Bytes are digested piece by piece. A model of at most ``AT_ONCE`` bytes is read whole each time. For a larger one each
-tensor's first piece is read, and a share of the others that moves on from time to time: a change of whole matrices
-shows at once, a change of a single number after at most as many comparisons as there are shares.
+Bytes are digested piece by piece. Each comparison reads a model of at most ``AT_ONCE`` bytes completely. Of a larger
+one it reads each tensor's first piece and the next share of the others: a change of whole matrices shows at once, a
+change of a single number after at most as many comparisons as there are shares.
 
 ``ProcessSnapshot`` holds process-wide state that any code can change for all models: threads, default dtype, precision
 flags, hooks on all modules, functions that every step calls, the clocks.
@@ -36,7 +36,7 @@ BYTES_PER_CHECK = {
     "cpu": 1 << 28,
     "accelerator": 1 << 34,
 }  # bytes read per comparison: 0.1 s of CRC-32, or of a reduction
-MAX_NAMED = 3  # differences that a complaint lists
+MAX_NAMED = 3  # most differences in a message
 HOOK_KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 NamedTensors = list[tuple[str, Tensor]]
@@ -98,7 +98,7 @@ def _digests_at(tensor: Tensor, pieces: Any) -> Iterator[tuple[int, int]]:
 
 
 def _weighted_sum(piece: Tensor) -> int:
-    """Σ bᵢ·wᵢ mod 2⁶⁴ over odd weights wᵢ, on the bytes' device: any changed byte changes it."""
+    """Checksum Σ bᵢ·wᵢ mod 2⁶⁴ with odd weights wᵢ, on the bytes' device: any changed byte changes it."""
     weights = torch.arange(1, 2 * len(piece), 2, dtype=torch.int64, device=piece.device) * 0x5851F42D4C957F2D
     return int((piece.to(torch.int64) * weights).sum())
 
@@ -127,10 +127,10 @@ def _visible_state(model: nn.Module) -> dict[str, Any]:
 
 
 class _Identity:
-    """Objects compared by identity: one hook in place of another is a change."""
+    """Objects compared by identity, so that one hook in place of another is a change."""
 
     def __init__(self, *objects: object):
-        self.objects = objects  # keeps them alive: a freed object's address could be reused
+        self.objects = objects  # keeps them alive, since a freed object's address could be reused
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Identity) or len(self.objects) != len(other.objects):
@@ -174,7 +174,7 @@ WATCHED_FUNCTIONS: tuple[
 
 
 class ProcessSnapshot:
-    """State of the process. Gradient mode is left out: the judge runs under ``inference_mode``."""
+    """State of the process, without the gradient mode, since the judge runs under ``inference_mode``."""
 
     def __init__(self) -> None:
         self._settings = {name: read() for name, (read, _) in SETTINGS.items()}

@@ -37,8 +37,7 @@ class Stepper(Protocol):
     Attributes
     ----------
     device, dtype : torch.device, torch.dtype
-        The head's; token ids go in there, states and logits come out there.
-    devices : tuple of torch.device
+        Those of the head: of token ids, states and logits. devices : tuple of torch.device
         Devices of the blocks.
     layers : int
         L, the decoder's blocks.
@@ -151,9 +150,9 @@ EARLIER_NAMES = {
 
 
 class StepperAliases:
-    """Lets code of others use the names that a stepper's members had in earlier versions (``EARLIER_NAMES``)."""
+    """Aliases of a stepper's members under their names in earlier versions (``EARLIER_NAMES``), for users' code."""
 
-    if not TYPE_CHECKING:  # our own code uses the new ones alone
+    if not TYPE_CHECKING:  # the project itself uses only the new ones
 
         def __getattr__(self, name: str) -> Any:
             if name in EARLIER_NAMES:
@@ -173,7 +172,7 @@ def require_layer(layer: int, layers: int) -> None:
 
 CHECKED_ROWS, CHECKED_TOKENS = 2, 12
 # largest |Δlogit| / max|logit| at construction: the same operations in the same order, except for masks given as
-# numbers instead of flags; a wrong family is off by the order of 1
+# numbers instead of flags; a wrong family differs by about 1
 CHECK_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
@@ -243,8 +242,8 @@ def model_logits(model: Any, device: torch.device, **inputs: Tensor) -> Tensor:
     """The model's own logits on ``device``, without a cache.
 
     Raises:
-        BadArgument: its config and weights do not run, whose shapes agree: no weight shows, for one, how much of a head
-            is rotated.
+        BadArgument: its forward fails although shapes agree: no weight shows, for example, how much of a head is
+            rotated.
     """
     with convert_errors_to_bad_argument(
         "model",
@@ -264,8 +263,8 @@ def require_stepper_matches_model(
 ) -> None:
     """Raise ModelMismatch unless one pass, and a prompt, a chunk and a token on its cache, give the model's own logits.
 
-    ``ids`` int64 [rows, n]; ``theirs`` [rows, n, V] the model's own; ``whole``, ``stepped``: empty caches of the two;
-    None is no cache.
+    ``ids`` int64 [rows, n]; ``theirs`` [rows, n, V] the model's own logits; ``whole``, ``stepped``: empty caches of the
+    two runs; None: no cache.
     """
     most = CHECK_TOLERANCE[stepper.dtype]
     require_equal_logits(family, _full_depth_logits(stepper, ids, 0, whole), theirs.double(), most)

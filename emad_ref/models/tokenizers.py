@@ -24,7 +24,7 @@ REMEDY = "use the tokenizer that the model was trained with"
 
 
 def tokenizer_identity_text(tokenizer: Any) -> str:
-    """A text that is equal for two tokenizers that read every text alike."""
+    """Text that is equal for two tokenizers with the same ids for every text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         return str(backend.to_str())
@@ -37,7 +37,7 @@ def tokenizer_identity_text(tokenizer: Any) -> str:
 
 
 def require_matching_tokenizer(name: str, tokenizer: Any, rows: int) -> str:
-    """Refuse a tokenizer that cannot be the model's; returns its loss on a sample in words, or "".
+    """Refuse a tokenizer that cannot be the model's; returns a sentence about its loss on a sample, or "".
 
     Parameters
     ----------
@@ -45,9 +45,9 @@ def require_matching_tokenizer(name: str, tokenizer: Any, rows: int) -> str:
 
     Raises
     ------
-    BadArgument: it gives no token for plain text, ids without a row, cannot read its own tokens back, or splits at
-        random. Special tokens without a row are accepted, since no text gives them: a padding token is often added and
-        never trained.
+    BadArgument: it gives no token for plain text, gives ids without a row, cannot decode its own tokens, or splits at
+        random. Special tokens without a row are accepted, since no text contains them: a padding token is often added
+        and never trained.
     """
     with convert_errors_to_bad_argument("name", name, "a tokenizer that reads plain text", REMEDY):
         ids = list(tokenizer.encode(SAMPLE, add_special_tokens=False))
@@ -72,9 +72,9 @@ def require_matching_tokenizer(name: str, tokenizer: Any, rows: int) -> str:
 
 
 def describe_loss_above_chance(loss_nats: float, vocabulary: int) -> str:
-    """Meaning of a mean loss per token above ln V, in words; "" if it is not above.
+    """Sentence about a mean loss per token above ln V; "" if it is not above.
 
-    This is no refusal: untrained weights, or a text in another language, do as badly.
+    Such a loss is not refused: untrained weights, or a text in another language, give it too.
     """
     if not loss_nats > math.log(vocabulary):
         return ""
@@ -86,7 +86,7 @@ def describe_loss_above_chance(loss_nats: float, vocabulary: int) -> str:
 
 
 def _without_spaces(text: str) -> str:
-    """The text that must come back: most tokenizers normalise spaces on purpose."""
+    """Text without spaces for the round trip, since most tokenizers normalise spaces on purpose."""
     return "".join(str(text).split())
 
 
@@ -162,7 +162,7 @@ class _TokenDeclarations:
         return inside
 
     def opening(self, ends: Sequence[DeclaredToken]) -> int | None:
-        """A beginning-of-text token that is also one to the tokenizer; else the first end that may open a text."""
+        """Beginning-of-text token, special in the tokenizer too; else the first end that may open a text."""
         refused: dict[int, str] = {}
         chosen: DeclaredToken | None = None
         for who, token in self._declared(BOS):
@@ -238,7 +238,7 @@ class _TokenDeclarations:
     # ------------------------------------------------------------ what an id is
 
     def _why_no_opening(self, token: int, *, end: bool = False) -> str:
-        """Why no text may open with ``token``; empty if one may. ``end``: phrase for an end of a text."""
+        """Reason why no text may open with ``token``; empty if one may. ``end``: phrase for an end of a text."""
         if self._tokenizer is None:
             return ""
         if not self._is_special(token):
@@ -251,7 +251,7 @@ class _TokenDeclarations:
         return "" if role is None else f"the tokenizer's {role}_token"
 
     def _is_special(self, token: int) -> bool:
-        """Whether it is a special token of the tokenizer; without a tokenizer, whether nothing contradicts it."""
+        """Whether ``token`` is special in the tokenizer; without one, whether no declaration contradicts it."""
         if self._tokenizer is None or token in self._tokenizer.all_special_ids:
             return True
         added = self._tokenizer.added_tokens_decoder.get(token)

@@ -1,4 +1,4 @@
-"""Memory layout of weights: by columns if that speeds up products with few tokens, packed, on large pages."""
+"""Memory layout of weights: column-major if that speeds up products with few tokens, packed, on large pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 PAGE = 2 << 20  # bytes of a large page on x86-64 and most of Arm
 LARGE_WEIGHT = 2**18  # elements: smaller weights stay in a cache, where the usual product is the fastest
-LARGE = 2 * PAGE  # from this size on a weight gets its own pages: less than a third of them is unused
+LARGE = 2 * PAGE  # from this size on a weight gets its own pages, of which less than a third is unused
 _ON_LARGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
 
 
@@ -53,7 +53,7 @@ RUN_GAP = 64  # numbers
 LONG_RUN, CACHE_STRIDE = (
     2048,
     512,
-)  # numbers: from this size on a gap costs a single token nothing; smaller runs share a cache line
+)  # numbers: from this size on a gap costs a single token no time; smaller runs share a cache line
 
 
 def iterate_packable_layer_groups(model: nn.Module) -> Iterator[tuple[nn.Linear, ...]]:
@@ -75,7 +75,7 @@ def pack_weights(layers: Sequence[nn.Linear]) -> None:
 
 
 def to_adjacent_column_major(parts: Sequence[Tensor]) -> list[Tensor]:
-    """The same weights [out, in], or biases [out], side by side in their own memory; unchanged if they lie so.
+    """The same weights [out, in], or biases [out], side by side in their own memory; unchanged if they are already.
 
     Each has its own storage, which reaches to the end of all.
     """
@@ -97,7 +97,7 @@ def to_adjacent_column_major(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def packed_view(parts: Sequence[Tensor]) -> Tensor | None:
-    """[all outs, in] over weights [out, in], or [all outs] over biases [out], if they lie side by side; else None."""
+    """View [all outs, in] of adjacent weights [out, in], or [all outs] of adjacent biases [out]; else None."""
     first, total = parts[0], sum(map(len, parts))
     inputs, run = (first.shape[1], first.stride(1)) if first.dim() > 1 else (1, total)
     if first.stride(0) != 1 or run < total:
@@ -119,7 +119,7 @@ def _has_equal_inputs(layers: Sequence[nn.Linear]) -> bool:
 
 
 def lay_out_weight(weight: Tensor) -> Tensor:
-    """``weight`` [out, in] of a linear layer, by columns if it is large or out ≥ in, else by rows.
+    """``weight`` [out, in] of a linear layer, column-major if it is large or out ≥ in, else row-major.
 
     Unchanged unless it is float32 on a CPU.
     """
@@ -131,7 +131,7 @@ def lay_out_weight(weight: Tensor) -> Tensor:
 
 @torch.no_grad()
 def lay_out_weights(model: nn.Module) -> None:
-    """Lay out the weights of all linear layers in place; those shared with embeddings stay by rows."""
+    """Lay out the weights of all linear layers in place; those shared with embeddings stay row-major."""
     embeddings = {id(each.weight): each for each in model.modules() if isinstance(each, nn.Embedding)}
     for embedding in embeddings.values():
         if _can_move(embedding.weight):
@@ -153,7 +153,7 @@ def _can_move(weight: Tensor) -> bool:
 
 
 def _row_major(weight: Tensor) -> Tensor:
-    """``weight`` contiguous, on large pages if it fills two; unchanged if it lies so already."""
+    """``weight`` contiguous, on large pages if it fills two; unchanged if it is already."""
     if weight.is_contiguous() and is_page_aligned(weight):
         return weight
     return make_aligned_allocator(weight.numel())(0, weight.numel()).view(weight.shape).copy_(weight)

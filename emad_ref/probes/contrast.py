@@ -10,13 +10,13 @@ p_ℓ is the expert, the readout of the reached layer; p_m the amateur, of a lay
     weighted   m = ⌊ℓ/2⌋
     JSD        m = argmax over j ≤ m < ℓ of JSD(p_ℓ, p_m) / (ℓ − m), j the minimum exit layer
 
-p_DCD holds the mass 1 on H besides that of p_ℓ outside: it is a score. The authors' code scales p_LCD to the mass of H
-(``rescale``), which makes it a distribution. The smaller α, the more tokens that are unlikely in both layers take part:
-α′ = α / (1 + rate·ℓ)·(1 − confidence) falls with depth and with the confidence of p_ℓ.
+p_DCD has mass 1 on H plus the mass of p_ℓ outside, so it is a score. The authors' code scales p_LCD to the mass of H
+(``rescale``), which makes it a distribution. A smaller α includes more tokens that are unlikely in both layers: α′ = α
+/ (1 + rate·ℓ)·(1 − confidence) falls with depth and with the confidence of p_ℓ.
 
-Distributions are given as logarithms [rows, V], over the whole vocabulary or over a part of it, the same in p_ℓ and
-p_m; a token at −inf is in neither. Without an amateur (JSD after layer j, any layer below j), the signal is NaN: no
-other rule replaces it.
+Distributions are logarithms [rows, V], over the whole vocabulary or the same part of it in p_ℓ and p_m; a token at −inf
+is in neither. Without an amateur (JSD after layer j, any layer below j) the signal is NaN, and no other rule replaces
+it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The readout of drafted tokens: the likeliest token after a layer, and the gate's expected divergence.
 
-    gate   w·norm(h) + c [rows], √nats, the state as it is
+    gate   w·norm(h) + c [rows], √nats, without translator
     token  S[argmax(W_S·norm(T(h)) + b_S)], T the lens' translator, S the pruned vocabulary
 
-W_S is gathered once. A full T is applied as one product, (I + A)·h + b. The softcap keeps the order, so it is left out.
-A draft may therefore differ from the lens's own readout where two tokens tie up to rounding. The work counts E
-multiply-adds for a gate, D² or 2·D·r for a translator, and k·E for a pruned head (kind ``subset``).
+W_S is gathered once. A full T is one product, (I + A)·h + b. The softcap is omitted, because it keeps the order. So a
+draft may differ from the lens's own readout where two tokens tie up to rounding. The work counts E multiply-adds for a
+gate, D² or 2·D·r for a translator, and k·E for a pruned head (kind ``subset``).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class DraftReader:
         return self._gate(self._stepper.apply_final_norm(hidden), 0)
 
     def draft_tokens(self, hidden: Tensor, work: Work) -> Tensor:
-        """int64 [rows]: the likeliest token of the vocabulary by each state [rows, D]."""
+        """The likeliest token of the vocabulary by each state [rows, D], int64 [rows]."""
         kind = "full" if self._ids is None else "subset"
         work.count_readout(kind, self._layer, len(hidden), len(hidden) * self._head_macs)
         if self._translator is not None:
@@ -79,7 +79,7 @@ class DraftReader:
 
 
 def _single_matrix(translator: Translator) -> Tensor | None:
-    """I + A of a full translator; None of a low-rank one, whose two products are cheaper."""
+    """I + A of a full translator; None for a low-rank one, since its two products are cheaper."""
     if translator.rank is not None:
         return None
     (matrix,) = translator.factors

@@ -73,8 +73,8 @@ class FaissIndex:
     """Inverted lists of FAISS over float32 copies of ``rows`` [V, E], with ``bias`` [V] or None.
 
     ``lists``: √V by default; ``lists_searched``: per state at least, an eighth of them by default; ``seed``: of
-    k-means. A search reads more lists if it needs them for 2·K rows. ``macs_per_row`` charges the largest lists that a
-    search can read, an upper bound. States are copied to the CPU and back.
+    k-means. A search reads more lists if it needs them for 2·K rows. ``macs_per_row`` is an upper bound: it charges the
+    largest lists that a search can read. States are copied to the CPU and back.
 
     Raises:
         BadArgument: more lists than rows, or a number of lists searched outside 1…lists.
@@ -110,7 +110,7 @@ class FaissIndex:
         self._biased = bias is not None
 
     def count_lists_to_search(self, k: int) -> int:
-        """Number of lists for a search of ``k`` rows: even the smallest then hold 2·K rows, or all lists are read."""
+        """Number of lists for a search of ``k`` rows, such that even the smallest hold 2·K rows; at most all lists."""
         needed = np.searchsorted(self._fewest, min(ROWS_PER_K * k, self._fewest[-1])) + 1
         return max(self._least, int(needed))
 
@@ -130,7 +130,7 @@ def recall_at_k(retrieved: Tensor, exact: Tensor) -> Tensor:
     """recall@K, float64 [rows]: share of ``exact`` ids [rows, K] that are among ``retrieved`` [rows, K]."""
     if retrieved.shape != exact.shape or retrieved.ndim != 2:
         raise BadArgument("retrieved", tuple(retrieved.shape), f"the shape of the exact ids, {tuple(exact.shape)}")
-    both = torch.cat([retrieved, exact], dim=1).sort(dim=1).values  # ids are distinct in each: a pair is a hit
+    both = torch.cat([retrieved, exact], dim=1).sort(dim=1).values  # ids are distinct in each, so a pair is a hit
     return (both[:, 1:] == both[:, :-1]).sum(dim=1).double() / exact.shape[1]
 
 
@@ -187,7 +187,7 @@ class TopKEntropy:
 
     @property
     def macs_per_row(self) -> int:
-        """Multiply-adds of one search: it computes the logits it returns."""
+        """Multiply-adds of one search, which computes the logits that it returns."""
         return self.index.macs_per_row(self.k)
 
     def __call__(self, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -196,7 +196,7 @@ class TopKEntropy:
         return self._of_largest(apply_softcap(values, self.softcap), ids)
 
     def from_logits(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As a call by the exact index, of logits [rows, V] that are known; a cap keeps their order."""
+        """Result of a call with the exact index, from known logits [rows, V]; a cap keeps their order."""
         return self._of_largest(*logits.topk(self.k, dim=-1))
 
     def _of_largest(self, values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -226,7 +226,7 @@ class PrincipalAxes:
 
 
 def principal_axes(unembedding: Tensor) -> PrincipalAxes:
-    """Of ``unembedding`` [V, E]; they serve factors of every rank."""
+    """Principal axes of ``unembedding`` [V, E], for factors of every rank."""
     width, mean = unembedding.shape[1], unembedding.mean(dim=0, dtype=torch.float64)
     gram = torch.zeros(width, width, dtype=torch.float64, device=unembedding.device)
     for rows in torch.split(unembedding, CHUNK):
@@ -252,14 +252,14 @@ def low_rank_factors(unembedding: Tensor, rank: int, principal: PrincipalAxes | 
 
 
 def approximate_logits(factors: LowRankFactors, normed: Tensor, bias: Tensor | None) -> Tensor:
-    """(x·A)·B + b, [rows, V]: the approximate logits less x·μ, which is the same for all tokens."""
+    """(x·A)·B + b, [rows, V]: the approximate logits minus x·μ, which is equal for all tokens."""
     logits = (normed @ factors.inner) @ factors.outer
     return logits if bias is None else logits + bias
 
 
 @dataclass(frozen=True, eq=False)
 class LowRankIndex:
-    """Exact logits of the rows whose approximate logits are largest; ``rows`` [V, E], ``bias`` [V] or None."""
+    """Index of exact logits of rows with the largest approximate logits; ``rows`` [V, E], ``bias`` [V] or None."""
 
     rows: Tensor
     factors: LowRankFactors
@@ -346,12 +346,12 @@ def build_linear_probe(weights: Sequence[Sequence[float]], probes: int, like: Te
         )
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     table = torch.tensor([list(row) for row in weights], dtype=dtype, device=like.device)
-    intercepts = table[:, -1].tolist()  # numbers, rounded as the weights: a one-element tensor costs a lookup per probe
+    intercepts = table[:, -1].tolist()  # rounded like the weights; a one-element tensor costs a lookup per probe
     return LinearProbe(table[:, :-1].contiguous().unbind(), tuple(intercepts))
 
 
 UNKNOWN_TOKEN = -1
-SEARCHES: dict[str, Callable[[Stepper, Tensor, int], RowIndex]] = {  # of a model, its unembedding and a rank
+SEARCHES: dict[str, Callable[[Stepper, Tensor, int], RowIndex]] = {  # key: a model's unembedding and a rank
     "exact": lambda stepper, rows, _: ExactIndex(rows, _bias(stepper)),
     "faiss": lambda stepper, rows, _: FaissIndex(rows, _bias(stepper)),
     "lowrank": lambda stepper, rows, rank: LowRankIndex(rows, _factors(stepper, rank), _bias(stepper)),
@@ -385,7 +385,7 @@ class EntropyReader(Protocol):
 
     @property
     def macs_per_row(self) -> int:
-        """Multiply-adds executed per row, retrieval included; 0 for ``full``, which the geometry charges as a head."""
+        """Multiply-adds per row, retrieval included; 0 for ``full``, which the geometry charges as a head."""
 
     def read(self, hidden: Tensor, probe: int, logits: Tensor | None = None) -> EntropyReading:
         """Read states [rows, D] after the ``probe``-th probe (from 0).
@@ -394,7 +394,7 @@ class EntropyReader(Protocol):
         """
 
     def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
-        """The entropy of ``read`` alone [rows], sufficient for a decision."""
+        """Only the entropy of ``read`` [rows], sufficient for a decision."""
 
     def read_uncorrected(self, hidden: Tensor) -> EntropyReading:
         """Read states [rows, D] after any layer, without correction.
@@ -535,7 +535,7 @@ _CACHE: WeakKeyDictionary[Stepper, dict[Hashable, Any]] = WeakKeyDictionary()
 
 
 def _cached(stepper: Stepper, key: Hashable, build: Callable[[Tensor], Built]) -> Built:
-    """``build`` applied to the unembedding, once per stepper: weights are assumed constant."""
+    """``build`` of the unembedding, once per stepper; assumes constant weights."""
     cache = _CACHE.setdefault(stepper, {})
     if key not in cache:
         # as in the stepper's tables: inference-mode tensors could not be used outside of it
@@ -555,7 +555,7 @@ def _bias(stepper: Stepper) -> Tensor | None:
 
 
 def _with_projection(stepper: Stepper, macs: int) -> int:
-    """``macs`` plus the projection in front of the head, which a family with D ≠ E runs at every readout (OPT-350m)."""
+    """``macs`` plus those of the projection in front of the head, which every readout runs if D ≠ E (OPT-350m)."""
     hidden, width = stepper.geometry.hidden, stepper.geometry.embedding_width
     return macs + (hidden * width if hidden != width else 0)
 

@@ -1,4 +1,4 @@
-"""The probe of an operating point: reads a signal per row after a layer, and the logits a stopping row emits from.
+"""Probe of an operating point: reads each row's signal after a layer, and the logits from which a stopping row emits.
 
 ``read`` evaluates states after a probe layer and charges its work; ``emit_logits`` is the readout of rows that stop
 without logits. Some probes remember shallower layers of the same step: ``begin_step`` forgets them, ``keep_rows`` drops
@@ -43,7 +43,7 @@ from emad_ref.signals import (
 class HeadProbe:
     """Base of all probes: without memory, and with a full head at the exit, through the point's lens if any.
 
-    ``heads``: computes the readouts, as a trace's ``CachedHeads``; by default the stepper's own head.
+    ``heads``: computes the readouts, such as a trace's ``CachedHeads``; by default the stepper's own head.
 
     Raises:
         BadArgument: a lens that is not attached to the stepper, or that lacks one of the probes.
@@ -66,7 +66,7 @@ class HeadProbe:
 
 
 class SaturationProbe(HeadProbe):
-    """Compares with the layer below, so probes are consecutive; the first of them compares nothing."""
+    """Compares each layer with the one below, so probes are consecutive and the first has no signal."""
 
     def begin_step(self) -> None:
         self.below: Tensor | None = None
@@ -85,7 +85,7 @@ class SaturationProbe(HeadProbe):
 
 
 class ContrastProbe(HeadProbe):
-    """Remembers log-probabilities [rows, V] by layer: every deeper layer compares with them."""
+    """Remembers log-probabilities [rows, V] by layer, with which every deeper layer compares."""
 
     def begin_step(self) -> None:
         self.log_probs: dict[int, Tensor] = {}
@@ -133,7 +133,7 @@ class PrunedProbe(HeadProbe):
         require_same_rows(len(self.race), len(hidden))
         self.race = self.race.narrow_to(self._sizes(probe)).read_layer(self.pruned_heads, hidden, layer, work)
         compared = self.race.logits if SIGNALS[self.point.signal].is_contrastive else {}
-        log_probs = {m: log_probabilities(z) for m, z in compared.items()}  # over the candidates that are left
+        log_probs = {m: log_probabilities(z) for m, z in compared.items()}  # over the remaining candidates
         output = get_score_function(self.point.signal)(parameters, layer, self.race.logits[layer], log_probs)
         self.confidence = output.signal
         assert output.logits is not None, "scores of readouts give logits"
@@ -161,7 +161,7 @@ def _parameters(point: OperatingPoint) -> ConfidenceParameters:
 
 
 def require_same_rows(remembered: int, read: int) -> None:
-    """Check that the rows read are those remembered: ``keep_rows`` must follow every stop of some rows."""
+    """Check that the rows read are those remembered, since ``keep_rows`` must follow every stop of rows."""
     assert remembered == read, f"{remembered} rows are remembered, {read} are shown"
 
 
@@ -172,7 +172,7 @@ def make_confidence_probe(
     return CONFIDENCE_PROBES[SIGNALS[point.signal].needs, _parameters(point).prunes_vocabulary](stepper, point, heads)
 
 
-# (kind of the signal, whether the vocabulary is pruned) → probe; points refuse the other combinations
+# (kind of the signal, whether the vocabulary is pruned) → probe; points refuse other combinations
 CONFIDENCE_PROBES: dict[tuple[SignalInputs, bool], type[SaturationProbe | ContrastProbe | PrunedProbe]] = {
     (STATE_BELOW, False): SaturationProbe,
     (HALF_DEPTH, False): ContrastProbe,

@@ -1,11 +1,11 @@
-"""Readouts of all tokens or of a few, and the choice of the few: pruned vocabularies (early-exit LLMs, "Softmax").
+"""Pruned vocabularies (early-exit LLMs, "Softmax"): readouts of all tokens or of a few, and the choice of the few.
 
     z_S = W_S·norm(h)     S the candidate tokens, per row; k = |S| inner products instead of |V|
 
 S at the next layer is the best k of S by logit, starting from all of V after the minimum layer j, whose head is the
 last full one below the exit. Pruned tokens are not read again. Rows differ in S, and under the adaptive rule in k: each
-row gathers its own rows of W, and rows of equal k share one batched product (``UncachedHeads``). No row is padded to
-the k of another, because padding would be executed. A trace of thousands of rows counts no executed work; there one
+row gathers its own rows of W, and rows of equal k share one batched product (``UncachedHeads``). Rows are not padded to
+the k of others, since padding would be executed. A trace of thousands of rows counts no executed work; there one
 product with all of W is faster and gives the same logits (``CachedHeads``).
 
 Every readout counts k·E multiply-adds a row. The operating point holds k; thresholds are handled elsewhere.
@@ -28,8 +28,8 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.probes.estimators import apply_softcap
 from emad_ref.record import Ints, Work
 
-# Entries of W gathered per product. A CPU multiplies them while they are in its cache: 1 MB of float32 in one buffer is
-# up to 4 times as fast as new memory for all of k = V rows. An accelerator is as fast with 16 MB as with more.
+# Entries of W gathered per product. A CPU multiplies them in its cache: one buffer of 1 MB of float32 is up to 4 times
+# as fast as new memory for all of k = V rows. An accelerator is as fast with 16 MB as with more.
 GATHERED_ENTRIES = 2**18
 ACCELERATOR_ENTRIES = 2**22
 
@@ -69,7 +69,7 @@ class UncachedHeads:
 
 
 class CachedHeads:
-    """One full head for consecutive readouts of the same states: many rules on thousands of tokens at once.
+    """One full head for consecutive readouts of the same states, for many rules on thousands of tokens.
 
     Pruned logits are picked from it, so executed work differs from the counted work.
     """
@@ -85,7 +85,7 @@ class CachedHeads:
 
     def pruned_logits(self, hidden: Tensor, ids: Tensor, sizes: Sequence[int]) -> Tensor:
         whole = self.full_logits(hidden)
-        none = whole.new_full((len(whole), 1), -torch.inf)  # the logit of id V, which is no token
+        none = whole.new_full((len(whole), 1), -torch.inf)  # the logit of id V, a placeholder for no token
         return torch.cat([whole, none], dim=1).gather(1, ids)
 
 
@@ -147,7 +147,7 @@ class CandidateTokens:
     def keep_rows(self, rows: Tensor) -> CandidateTokens:
         """Only these rows (int64 indices)."""
         sizes = tuple(self.sizes[row] for row in rows.tolist())
-        widest = max(sizes)  # the widest row may be gone
+        widest = max(sizes)  # the widest row may have stopped
         logits = {layer: z[rows, :widest] for layer, z in self.logits.items()}
         return CandidateTokens(self.vocabulary, self.ids[rows, :widest], sizes, logits)
 
@@ -161,7 +161,7 @@ def _inner_products(stepper: Stepper, normed: Tensor, ids: Tensor) -> Tensor:
     """Logits [rows, k] of head inputs [rows, E] for ``ids`` [rows, k]."""
     weight, (rows, k), width = stepper.unembedding, ids.shape, normed.shape[1]
     entries = GATHERED_ENTRIES if weight.device.type == "cpu" else ACCELERATOR_ENTRIES
-    tokens = min(k, max(1, entries // width))  # of one row: a part of them if they are many, else several rows at once
+    tokens = min(k, max(1, entries // width))  # a part of one row's entries if they are many, else several rows at once
     together = max(1, entries // (tokens * width))
     buffer = weight.new_empty(min(rows, together) * tokens * width)
     logits = torch.empty_like(ids, dtype=normed.dtype)

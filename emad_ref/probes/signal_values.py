@@ -13,11 +13,11 @@ from emad_ref.errors import EmadError
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import ENTROPY, RESPONSE, exp_log_probabilities, log_probabilities, upcast_to_float32
 
-FEW = 32  # entries that Python adds up faster than a call into torch
+FEW = 32  # number of entries up to which Python's sum is faster than a call into torch
 
 
 class NotFinite(EmadError):
-    """Raised if logits hold NaN or +inf, from which nothing can be decided."""
+    """Raised if logits hold NaN or +inf, which allow no decision."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +45,8 @@ def softmax_response(logits: Tensor) -> Tensor:
 def hidden_state_cosine(hidden: Tensor, below: Tensor) -> Tensor:
     """cos(h_ℓ, h_{ℓ−1}) (CALM, "hidden-state saturation"); states [..., D] of one token → float32 [...].
 
-    float64 for float64 states. A state of length zero gives 0, as PyTorch's ``cosine_similarity`` does: an embedding of
-    zeros (a padding token's) has one at the first position of a text. A state that is not finite gives NaN.
+    float64 for float64 states. A zero state, such as a padding token's embedding at the first position, gives 0, as in
+    PyTorch's ``cosine_similarity``. A state that is not finite gives NaN.
     """
     here, there = upcast_to_float32(hidden), upcast_to_float32(below)
     lengths = torch.linalg.vector_norm(here, dim=-1) * torch.linalg.vector_norm(there, dim=-1)
@@ -62,7 +62,7 @@ def kl_divergence_nats(final_log_p: Tensor, logits: Tensor) -> Tensor:
 def kl_from_log_probs(final_log_p: Tensor, log_q: Tensor) -> Tensor:
     """``kl_divergence_nats`` of log-probabilities ``log_q`` [tokens, V]."""
     terms = (final_log_p - log_q).mul_(exp_log_probabilities(final_log_p))
-    if final_log_p.amin() == -math.inf:  # a mask costs as much as the terms, and hardly any head needs one
+    if final_log_p.amin() == -math.inf:  # a mask costs as much as the terms, and few heads need one
         # a term with final probability zero is 0, but 0·(−inf) would be NaN
         terms = terms.masked_fill(final_log_p == -math.inf, 0.0)
     return terms.sum(dim=-1).clamp_min(0.0)  # rounding leaves a few 1e-7 below zero
@@ -82,7 +82,7 @@ def require_finite(entropy: Tensor, where: str) -> None:
 
 def to_finite_cpu_float64(signal: Tensor, where: str) -> Tensor:
     """``signal`` [rows] on the host, float64, in one transfer. Raises NotFinite."""
-    values = torch.from_numpy(to_numpy(signal))  # before the check, which on the device would be a second transfer
+    values = torch.from_numpy(to_numpy(signal))  # before the check: it would cost a second transfer
     require_finite(values, where)
     return values
 
@@ -94,14 +94,14 @@ def to_numpy(signal: Tensor) -> Floats:
     return (signal if signal.is_cpu else signal.cpu()).numpy()
 
 
-CACHED_BYTES = 2**18  # of logits: with log-probabilities, probabilities and their product they fill 1 MiB
+CACHED_BYTES = 2**18  # bytes of logits: with log-probabilities, probabilities and their product they fill 1 MiB
 
 
 def iterate_row_slices(logits: Tensor, cached: int | None = None) -> Iterator[slice]:
-    """Slices of the rows of ``logits`` [n, V], in order: two rows or more, of ``cached`` bytes for each thread.
+    """Slices of the rows of ``logits`` [n, V], in order, each of two or more rows, with ``cached`` bytes per thread.
 
-    ``cached``: ``CACHED_BYTES`` by default. No block has a single row of several: PyTorch splits the sum over a single
-    row among threads, in another order. Devices other than CPUs take all rows at once.
+    ``cached``: ``CACHED_BYTES`` by default. Blocks have at least two rows if there are two: PyTorch splits the sum over
+    a single row among threads, in another order. Devices other than CPUs take all rows at once.
     """
     rows, at_once = len(logits), len(logits)
     if logits.device.type == "cpu":

@@ -27,7 +27,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.record import Ints, Work
 from emad_ref.signals import upcast_to_float32
 
-DIGEST_DIGITS = 12  # digits of a digest in messages
+DIGEST_DIGITS = 12  # shown digits of a digest in messages
 T = TypeVar("T")
 
 
@@ -231,11 +231,11 @@ class TunedLens:
         return self.translators[layer].macs_per_row if layer in self.translators else 0
 
     def __call__(self, hidden: Tensor, layer: int) -> Tensor:
-        """The head's input for states [..., D] after ``layer``."""
+        """Head input for states [..., D] after ``layer``."""
         return self.translators[layer](hidden) if layer in self.translators else hidden
 
     def apply_and_count_work(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
-        """``self(hidden, layer)``, its multiply-adds counted in ``work`` beside the rows of the head that runs next."""
+        """``self(hidden, layer)``; counts its multiply-adds in ``work`` with the rows of the head that runs next."""
         work.count_readout("full", layer, 0, hidden.shape[:-1].numel() * self.macs_per_row(layer))
         return self(hidden, layer)
 
@@ -285,7 +285,7 @@ def attach_lens(stepper: Stepper, lens: TunedLens, fingerprint: str) -> str:
 
 
 def get_attached_lens(stepper: Stepper, digest: str | None) -> TunedLens | None:
-    """The attached lens of that digest; None for None, the model's own head. Raises BadArgument if none is attached."""
+    """The attached lens of ``digest``; None for None, the model's own head. Raises BadArgument if none is attached."""
     return None if digest is None else _LENSES.get(stepper, digest)
 
 
@@ -358,7 +358,7 @@ class StateTranslators:
         return translator_digest(f"states {self.fingerprint} {self.dtype} {self.layers}", self.pairs)
 
     def macs_per_row(self, exit_: int, layer: int) -> int:
-        """Multiply-adds per row of the state after ``layer`` of a token that left after ``exit_``."""
+        """Multiply-adds per row of the state after ``layer`` of a token that exited after ``exit_``."""
         return self.pairs[exit_, layer].macs_per_row if (exit_, layer) in self.pairs else 0
 
     def macs_per_row_by_exit(self, layer: int) -> Ints:
@@ -366,7 +366,7 @@ class StateTranslators:
         return np.array([self.macs_per_row(exit_, layer - 1) for exit_ in range(1, self.layers + 1)], dtype=np.int64)
 
     def estimate_states_below(self, states: Tensor, exits: Ints, layer: int, work: Work) -> Tensor:
-        """Estimated states [rows, n, D] below ``layer`` of tokens that left earlier; counted in ``work``.
+        """Estimated states [rows, n, D] below ``layer`` of tokens that exited earlier; counted in ``work``.
 
         ``states``: those after ``exits`` int64 [rows], all below ``layer``.
         """

@@ -1,8 +1,8 @@
-"""Work that depths imply: what decoding runs for each token of sequences that are fed one by one, each alone.
+"""Work derived from depths: what decoding runs for each token if sequences are fed one by one, each alone.
 
 Layer by layer: the block for tokens that a schedule runs there (``Schedule.ran``), K/V-only passes for those it fills,
-a readout where a probe is asked, and a head where a token leaves. Decoders *count* what they execute; that both are
-equal is a law (``tests/laws``).
+a readout where a probe reads, and a head where a token exits. Decoders *count* their executed work; a law holds both
+equal (``tests/laws``).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ FULL_HEAD = READOUTS.index("full")
 
 @dataclass(frozen=True, eq=False)
 class ProbeCosts:
-    """What probes run, by layer.
+    """Costs of probes, by layer.
 
-    ``heads`` bool [kinds, L] readouts of one probe. ``shows`` bool [L]: whether one shows what a token that leaves
-    there emits, so that no other head runs. ``macs`` int64 [tokens, L] multiply-adds of one, beside a full head's own.
+    ``heads`` bool [kinds, L] readouts of one probe. ``shows`` bool [L]: whether its logits are also an exiting token's
+    output, so that no other head runs. ``macs`` int64 [tokens, L] multiply-adds of one, beside a full head's own.
     """
 
     heads: Bools
@@ -36,22 +36,22 @@ class ProbeCosts:
 
 
 def compute_probe_costs(point: OperatingPoint, tokens: int, ahead: Ints, macs_per_row: int) -> ProbeCosts:
-    """One reading by the point's estimator at each probe, of which a full one shows what is emitted.
+    """Costs of one reading by the point's estimator at each probe; a full one also gives the output.
 
-    ``ahead`` int64 [L] multiply-adds in front of a full head after each layer; ``macs_per_row`` those of any other
-    reading.
+    ``ahead`` int64 [L] multiply-adds in front of a full head after each layer; ``macs_per_row`` those of other
+    readings.
     """
     kind = READOUTS.index(point.estimator.kind)
     heads = np.zeros((len(READOUTS), point.layers), dtype=np.bool_)
     heads[kind] = True
-    # a full head's own cost stands in the geometry
+    # the geometry has a full head's own cost
     macs = ahead if kind == FULL_HEAD else np.full(point.layers, macs_per_row)
     return ProbeCosts(heads, np.full(point.layers, kind == FULL_HEAD), np.broadcast_to(macs, (tokens, point.layers)))
 
 
 @dataclass(frozen=True, eq=False)
 class _LayerRange:
-    """What layers ``below`` + 1 … ``top`` run, all alike; ``fill_macs`` [layers, tokens] in front of each fill."""
+    """Work of layers ``below`` + 1 … ``top``, all equal; ``fill_macs`` [layers, tokens] in front of each fill."""
 
     below: int
     top: int
@@ -61,10 +61,10 @@ class _LayerRange:
 
 @dataclass(frozen=True, eq=False)
 class _LayerReadout:
-    """What is read after ``layer``: ``heads`` bool [kinds] of a probe, ``macs`` [tokens] of one, beside a full head's.
+    """Readouts after ``layer``: ``heads`` bool [kinds] of a probe, ``macs`` [tokens] of one, besides a full head's.
 
-    ``probed``, ``emitted`` bool [tokens]: who is probed here, None where no probe is, and whose token comes from a head
-    of its own, with ``ahead`` multiply-adds a row in front of it.
+    ``probed`` bool [tokens]: tokens that a probe reads here, None without a probe. ``emitted`` bool [tokens]: tokens
+    emitted by a separate head, with ``ahead`` multiply-adds a row in front of it.
     """
 
     layer: int
@@ -81,7 +81,7 @@ def derive_work(
     """Work of single-token steps at ``places`` and ``depth`` [tokens]; a step attends to position + 1 keys.
 
     ``histogram`` int64 [L + 1]: tokens of each depth.
-    State translators are not in it: what stands in front of a fill depends on where its token left (``derive_flops``).
+    Excludes state translators, whose cost per fill depends on the token's exit layer (``derive_flops``).
     """
     schedule, work = get_schedule(point), Work.none(point.layers)
     work.tokens[:], work.context[:], fills = schedule.counted(places, depth, histogram, point.ceiling)
@@ -108,7 +108,7 @@ def derive_flops(
     geometry: Geometry,
     translators: StateTranslators | None = None,
 ) -> Floats:
-    """float64 [tokens] FLOPs of each token's steps: what ``flops`` of ``derive_work`` has in all."""
+    """FLOPs of each token's steps, float64 [tokens]; their sum is ``flops`` of ``derive_work``."""
     each, values = np.full(len(depth), float(geometry.input_flops())), np.flatnonzero(np.bincount(depth))
     for run in _layer_ranges(point, places, depth, values, translators):
         layers, (keys, fills) = run.top - run.below, run.ran
@@ -126,7 +126,7 @@ def derive_flops(
 def _layer_ranges(
     point: OperatingPoint, places: TokenPositions, depth: Ints, values: Ints, translators: StateTranslators | None
 ) -> Iterator[_LayerRange]:
-    """From the first layer on; between two ``values`` of ``depth``, on one side of the ceiling, all run the same."""
+    """Layer ranges of equal work, from the first layer on, split at the ``values`` of ``depth`` and the ceiling."""
     schedule, nothing = get_schedule(point), np.broadcast_to(0, (point.layers, len(depth)))
     tops = sorted({point.ceiling - 1, point.ceiling, point.layers, *values.tolist()} - {0})
     for below, top in itertools.pairwise([0, *tops]):
@@ -139,9 +139,9 @@ def _layer_ranges(
 def _layer_readouts(
     point: OperatingPoint, places: TokenPositions, depth: Ints, values: Ints, probes: ProbeCosts, ahead: Ints
 ) -> Iterator[_LayerReadout]:
-    """From the first layer on, where a probe is and where a token leaves: at the ``values`` of ``depth``."""
+    """Readouts from the first layer on: at probes, and at the ``values`` of ``depth``, where tokens exit."""
     asked = get_schedule(point).asked(point, places.decided_index)
-    small = depth.astype(np.int16)  # compared in a third of the time
+    small = depth.astype(np.int16)  # comparisons take a third of the time
     for layer in sorted({*point.probes, *values.tolist()}):
         probed, emitted = asked & (small >= layer) if layer in point.probes else None, small == layer
         if probed is not None and probes.shows[layer - 1]:

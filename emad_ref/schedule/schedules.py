@@ -1,16 +1,16 @@
-"""What a schedule is, and the table of the seven by name.
+"""Schedules: their interface, and a table of the seven by name.
 
-A schedule turns fires of a rule into admissible depth and settles the K/V that stopped rows leave unwritten:
+A schedule turns fires of a rule into admissible depths and writes the K/V that stopped rows leave unwritten:
 
     admission   the depths that the next token may take, given the depths of the tokens before it
-    flow        what a decoding step does with rows that stop, and with the K/V above their exit
+    flow        handling of rows that stop in a decoding step, and of the K/V above their exit
     replay      fires → depth over whole sequences, where that is exact
     work        which tokens the rule reads, and what each layer runs, given the depths (``schedule.derived_work``)
 
 ``ExitFlow`` serves schedules under which a row never returns to the layers above. ``SessionState`` holds what a session
 keeps between steps: K/V, deferred states and the count of work.
 
-    monotone       D_t = min(D_{t−1}, first fire of t) (EMAD, "KV-consistent scheduling"): exact, no K/V ever missing
+    monotone       D_t = min(D_{t−1}, first fire of t) (EMAD, "KV-consistent scheduling"): exact, K/V never missing
     positional     D_t = round(ceiling − (ceiling − floor)·min(t, period)/period) (SkipDecode): no rule at all
     free_eager     any depth; stopped rows run on to write K/V above: exact, no compute saved
     free_deferred  any depth; states of stopped rows wait until a deeper token of their row needs them (FREE): exact
@@ -57,16 +57,16 @@ class DeferredStates:
         self.waiting[row] |= {position + i: state.clone() for i, state in enumerate(states)}
 
     def get_range(self, row: int, first: int, end: int) -> list[Tensor]:
-        """States [D] of the tokens from ``first`` to before ``end``, all of which wait."""
+        """States [D] of the tokens from ``first`` to before ``end``, which must all wait."""
         return [self.waiting[row][position] for position in range(first, end)]
 
     def remove(self, row: int, first: int, end: int) -> None:
-        """The tokens from ``first`` to before ``end`` ran all layers."""
+        """Remove the tokens from ``first`` to before ``end``, which ran all layers."""
         for position in range(first, end):
             del self.waiting[row][position]
 
     def remove_before(self, end: Ints) -> None:
-        """All tokens before ``end`` [rows] ran all layers."""
+        """Remove all tokens before ``end`` [rows], which ran all layers."""
         for row, first in enumerate(end.tolist()):
             self.waiting[row] = {position: state for position, state in self.waiting[row].items() if position >= first}
 
@@ -91,7 +91,7 @@ class SessionState:
 
 
 class FlowInputs(NamedTuple):
-    """States ``hidden`` [rows, n, D] before layer 1, and what their way up needs."""
+    """States ``hidden`` [rows, n, D] before layer 1, and the other inputs of a flow."""
 
     state: SessionState
     ceiling: int
@@ -101,20 +101,20 @@ class FlowInputs(NamedTuple):
 
 
 class Flow(Protocol):
-    """States of one step on their way up; it lives for one step and counts the work that it executes."""
+    """Runs the states of one step through the layers, and counts the executed work; one object per step."""
 
     def run_layers(self, first: int, last: int) -> Tensor:
         """Execute layers first+1 … last for the running rows; their states [running, n, D]."""
 
     def stop_rows(self, stopped: Ints, going: Ints, layer: int) -> None:
-        """Rows ``stopped`` (indices into the running ones) ended after ``layer``; ``going`` are the others."""
+        """Stop rows ``stopped`` (indices into the running ones) after ``layer``; ``going`` are the others."""
 
     def finish(self) -> None:
-        """All rows have stopped: write the K/V that this step must leave behind."""
+        """After all rows have stopped, write the remaining K/V of this step."""
 
 
 class ExitFlow:
-    """Rows that stop leave the batch, and need nothing above."""
+    """Flow in which rows that stop leave the batch and need no K/V above."""
 
     def __init__(self, start: FlowInputs):
         self.state, self.ceiling, self.hidden, self.context, self.translators = start
@@ -132,11 +132,11 @@ class ExitFlow:
         self.running = self.running[going]
 
     def finish(self) -> None:
-        """Nothing is missing."""
+        """Do nothing: no K/V is missing."""
 
 
 def select_rows(states: Tensor, rows: Ints) -> Tensor:
-    """The ``rows`` (int64 indices) of ``states`` [n, …]; the tensor itself where they are all of them."""
+    """The ``rows`` (int64 indices) of ``states`` [n, …]; the tensor itself if they are all rows."""
     return states if len(rows) == len(states) else states[torch.from_numpy(rows).to(states.device)]
 
 
@@ -145,14 +145,14 @@ def select_rows(states: Tensor, rows: Ints) -> Tensor:
 
 @dataclass(frozen=True)
 class DepthAdmission:
-    """``cap``: the largest admissible depth; ``held``: the token takes it, and the rule does not read it."""
+    """Admission: ``cap``, the largest admissible depth; ``held``: the token takes it without reading by the rule."""
 
     cap: int
     held: bool = False
 
 
 class LayerCounts(NamedTuple):
-    """One layer, token by token: ``keys`` int64 [tokens] that each attended to, 0 where it did not run the block.
+    """Counts of one layer by token: ``keys`` int64 [tokens] attended to, 0 if the token did not run the block.
 
     ``fills`` bool [tokens]: where the layer only writes K and V; None: nowhere.
     """
@@ -171,36 +171,36 @@ class LayerTotals(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenPositions:
-    """Of a trace: ``position`` int64 [tokens] of each in its sequence; ``starts`` int64 [sequences + 1] offsets."""
+    """Positions of a trace: ``position`` int64 [tokens] in each sequence; ``starts`` int64 [sequences + 1] offsets."""
 
     position: Ints
     starts: Ints
 
     @cached_property
     def attended_keys(self) -> Ints:
-        """int64 [tokens] keys that each attends to in a step of its own: all positions up to its own."""
+        """int64 [tokens] keys that each token attends to in its own step: all positions up to its own."""
         return self.position + 1
 
     @cached_property
     def float_attended_keys(self) -> Floats:
-        """float64 [tokens] the same; products of floats are several times as fast, and exact below 2⁵³."""
+        """``attended_keys`` as float64 [tokens]: products are several times as fast, and exact below 2⁵³."""
         return self.attended_keys.astype(np.float64)
 
     @cached_property
     def cumulative_keys(self) -> Ints:
-        """int64 [tokens + 1] ``attended_keys`` of all tokens before each, and of all at last."""
+        """int64 [tokens + 1] sum of ``attended_keys`` over all tokens before each; the last entry over all tokens."""
         sums: Ints = np.concatenate([[0], self.attended_keys.cumsum()])
         return sums
 
     @cached_property
     def decided_index(self) -> Ints:
-        """int64 [tokens] index of each among the decided ones of its sequence."""
+        """int64 [tokens] index of each token among the decided ones of its sequence."""
         index: Ints = np.arange(len(self.position)) - np.repeat(self.starts[:-1], np.diff(self.starts))
         return index
 
     @cached_property
     def sequence_ends(self) -> Ints:
-        """int64 [tokens] end of each one's sequence."""
+        """int64 [tokens] end of each token's sequence."""
         ends: Ints = np.repeat(self.starts[1:], np.diff(self.starts))
         return ends
 
@@ -214,7 +214,7 @@ def mask_of_all_tokens(point: OperatingPoint, decided: Ints) -> Bools:
 
 
 def single_pass_layer_counts(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerCounts:
-    """Each token runs a layer on its own way up, against the keys of all positions up to its own, or never."""
+    """Counts if each token runs a layer in its own step, against the keys of all positions up to its own, or never."""
     return LayerCounts((depth >= layer) * positions.attended_keys)
 
 
@@ -231,22 +231,22 @@ def single_pass_layer_totals(positions: TokenPositions, depth: Ints, histogram: 
 class Schedule:
     """One schedule.
 
-    ``admit(point, trail, first, length)`` what the token after ``trail[:length]`` may take. ``trail``: depths of a
+    ``admit(point, trail, first, length)`` admission of the token after ``trail[:length]``. ``trail``: depths of a
                     sequence's tokens, oldest first; those before index ``first`` are its prompt.
     ``flow``        opens the flow of one step.
-    ``why``         why a depth that it does not admit is wrong, for messages.
+    ``why``         reason against an inadmissible depth, for messages.
     ``asked(point, decided)`` bool [tokens] whether the rule reads the tokens of these indices [tokens].
-    ``ran(positions, depth, layer, ceiling)`` what ``layer`` ran for tokens of ``depth`` [tokens], fed one by one. It
-                    depends on which tokens went as deep, and on whether ``layer`` lies below, at or above the ceiling.
+    ``ran(positions, depth, layer, ceiling)`` counts of ``layer`` for tokens of ``depth`` [tokens], fed one by one. They
+                    depend on which tokens reached it, and on whether ``layer`` is below, at or above the ceiling.
     ``counted(positions, depth, histogram, ceiling)`` the same of all layers, summed over tokens, but faster.
                     ``histogram`` int64 [L + 1]: tokens of each depth. Equality with ``ran`` is a law.
     ``fills``       which of ``record.FILLS`` its K/V-only passes are.
     ``settle(point, depth)`` turns first fires int16 [longest, sequences], rows being decided tokens from each
-                    sequence's first, into depths, in place: exact where the state of every token at its depth is the
-                    full model's. None where only decoding knows the depths; then ``unreplayable`` says why.
-    ``never_rises`` K/V above a row's cap are never needed again: a commit frees them.
-    ``deepens``     tokens that stopped keep their state and may go on to any depth (``Session.deepen``).
-    ``ruleless``    the position of a token decides its depth, whatever fires.
+                    sequence's first, into depths, in place: exact if the state of every token at its depth is the full
+                    model's. None if depths need decoding; ``unreplayable`` is the reason.
+    ``never_rises`` K/V above a row's cap are never needed again, so a commit frees them.
+    ``deepens``     stopped tokens keep their state and may continue to any depth (``Session.deepen``).
+    ``ruleless``    the position of a token decides its depth, whether or not a rule fires.
     ``by_prefix``   the tokens of a chunk that still run after a layer are a prefix of it, so one pass decides all.
     """
 
@@ -266,20 +266,20 @@ class Schedule:
     by_prefix: bool = False
 
     def require_depth_resolver(self) -> DepthResolver:
-        """How fires become depths in replay. Raises BadArgument where only decoding knows."""
+        """The function that turns fires into depths in replay. Raises BadArgument if depths need decoding."""
         if self.settle is None:
             raise BadArgument("point.schedule", self.name, "an exact schedule", self.unreplayable)
         return self.settle
 
 
 def count_tokens_reaching(histogram: Ints) -> Ints:
-    """int64 [L] how many tokens go to each layer, or past it."""
+    """int64 [L] number of tokens that reach each layer."""
     sums: Ints = histogram[:0:-1].cumsum()[::-1]
     return sums
 
 
 def group_layers_by_tokens(depth: Ints, histogram: Ints) -> Iterator[tuple[slice, Bools]]:
-    """Layers that the same tokens reach, neither all of them nor none; and bool [tokens] which those are."""
+    """Groups of layers that the same tokens reach, some but not all; and bool [tokens] which tokens."""
     small = depth.astype(np.int16)  # compared in a third of the time
     for below, top in itertools.pairwise(np.flatnonzero(histogram).tolist()):
         yield slice(below, top), small >= top
@@ -336,16 +336,16 @@ def _asks_no_token(point: OperatingPoint, decided: Ints) -> Bools:
 
 
 def admit_full_depth(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> DepthAdmission:
-    """The tokens before do not matter."""
+    """Admit full depth, whatever the previous tokens' depths."""
     return DepthAdmission(point.ceiling)
 
 
 def _resolve_free(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
-    """A token's own first fire is its depth."""
+    """Leave depths as they are: a token's own first fire is its depth."""
 
 
 class EagerFlow(ExitFlow):
-    """All rows run on, the last layer as a K/V-only pass; ``running`` are those that the rule still reads."""
+    """Flow in which stopped rows run on, the last layer as a K/V-only pass; the rule still reads ``running`` rows."""
 
     def run_layers(self, first: int, last: int) -> Tensor:
         return select_rows(super().run_layers(first, last), self.running)
@@ -362,7 +362,7 @@ class EagerFlow(ExitFlow):
 
 
 def _eager_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerCounts:
-    """Every block below the ceiling runs for every token; of tokens that stopped the last one only writes K and V."""
+    """Counts if every block below the ceiling runs for every token; the last only writes K and V of stopped tokens."""
     went = depth >= layer
     ran = went | (layer < ceiling)
     return LayerCounts(ran * positions.attended_keys, ~went if layer == ceiling else None)
@@ -377,7 +377,7 @@ def _eager_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints,
 
 
 class DeferredFlow(ExitFlow):
-    """Rows leave and their states wait; a deeper token of the same row takes them along, layer by layer."""
+    """Flow in which states of stopped rows wait until a deeper token of their row runs them along, layer by layer."""
 
     def run_layers(self, first: int, last: int) -> Tensor:
         for below, top, held in _layers_by_entries(self.state.cache, first, last, self.context.rows):
@@ -394,7 +394,7 @@ class DeferredFlow(ExitFlow):
         super().stop_rows(stopped, going, layer)
 
     def _run_with_waiting(self, first: int, last: int, held: tuple[int, ...]) -> None:
-        """Layers that lack earlier tokens of some row, over each row's waiting states and its current ones."""
+        """Run layers that lack earlier tokens of some row, over each row's waiting states and its current ones."""
         rows, starts, deferred = self.context.rows, self.context.starts, self.state.deferred
         chunks = [
             torch.stack([*deferred.get_range(row, begin, start), *current])
@@ -412,8 +412,8 @@ class DeferredFlow(ExitFlow):
 def run_deferred_to_ceiling(state: SessionState, ceiling: int, first: Ints, end: Ints) -> Tensor:
     """States [rows, n, D] at the ceiling of every session row's tokens from ``first`` to before ``end``, both [rows].
 
-    All of them wait, each after a layer of its own, and so may tokens before them, which go up along with them. Each
-    token runs the layers that it lacks once; rows that lack fewer tokens are padded, and the padding is counted.
+    All of them wait, each after its own layer; earlier tokens may wait too and run along. Each token runs each missing
+    layer once. Rows with fewer missing tokens are padded, and the padding is counted.
     """
     deferred = state.deferred
     for below, top, held in _layers_by_entries(state.cache, 0, ceiling, range(len(end))):
@@ -452,7 +452,7 @@ def _layers_by_entries(
 def _run_ragged(
     state: SessionState, chunks: Sequence[Tensor], rows: Sequence[int], starts: Sequence[int], first: int, last: int
 ) -> list[Tensor]:
-    """Layers first+1 … last over one chunk [n_row, D] per row, each from its start on, padded to the longest.
+    """Run layers first+1 … last over one chunk [n_row, D] per row, each from its start on, padded to the longest.
 
     The padding is executed, so it is counted.
     """
@@ -469,9 +469,9 @@ def _run_ragged(
 
 
 def deferred_layer_counts(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerCounts:
-    """A token that stopped below runs with the next of its sequence that goes so deep, against that one's keys."""
+    """Counts if tokens that stopped below run with the next token of their sequence that reaches the layer."""
     deep = np.flatnonzero(depth >= layer)
-    taken_along = np.diff(deep, prepend=-1)  # tokens since the last that went so deep, itself included
+    taken_along = np.diff(deep, prepend=-1)  # tokens since the last that reached the layer, itself included
     keys = np.zeros(len(depth), dtype=np.int64)
     if len(deep):
         with_token = np.repeat(deep, taken_along)
@@ -490,13 +490,13 @@ def deferred_layer_totals(positions: TokenPositions, depth: Ints, histogram: Int
 
 
 def _deferred_sums(positions: TokenPositions, deep: Ints) -> tuple[int, int]:
-    """How many tokens run a layer, and against how many keys in all, where ``deep`` (ascending) go so deep.
+    """(Tokens that run a layer, sum of their keys), if the tokens ``deep`` (ascending) reach it.
 
-    Each of them takes those along that wait before it in its sequence. One that waits has as many keys more than at its
-    own position as tokens lie between: 0 + 1 + … + (g − 1) more for the g tokens that run together.
+    Each of them runs the tokens along that wait before it in its sequence. A waiting token attends to the keys up to
+    that token, one more per position in between: 0 + 1 + … + (g − 1) more for g tokens that run together.
     """
     bounds = np.searchsorted(deep, positions.starts)
-    some = np.flatnonzero(np.diff(bounds))  # sequences in which any token goes so deep
+    some = np.flatnonzero(np.diff(bounds))  # sequences in which any token reaches the layer
     starts, first, ends = positions.starts[some], bounds[some], deep[bounds[some + 1] - 1] + 1
     together = np.empty(len(deep))  # floats: their product is several times as fast, and exact below 2⁵³
     np.subtract(deep[1:], deep[:-1], out=together[1:])
@@ -527,11 +527,11 @@ def _asks_chunk_start(point: OperatingPoint, decided: Ints) -> Bools:
     return first
 
 
-# ---------------------------------------------------------------- copying: the exit's state stands in for those above
+# ---------------------------------------------------------------- copying: the exit's state serves all layers above
 
 
 class CopyingFlow(ExitFlow):
-    """Rows leave; when all have, K/V above comes from the state that each left with, or from its translators."""
+    """Flow in which K/V above an exit come from the exit's state, or its translators, after all rows have stopped."""
 
     def __init__(self, start: FlowInputs):
         super().__init__(start)
@@ -555,7 +555,7 @@ class CopyingFlow(ExitFlow):
 
 
 def _copying_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerCounts:
-    """A token runs a layer on its own way up; above its depth its copy is filled in, up to the ceiling."""
+    """Counts if a token runs layers up to its depth; above it, up to the ceiling, its copy is filled in."""
     return single_pass_layer_counts(positions, depth, layer, ceiling)._replace(
         fills=(depth < layer) & (layer <= ceiling)
     )
