@@ -93,6 +93,8 @@ class ForeignDecoder:
     )
 
     def __init__(self, model: torch.nn.Module, point: OperatingPoint):
+        if point.schedule not in self.capabilities.schedules:
+            raise Unsupported(f"schedule {point.schedule}")
         self.model, self.point = model, point
         self.capabilities = replace(self.capabilities, deepens=point.schedule == "free_deferred")
 

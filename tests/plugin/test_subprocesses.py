@@ -26,7 +26,7 @@ class Asking:
         if self.then == "hang":
             print("a decoder that never answers", flush=True)
             time.sleep(600)
-        point = SimpleNamespace(fixed=True, ceiling=1, layers=1)
+        point = SimpleNamespace(has_fixed_depth=True, ceiling=1, layers=1)
         decoder = host.make_decoder(SimpleNamespace(point=point, temperature=0.0))
         return decoder, os.getpid()
 """
@@ -162,10 +162,10 @@ def test_race(emad_host, emad_settings):
         stopwatch = ModelMeasurements(loaded, study, emad_host).latency
         layers = loaded.stepper.layers
         point = OperatingPoint("fixed", "fixed_entropy", layers, layers, (2,), ((1.0,),))
-        timed = stopwatch.timed(point)[1]
-        assert stopwatch.checked(timed, point).passed is True
+        timed = stopwatch.time_point_by_batch_size(point)[1]
+        assert stopwatch.check_point_outputs(timed, point).passed is True
         assert timed.process.tolist() == [0, 0, 1, 1]
-        assert "4 pairs in 2 fresh processes of 2 pairs each" in stopwatch.note(point, 1.1, 4)
+        assert "4 pairs in 2 fresh processes of 2 pairs each" in stopwatch.format_timing_note(point, 1.1, 4)
 """
 COUNTS = """
 import os

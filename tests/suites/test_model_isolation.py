@@ -27,7 +27,7 @@ ALONE = f"{APART}::test_the_judges_model_is_left_alone"
 @pytest.mark.slow  # a process; the self-check of "judge-weight" in test_selfcheck.py starts one of the same kind
 def test_who_reaches_for_the_judges_model_is_named(pytester: pytest.Pytester, judge_apart: Run, tiny: Path) -> None:
     """In a subprocess: such a decoder changes every model that it finds."""
-    pytester.makeconftest(hook("meddling", "CHANGES, meddling", "meddling(CHANGES['a hook that sleeps'][0])"))
+    pytester.makeconftest(hook("model_mutating", "CHANGES, meddling", "meddling(CHANGES['a hook that sleeps'][0])"))
     result = judge_apart(ALONE, more=(".",), model=tiny)
     result.assert_outcomes(failed=2)
     assert "ModelMutatedError: the judge's own model was changed: gpt_neox.layers.2 (forward pre hooks)" in text_of(
@@ -36,14 +36,14 @@ def test_who_reaches_for_the_judges_model_is_named(pytester: pytest.Pytester, ju
 
 
 def test_who_changes_what_it_runs_in_is_named(pytester: pytest.Pytester, judge: Run, tiny: Path) -> None:
-    pytester.makeconftest(hook("meddling", "AROUND, careless", "careless(AROUND['a slow linear'][0])"))
+    pytester.makeconftest(hook("model_mutating", "AROUND, careless", "careless(AROUND['a slow linear'][0])"))
     result = judge(ALONE, more=(".",), model=tiny)
     result.assert_outcomes(failed=2)
     assert "torch.nn.functional.linear was replaced" in text_of(result)
 
 
 def test_layers_that_run_before_a_router_chooses_are_named(pytester: pytest.Pytester, judge: Run, tiny: Path) -> None:
-    pytester.makeconftest(hook("defective", "AllLayersThenRoute"))
+    pytester.makeconftest(hook("planted_defects", "AllLayersThenRoute"))
     result = judge(APART, "invariants/test_depth.py", more=(".",), model=tiny)
     result.assert_outcomes(passed=10, failed=1)
     assert "audit witness: request" in text_of(result)
@@ -51,11 +51,11 @@ def test_layers_that_run_before_a_router_chooses_are_named(pytester: pytest.Pyte
 
 
 def test_a_gate_may_ask_for_more_than_a_claim(pytester: pytest.Pytester, judge: Run, tiny: Path) -> None:
-    pytester.makeconftest(hook("foreign", "ForeignDecoder"))
+    pytester.makeconftest(hook("foreign_decoder", "ForeignDecoder"))
     judge(WITNESS, more=(".",), model=tiny).assert_outcomes(passed=1)
     asked = judge(WITNESS, more=(".",), model=tiny, evidence="timed")
     asked.assert_outcomes(failed=1)
     assert "FLOP counts are claimed: the decoder does not count its work" in text_of(asked)
     assert "--emad-evidence timed asks for more" in text_of(asked)
-    pytester.makeconftest(hook("cached", "CachedDecoder"))
+    pytester.makeconftest(hook("cached_decoder", "CachedDecoder"))
     judge(WITNESS, more=(".",), model=tiny, evidence="witnessed").assert_outcomes(passed=1)

@@ -140,7 +140,7 @@ from functools import partial
 from emad_ref.claims import energy
 
 energy.find_device_uuid = lambda device: {board!r}
-energy.measure_pairs = partial(energy.measure_pairs, min_seconds=0.1)
+energy.measure_energy_pairs = partial(energy.measure_energy_pairs, min_seconds=0.1)
 energy.SMOKE_PAIRS = 30
 """
 
