@@ -58,7 +58,7 @@ def test_commands_run_in_clean_copies_and_one_that_fails_fails_the_job(checkout:
     done = ci(checkout)
     assert done.returncode == 1
     assert "FAILED: main-job (exit status 3)" in done.stdout
-    assert "main True False" in done.stdout, "in an environment, and bytecode is kept there"
+    assert "main True False" in done.stdout, "environments keep bytecode"
     assert re.search(r"^pip \d", done.stdout, re.MULTILINE)
     assert "tests (exit status" not in done.stdout
     assert not (checkout / "left").exists()

@@ -244,7 +244,7 @@ def test_a_claim_without_a_section_gets_one_in_its_place(claim: str) -> None:
     (section,) = (found for found in claims.SECTION.finditer(page) if found["claim"] == claim)
     added = claims.written(page[: section.start()] + page[section.end() :])
     order = [found["claim"] for found in claims.SECTION.finditer(added)]
-    first = claim == next(iter(load_register()))  # no claim stands before it: the end of the page
+    first = claim == next(iter(load_register()))  # no claim precedes it: the end of the page
     assert order == [name for name in _order(page) if not first or name != claim] + [claim] * first
     assert claims.written(added) == added
 

@@ -74,7 +74,7 @@ def recipes() -> dict[str, Recipe]:
 
 def _recipe(section: str) -> Recipe:
     found = list(BLOCK.finditer(section))
-    assert len(found) == section.count("```") // 2, "a block says neither where it goes nor that it is the check"
+    assert len(found) == section.count("```") // 2, "a block has neither a place nor Check:"
     steps = [
         Step(each["changed"] or each["created"], each["text"], each["side"] or "", each["line"] or "")
         for each in found

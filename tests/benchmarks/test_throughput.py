@@ -68,7 +68,7 @@ def test_full_depth_answers_as_fast_as_lm_evals_own_model(benchmark, loaded, ask
         theirs = hf.HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=rows)
     mine = EmadLM(loaded, batch_size=rows)
     if ask is generated:
-        assert ask(mine, rows, 0) == ask(theirs, rows, 0), "other answers are other work"
+        assert ask(mine, rows, 0) == ask(theirs, rows, 0), "other answers mean other work"
     arms = {
         "hf": lambda pair: void(ask(theirs, rows, pair)),
         "emad": lambda pair: void(ask(mine, rows, pair)),

@@ -117,7 +117,7 @@ def test_arithmetic_stands_beside_what_is_unmeasured_and_alone_where_scores_say_
     assert random.verdict.verdict == outcome
     assert without_files.corpus == random.corpus == "random tokens"
     own = {leg.name: leg.outcome for leg in arithmetic if leg.name.endswith("confidence FLOPs")}
-    assert len(own) == 8, "two parts at two minimum layers, of this model and of the paper's"
+    assert len(own) == 8, "two parts at two minimum layers, for this model and the paper's"
 
 
 def test_a_decoder_only_model_is_told_so_and_not_counted() -> None:

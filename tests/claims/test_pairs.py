@@ -205,7 +205,7 @@ def test_tokens_are_decisive_by_their_own_entropy_and_wrong_by_the_large_models_
     done = SimpleNamespace(walks=walks, right=ByItem(np.array([True, False]), np.array([7, 7])))
     agrees = [np.array([False, False, True]), np.array([False])]
     found = switching.count_decisive_tokens("task", done, agrees, threshold_bits=0.5)
-    assert found.wrong.cluster.tolist() == [7, 7], "items that belong together stay so"
+    assert found.wrong.cluster.tolist() == [7, 7], "items of a cluster stay together"
     columns = (found.decisive, found.decisive_small, found.wrong, found.calm, found.calm_wrong)
     assert [column.values.tolist() for column in columns] == [[2, 0], [1, 0], [1, 0], [1, 1], [0, 1]]
 
@@ -234,7 +234,7 @@ def test_gates_keep_no_refused_draft_some_or_every_one() -> None:
     none, middle, _, every = switching.choose_entropy_gates(answering, "task")
     assert none is None
     assert middle == 1.0
-    assert every > 9.0, "a gate refuses what reaches it, and 9 bits is the most that 512 tokens have"
+    assert every > 9.0, "a gate refuses entropies at or above it; 512 tokens have at most 9 bits"
 
 
 # ------------------------------------------------------------ E8: the output is the verifier's own

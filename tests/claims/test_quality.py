@@ -62,7 +62,7 @@ def outcomes(verdict: Verdict) -> dict[str, str]:
     return {leg.name: leg.outcome for leg in verdict.legs}
 
 
-# --- what is judged -----------------------------------------------------------------------------------------------
+# --- judged points ------------------------------------------------------------------------------------------------
 
 
 def test_it_survives_where_every_leg_is_shown_to_hold():
@@ -129,7 +129,7 @@ def test_a_reduction_that_is_no_share_is_refused(saves):
         f1(point(saves=saves))
 
 
-# --- what decides nothing -----------------------------------------------------------------------------------------
+# --- evidence that decides nothing --------------------------------------------------------------------------------
 
 
 def test_a_point_estimate_inside_with_a_crossing_interval_is_inconclusive():

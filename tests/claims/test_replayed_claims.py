@@ -174,7 +174,7 @@ def test_quality_that_the_decoder_leaves_open_is_refused_by_it(stepper: Stepper)
     assert (found.verdict.verdict, found.refused) == ("not applicable", SPEAKS_NOT)
     assert decoder_unusable_reason(small_evidence(stepper)) == ""
     evidence.loaded.trained = False
-    assert decoder_unusable_reason(evidence) == "", "random weights have no quality that anybody could decide"
+    assert decoder_unusable_reason(evidence) == "", "the quality of random weights cannot be decided"
 
 
 def test_without_a_saving_of_its_own_no_foreign_profile_is_calibrated(stepper: Stepper) -> None:

@@ -92,7 +92,7 @@ def test_every_row_counts_its_legs(claim: str) -> None:
 
 
 def test_the_two_falsifiers_count_each_other() -> None:
-    assert other_legs("EMAD-F1") == 2 * len(RUN.budget.batch_sizes) + 1 == 5, "prompt lookup serves one row"
+    assert other_legs("EMAD-F1") == 2 * len(RUN.budget.batch_sizes) + 1 == 5, "prompt lookup takes one row"
     assert other_legs("EMAD-F2") == 2 * 2
 
 
@@ -102,7 +102,7 @@ def test_a_named_margin_is_one_more_point_and_a_task_may_be_one_more_corpus() ->
 
 
 def test_larger_budgets_time_more_batch_sizes() -> None:
-    assert other_legs("EMAD-F1", Study(budget=BUDGETS["full"])) == 3 * 3 + 1, "and a compiled baseline"
+    assert other_legs("EMAD-F1", Study(budget=BUDGETS["full"])) == 3 * 3 + 1, "plus a compiled baseline"
     assert other_legs("EMAD-F1", Study(device="cuda")) == 2 * 3 + 1
 
 
@@ -162,7 +162,7 @@ def test_a_claim_that_another_needs_is_decided_once_as_the_run_would_report_it(
     own = plan.make_context("EMAD-F1", "m", LAYERS)
     assert (asked.claim, asked.model, asked.other_legs) == (own.claim, own.model, own.other_legs)
     assert needed.reason == f"drawn {own.rng.random()}", "the same resamples: the same verdict"
-    assert plan.answer_claim("EMAD-F1", OneModel(), LAYERS).verdict is not needed, "of another model's measurements"
+    assert plan.answer_claim("EMAD-F1", OneModel(), LAYERS).verdict is not needed, "another model has its own verdict"
 
 
 def test_a_refusal_is_decided_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,10 +228,8 @@ def test_a_row_that_takes_long_waits_for_a_larger_budget_unless_it_gates() -> No
     pair = {name for name in REGISTER if find_question(name).about == "pair"}
     exits = {f"EMAD-X{number}" for number in range(1, 7)}
     engines = {name for name in REGISTER if name.startswith("ENG-")}
-    assert waiting == {"EMAD-E7", "EMAD-E12"} | exits | pair | engines, (
-        "what each of them takes, a default run would take once more"
-    )
-    assert not any(REGISTER[name].gate for name in waiting), "a gate that waits would pass unasked"
+    assert waiting == {"EMAD-E7", "EMAD-E12"} | exits | pair | engines, "a default run takes the sum of their times"
+    assert not any(REGISTER[name].gate for name in waiting), "a waiting gate would pass without a decision"
     assert asks("EMAD-E12", "standard")
     assert asks("EMAD-E12", gate_claims=frozenset({"EMAD-E12"}))
     whole = RunPlan(REGISTER, RUN)

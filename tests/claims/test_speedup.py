@@ -110,7 +110,7 @@ def test_the_fastest_baseline_is_not_chosen_by_the_noise_that_favoured_it():
     survived = sum(
         judged({1: timed(1.1, spread=0.1, seed=seed, generate=1.1)}).verdict == "survived" for seed in range(200)
     )
-    assert survived <= 10, "5 % would be the level against one of them"
+    assert survived <= 10, "5 % is the level against a single baseline"
 
 
 def test_a_baseline_that_did_not_run_is_named_with_the_reason():
@@ -180,7 +180,7 @@ def test_a_sweep_changes_no_leg_that_decides_and_names_where_the_gain_ends():
 def test_holm_s_family_does_not_grow_with_the_sweep():
     crowd = {"other_legs": 60}
     assert judged({1: timed(1.088)}, swept=sweep(), **crowd).legs[0] == judged({1: timed(1.088)}, **crowd).legs[0]
-    assert speedup.count_speedup_legs(Study(budget=BUDGETS["standard"])) == 3 * 2 + 1, "prompt lookup serves one row"
+    assert speedup.count_speedup_legs(Study(budget=BUDGETS["standard"])) == 3 * 2 + 1, "prompt lookup takes one row"
 
 
 def test_a_gain_that_does_not_end_has_no_number():

@@ -56,7 +56,7 @@ class Engine:
             self.bodies.append(body)
             if self.kind == "llama.cpp":
                 assert path == "/completion", path
-                assert not body["ignore_eos"], "it would ban them"
+                assert not body["ignore_eos"], "the server would ban these tokens"
                 tokens, ended = self.complete(
                     body["prompt"], body["n_predict"], self.ends, body["temperature"], body["seed"]
                 )
@@ -126,7 +126,7 @@ class Engine:
 
     def likeliest(self, body: dict[str, Any], tokens: list[int], top: int) -> list[dict[int, float]]:
         """Return the ``top`` likeliest ids at each new token, the likeliest first."""
-        assert self.score is not None, "asked of an engine that scores"
+        assert self.score is not None, "the engine does not score"
         scored = self.score([*body["prompt"], *tokens[:-1]])[len(body["prompt"]) - 1 :]
         return [{int(i): float(row[i]) for i in (-row).argsort(kind="stable")[:top]} for row in scored]
 

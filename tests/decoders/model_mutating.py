@@ -28,7 +28,7 @@ from tests.decoders.cached_decoder import CachedDecoder
 def other_models(mine: nn.Module) -> list[Any]:
     """Return every model of the process except the decoder's own; the protocol gives no access to them."""
     found = [each for each in gc.get_objects() if type(each) is GPTNeoXForCausalLM and each is not mine]
-    assert found, "the judge's model is somewhere"
+    assert found, "the judge's model was not found"
     return found
 
 

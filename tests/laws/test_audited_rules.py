@@ -196,7 +196,7 @@ def test_depths_are_spread(name: str) -> None:
     depth = replay_document(stepper(), text, point, TOLERANCE).depth
     assert len(set(depth.tolist())) > 1, depth
     if point.interpolate:
-        assert set(depth.tolist()) - {*PROBES, LAYERS}, "no token leaves between probes"
+        assert set(depth.tolist()) - {*PROBES, LAYERS}, "no token exits between probes"
 
 
 # ---------------------------------------------------------------- planted defects

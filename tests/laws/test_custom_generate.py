@@ -232,7 +232,7 @@ def test_stop_strings_are_transformers_own_with_a_tokenizer(model, listed, ends)
     strings = [said, *(words().decode(row[10:11]) for row in free[1:])] if listed else said
     asked = {"stop_strings": strings, **ends}
     theirs = generated(model, **asked, tokenizer=words())
-    assert (theirs.tolist() != free) == (listed or bool(ends)), "a row that ends alone goes on beside the others"
+    assert (theirs.tolist() != free) == (listed or bool(ends)), "a row that has ended stays in the batch"
     for custom in (
         adaptive(FULL, tokenizer=words()),
         adaptive(FULL, loaded=SimpleNamespace(model=model, stepper=CausalStepper(model), tokenizer=words())),
@@ -285,8 +285,8 @@ def test_at_another_point_tokens_and_depths_are_our_decoders(model, halfway):
         assert found.depths[row, : len(emitted)].tolist() == depth.tolist()
         assert (found.sequences[row, width + len(emitted) :] == PAD).all()
         assert (found.depths[row, len(emitted) :] == 0).all()
-    assert len(np.unique(record.tokens.depth)) > 1, "otherwise nothing left early"
-    assert len({len(emitted) for emitted in record.emitted}) > 1, "otherwise no row ended before another"
+    assert len(np.unique(record.tokens.depth)) > 1, "no token exited early: nothing was tested"
+    assert len({len(emitted) for emitted in record.emitted}) > 1, "no row ended before another: nothing was tested"
 
 
 def test_an_encoder_decoder_reads_its_source_without_padding():
@@ -312,7 +312,7 @@ def test_an_encoder_decoder_reads_its_source_without_padding():
     record = decoder.generate(prompts, 12)
     assert found.sequences[:, 1:].tolist() == [emitted.tolist() for emitted in record.emitted]
     assert found.depths.tolist() == [record.tokens.select_sequence(row, 1).depth.tolist() for row in (0, 1)]
-    assert found.depths.unique().numel() > 1, "otherwise nothing left early"
+    assert found.depths.unique().numel() > 1, "no token exited early: nothing was tested"
 
 
 class Heard(BaseStreamer):

@@ -28,7 +28,7 @@ from tests.unit.models.test_seq2seq import small_t5, some_sources
 
 PROBES = (1, 3, 4)
 STORED = 1e-4  # nats a sequence: traces hold float32
-ROUNDING = 1e-9  # float64: the same arithmetic, rows beside other rows
+ROUNDING = 1e-9  # float64: the same arithmetic, in batches with other rows
 WEIGHTS = np.random.default_rng(3).normal(0, 0.3, (3, 33)).tolist()
 GATE = EntropyEstimator("linear", weights=tuple(tuple(row) for row in WEIGHTS))
 TOPK = EntropyEstimator("topk", k=12)

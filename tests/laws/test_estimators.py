@@ -58,7 +58,7 @@ def test_the_bound_never_loosens_as_more_is_retrieved(drawn):
     logits = torch.from_numpy(drawn)
     estimates = [next(bounded(logits, k)) for k in range(1, len(logits) + 1)]
     assert (np.diff(estimates) <= ROUNDED).all()
-    assert estimates[0] == pytest.approx(math.log(len(logits)), abs=ROUNDED), "one logit tells nothing"
+    assert estimates[0] == pytest.approx(math.log(len(logits)), abs=ROUNDED), "one logit gives no estimate"
     assert estimates[-1] == pytest.approx(float(entropy_nats(logits)), abs=ROUNDED)
 
 

@@ -75,7 +75,7 @@ def walk(stepper, tokens):
 
     fed(1)  # rows at their own positions
     fed(3)
-    fed(2, (0, 2))  # some rows of the cache, at positions of their own
+    fed(2, (0, 2))  # some rows of the cache, at different positions
     fed(1, (1,))  # a single row of it
     cache.truncate(held.clip(max=8))
     held[:] = held.clip(max=8)
@@ -149,7 +149,7 @@ def test_decisions_tokens_and_counted_work_are_the_same(family, schedule):
     signal = generated(slow, ruled((-1.0, -1.0, -1.0), "monotone")).signal
     thresholds = tuple(float(value) for value in np.nanquantile(signal, 0.4, axis=0))
     ours, theirs = (generated(stepper, ruled(thresholds, schedule)) for stepper in (fast, slow))
-    assert len(set(ours.tokens.depth.tolist())) > 1, "the rule is to act"
+    assert len(set(ours.tokens.depth.tolist())) > 1, "the rule must fire"
     for name in ("sequence", "position", "token", "depth", "cap", "phase"):
         assert np.array_equal(getattr(ours.tokens, name), getattr(theirs.tokens, name)), name
     assert np.nanmax(abs(ours.signal - theirs.signal)) <= tolerance(fast.config.model_type, "float64", "cpu")
@@ -287,7 +287,7 @@ def test_steps_over_weights_that_lie_side_by_side_are_the_modules(family, monkey
     most = tolerance(model.config.model_type, "float32", "cpu")
     for ours, theirs in zip(walk(fast, tokens), walk(slow, tokens), strict=True):
         assert (ours - theirs).abs().max() <= most
-    assert joined, "one token is multiplied with weights that lie side by side"
+    assert joined, "one token is multiplied with packed weights"
     assert all(joined)
 
 

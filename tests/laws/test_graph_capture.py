@@ -115,7 +115,7 @@ def test_decisions_tokens_and_counted_work_are_those_of_steps_one_by_one(family,
     captured, eager = pair(family)
     point = ruled(acting(eager))
     ours, theirs = generated(captured, point), generated(eager, point)
-    assert len(set(theirs.tokens.depth.tolist())) > 1, "the rule is to act"
+    assert len(set(theirs.tokens.depth.tolist())) > 1, "the rule must fire"
     alike(ours, theirs, most(eager))
     assert engines[0].replays > 14
 

@@ -76,7 +76,7 @@ def points_of(model: LoadedModel, corpus: str) -> list[OperatingPoint]:
 
 def read(model: LoadedModel, points: list[OperatingPoint], corpus: str, documents: int) -> Read:
     windows = list(windows_of(model, corpus, "validate", limit=documents))
-    assert len({window.document for window in windows}) == len(windows), "one window a document"
+    assert len({window.document for window in windows}) == len(windows), "one window per document"
     trace = take_trace(model.stepper, windows, estimators={points[0].estimator: PROBES}, lens=points[0].lens)
     found = point_columns(trace, model.geometry, [full_depth(12), *points])
     each = ByDocument.from_whole_documents

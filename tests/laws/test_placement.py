@@ -232,7 +232,7 @@ def test_only_to_device_moves_and_only_where_the_device_changes() -> None:
         devices.crossings.clear()
         session.feed(np.array([[1], [2], [3]]))
     there, back = (machine.second, machine.first, True), (machine.first, machine.second, True)
-    # ids to the embedding and states back; layers 1–2, 3–5 and 6; then the final norm, which lies on the first
+    # ids to the embedding and states back; layers 1–2, 3–5 and 6; then the final norm, on the first device
     assert devices.crossings == [there, back, there, back, there, back, there, back]
 
 

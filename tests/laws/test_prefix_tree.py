@@ -129,7 +129,7 @@ def test_choices_are_the_models_own_after_the_same_history(partners, walked):
         walk = walked[rule, 0]
         for model in (SMALL, LARGE):
             agrees = texts.greedy_choice_mask(partners, wanted, walk, model)
-            assert agrees[walk.model == model].all(), "what it wrote itself"
+            assert agrees[walk.model == model].all(), "its own tokens"
             history = np.concatenate([wanted.prompt, walk.tokens])
             for at in (0, 7, len(walk.tokens) - 1):
                 stood = Prompt(history[: len(wanted.prompt) + at])

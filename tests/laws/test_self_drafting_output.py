@@ -146,7 +146,7 @@ def test_a_row_that_its_gate_stops_waits_for_the_others():
     assert in_order(together, together.phase == VERIFY, "token") == in_order(asked, asked.phase == VERIFY, "token")
     assert (together.phase == VERIFY).sum() > sum(
         (timed(way, 1, prompts=[prompt]).tokens.phase == VERIFY).sum() for prompt in PROMPTS
-    ), "some row was fed along"
+    ), "no row waited for the others"
 
 
 def test_ways_draw_rounds_of_every_kind():

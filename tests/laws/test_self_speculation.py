@@ -142,7 +142,7 @@ class Watched:
     def commit(self, length):
         for row, history in enumerate(self.history):
             assert len(history) == length[row] == self.session.length[row]
-            assert self.session._trail[row] == [LAYERS] * len(history), "every token that stands has been deepened"
+            assert self.session._trail[row] == [LAYERS] * len(history), "every accepted token has been deepened"
             assert not any(position >= len(history) for position in self.session._store.deferred.waiting[row])
             fresh, _ = WalkedDecoder(self.session._stepper, full_depth(LAYERS)).start([Prompt(np.array(history))])
             for mine, theirs in zip(self.session._store.cache.layers, fresh._store.cache.layers, strict=True):
@@ -183,7 +183,7 @@ def test_work_is_what_the_record_says(stepper, exit_layer, k, rows):
     done = self_speculate(partner(stepper), exit_layer, prompts, NEW, k=k)
     tokens, work, rounds = done.record.tokens, done.record.work[0], int(done.rounds.sum())
     drafted, verified, opening = (np.isin(tokens.phase, phase) for phase in (DRAFT, VERIFY, (PROMPT, DECODE)))
-    assert drafted.sum() == verified.sum(), "every token of a round goes on, whether it will stand or not"
+    assert drafted.sum() == verified.sum(), "every token of a round is deepened, accepted or not"
     assert (tokens.depth[drafted] == exit_layer).all()
     assert (tokens.depth[verified] == LAYERS).all()
     assert (tokens.cap == LAYERS).all()

@@ -98,9 +98,7 @@ def test_drawn_translators_change_what_later_tokens_see() -> None:
     drawn = attached_translators(stepper_of(), PROBES, 4)
     mine, theirs = (fed(stepper_of(), point, text()) for point in (translated(drawn), copying()))
     first = next(at for at, depth in enumerate(depths(mine[0])) if depth < LAYERS - 1)
-    assert np.array_equal(logits(mine[0])[: first + 1], logits(theirs[0])[: first + 1]), (
-        "the exit itself is what it was"
-    )
+    assert np.array_equal(logits(mine[0])[: first + 1], logits(theirs[0])[: first + 1]), "the exit itself is unchanged"
     assert not np.array_equal(logits(mine[0])[first + 1 :], logits(theirs[0])[first + 1 :])
 
 

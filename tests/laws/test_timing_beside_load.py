@@ -97,7 +97,7 @@ def busy_neighbour() -> Iterator[None]:
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
         yield
-        assert process.poll() is None, "it was busy all the time"
+        assert process.poll() is None, "the neighbour did not run all the time"
     finally:
         process.kill()
         process.wait()

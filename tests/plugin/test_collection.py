@@ -264,7 +264,7 @@ def test_of_each_models_tests_the_cheap_gates_come_first_and_our_benchmarks_prin
     assert names[3] == "test_claim[emad-nano-EMAD-F1]"
     assert names.index("test_claim[emad-tiny-EMAD-F1]") < names.index("test_claim[emad-tiny-EMAD-E1]")
     assert names.index("test_claim[emad-nano-EMAD-E1]") < names.index("test_claim[emad-tiny-EMAD-F1]"), (
-        "models stay in their order"
+        "models keep their order"
     )
     assert "quiet: True" in result.outlines
     assert "quiet: False" in run_apart(*begun).outlines

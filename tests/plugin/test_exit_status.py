@@ -297,7 +297,7 @@ def test_a_command_that_another_plugin_answers_is_no_green_run(
     assert cli.main(["verify", str(project.path / "out")]) == 1
     assert run("suites", "--markers").ret == OK
     project.makepyfile(test_own="def test(): assert False")
-    assert run("test_own.py").ret == OK, "not ours to judge"
+    assert run("test_own.py").ret == OK, "the plugin does not judge this test"
 
 
 @pytest.mark.parametrize("part", ["emad-reporting", "emad-attempts", "emad-fixtures"])

@@ -240,7 +240,7 @@ def test_a_decoder_without_streams_or_threads_declines_by_name(call: str, featur
         CALLS[call](decoder)
     assert refusal.value.features == (feature,)
     assert counts == [(feature, True)]
-    assert not hasattr(decoder, "draft_counts"), "what the decoder lacks is absent"
+    assert not hasattr(decoder, "draft_counts"), "a missing feature must be absent"
 
 
 def test_whole_answers_of_a_decoder_that_streams_count_as_no_stream() -> None:

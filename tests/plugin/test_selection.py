@@ -229,7 +229,7 @@ def test_a_claim_that_takes_long_waits_unless_it_gates_or_is_asked_for(
     )
     said = any("--emad-all-claims" in note for note in report["notes"])
     waiting = not {"EMAD-E12", "EAD-A1"} <= set(asked) and "--emad-only" not in arguments
-    assert said == waiting, "what waits is said once"
+    assert said == waiting, "the waiting claims are named once"
 
 
 def at(path: Path | str, name: str = "", model: str | None = None, **marked: Any) -> Any:

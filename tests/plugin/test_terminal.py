@@ -49,8 +49,8 @@ def test_work_that_ends_before_its_bar_is_drawn_leaves_no_empty_line(monkeypatch
     terminal.flush()
     shown = terminal.buffer.getvalue().decode()  # type: ignore[attr-defined]
     assert shown.startswith("\n")
-    assert shown.count("\n") == 2, "one to begin a line, one where the bar ends"
-    assert "seen: 100%|██" in shown, "the stream says that it takes UTF-8"
+    assert shown.count("\n") == 2, "one newline before the bar, one after it"
+    assert "seen: 100%|██" in shown, "the stream declares UTF-8"
 
 
 def test_where_standard_error_is_no_terminal_bars_stay_captured(run_apart: object, project: pytest.Pytester) -> None:

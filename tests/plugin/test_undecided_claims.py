@@ -552,7 +552,7 @@ def test_a_waiver_is_given_once(suites: Path, run: Run) -> None:
     assert "each name once" in result.stderr.str()
 
 
-# ---------------------------------------------------------------- processes of their own
+# ---------------------------------------------------------------- subprocesses
 
 
 def test_what_workers_left_out_is_named(wheel_layout: Path, project: pytest.Pytester) -> None:

@@ -69,7 +69,7 @@ def test_rows_are_decided_on_the_files_and_recorded_under_them(
         assert about == {"squad", "samsum"}, text_of(result)
     assert verdicts["EE-3"]["verdict"] == "not applicable"
     legs = {leg["name"]: leg for leg in verdicts["EE-3"]["legs"]}
-    assert legs.keys() == {"squad", "samsum"}, "a T5 that nobody trained solves neither"
+    assert legs.keys() == {"squad", "samsum"}, "an untrained T5 solves neither"
     assert all("not solved: full depth scores 0.0" in leg["reason"] for leg in legs.values())
     kept = {entry["claim"]: entry["corpus"] for entry in load_known_verdicts([golden]).entries}
     assert kept["EE-2"] == kept["EE-3"] == "squad+samsum"

@@ -46,7 +46,7 @@ def loaded_apart() -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.slow  # whole runs; that the cache is enough to load from is held without one
+@pytest.mark.slow  # whole runs; a test below shows without one that the cache suffices to load
 @pytest.mark.parametrize("tokenizer", [True, False])
 def test_a_cached_model_reaches_verdicts_on_its_own_text(
     request: pytest.FixtureRequest, judge_afresh: Run, cache: Path, ungated: Path, tmp_path: Path, tokenizer: bool
@@ -87,7 +87,7 @@ def test_without_a_network_and_a_cache_the_refusal_is_quick(cache: Path, monkeyp
     assert "Retrying" not in done.stderr
 
 
-@pytest.mark.slow  # three runs; that a revision names a model is held without a run
+@pytest.mark.slow  # three runs; another test shows without a run that a revision names a model
 def test_a_revision_reaches_report_and_golden_and_the_golden_holds_for_another_commit(
     judge_afresh: Run, cache: Path, tiny: Path, tmp_path: Path
 ) -> None:

@@ -41,7 +41,7 @@ def test_the_table_is_that_of_the_suites(
     mine, theirs = rows(capsys.readouterr().out), rows(suites.stdout.str())
     assert len(mine) > len(CLAIMS)
     assert mine[:2] == theirs[:2]
-    assert sorted(mine) == sorted(theirs), "the suites ask the rows that gate first"
+    assert sorted(mine) == sorted(theirs), "the suites decide gating rows first"
 
 
 def test_a_pair_is_asked_about_where_one_was_named(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +64,7 @@ def test_a_falsified_gate_is_status_1_and_a_bad_claim_4(reader: Path, capsys: py
     arguments = ["judge", str(reader), "--corpus", "self", "--claims", "EMAD-E13"]
     assert main(arguments) == 0
     assert capsys.readouterr().out.startswith("PASSED: no claim of this run is a gate\n"), (
-        "the first line says how it ended"
+        "the first line gives the result"
     )
     assert main([*arguments, "--gate-claims", "EMAD-E13"]) == 1
     said = capsys.readouterr()
@@ -109,7 +109,7 @@ def test_the_record_is_asked_as_the_suites_ask_it(
     record.write_text(record.read_text().replace("falsified", "survived"))
     assert main(known) == 1
     assert "The verdict on record is survived: gate known fails on any change." in capsys.readouterr().err
-    assert main(asked) == 0, "the gate paper asks no record"
+    assert main(asked) == 0, "gate paper needs no record"
     record.write_text("[")
     assert main(known) == 4
     assert "verdicts.json cannot be read as JSON" in capsys.readouterr().err

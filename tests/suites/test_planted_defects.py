@@ -211,7 +211,7 @@ def test_what_is_looked_at_is_drawn_after_the_last_request(loaded: LoadedModel, 
     study = replace(STUDY, budget=replace(BUDGETS["smoke"], pairs=12))
     stopwatch = judged(loaded, known, HONEST, study).latency
     stopwatch.request_shape = 8, 2
-    assert stopwatch.make_requests(1).audited is None, "nothing is known before"
+    assert stopwatch.make_requests(1).audited is None, "the audited requests must not be known before timing"
     found = [stopwatch.time_point(1, stopwatch.make_requests(1), point=known["probing_point"]) for _ in range(4)]
     assert len({timed.entropy for timed in found}) == 4
     assert len({tuple(timed.audited) for timed in found}) > 1

@@ -66,4 +66,4 @@ def test_time_is_measured_but_no_speed_up_counts_without_quality(judge: Run, bun
     assert set(ratios) == raced | {"batch 1, against generate with prompt lookup"}
     assert {(leg["outcome"], leg["n"]) for leg in ratios.values()} == {("measured", INDICATIVE_PAIRS)}
     checked = [leg for leg in verdict["legs"] if leg["name"].endswith("timed requests")]
-    assert [leg["outcome"] for leg in checked] == ["measured"] * 2, "the timed path tells the truth"
+    assert [leg["outcome"] for leg in checked] == ["measured"] * 2, "the timed path must be honest"

@@ -130,7 +130,7 @@ def test_generate_colours_the_text_in_a_terminal(small, capsys, monkeypatch, env
     first, *rest = capsys.readouterr().out.splitlines()
     assert ("\x1b" in first) is ("depth 1 " in first) is (expected is not None)
     assert rest[0].startswith("hello" + (expected or "<")) if expected else first.startswith("hello<")
-    assert any(line.startswith("depths: ") for line in rest) is (expected is None), "colours say it already"
+    assert any(line.startswith("depths: ") for line in rest) is (expected is None), "colours show it already"
 
 
 def test_generate_exits_early_with_a_profile_and_not_above_the_margin(small, tmp_path, capsys):
@@ -253,7 +253,7 @@ BAD = [
 def test_bad_input_exits_1_and_says_why_on_stderr(small, tmp_path, capsys, argv, message):
     assert cli.main([part.format(tmp=tmp_path) for part in argv]) == 1
     captured = capsys.readouterr()
-    assert captured.err.splitlines()[-1].startswith("emad: "), "only a progress bar may stand before it"
+    assert captured.err.splitlines()[-1].startswith("emad: "), "only a progress bar may precede it"
     assert message in captured.err.splitlines()[-1]
     assert "Traceback" not in captured.err
     assert captured.out == ""

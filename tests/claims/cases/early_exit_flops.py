@@ -146,7 +146,7 @@ def adaptive_truth(fewer: float, lost: float):
     def check(verdict: Verdict) -> None:
         counted(verdict)
         scored(verdict)
-        assert verdict.estimate == verdict.legs[0].estimate, "items stand first"
+        assert verdict.estimate == verdict.legs[0].estimate, "legs of items come first"
 
     return check
 

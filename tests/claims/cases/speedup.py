@@ -89,7 +89,7 @@ def names_the_difference(verdict: Verdict) -> None:
     (broken,) = [leg for leg in verdict.legs if leg.outcome == "falsified"]
     assert broken.name == "batch 1: timed requests"
     assert "adaptive, row 0: 3 tokens" in format_measurement(verdict.to_json()), (
-        "the summary says it, not how much was compared"
+        "the summary shows the difference, not the number of comparisons"
     )
     message = " ".join(describe_verdict(verdict, load_register()[verdict.id]).split())
     assert message.count("3 tokens") == 1, message

@@ -236,7 +236,7 @@ def test_work_of_half_the_tokens_is_found(honest: TimedOutputs) -> None:
 def test_of_many_rows_some_are_held_against_the_lens_and_all_against_the_ledger(honest: TimedOutputs) -> None:
     emitted = [row.copy() for row in honest.emitted["generate"]]
     emitted[0][TIMED_NEW - 1] = (emitted[0][TIMED_NEW - 1] + 1) % TINY_VOCABULARY
-    assert judged(replace(honest, emitted={"generate": emitted}), rows=[1, 2]).passed is True, "row 0 is not looked at"
+    assert judged(replace(honest, emitted={"generate": emitted}), rows=[1, 2]).passed is True, "row 0 is not checked"
     work = honest.records["adaptive"].work[0]
     short = with_record(honest, work={0: replace(work, tokens=work.tokens * 2 // 3)})
     assert judged(short, rows=[1]).passed is False

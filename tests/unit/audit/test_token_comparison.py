@@ -252,7 +252,7 @@ def test_many_ties_are_no_longer_rounding() -> None:
     assert finding.passed is False
     assert "2 of 2 rows part from the golden at a tie" in finding.detail
     assert compare_golden(near, found, GOLDEN_TOLERANCE, declared=2 * GOLDEN_TOLERANCE).passed is True, (
-        "but where noise is declared"
+        "except with declared noise"
     )
 
 

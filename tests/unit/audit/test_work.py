@@ -66,7 +66,7 @@ def test_what_a_rule_runs_is_counted_by_kind_and_a_pruned_head_shows_what_is_emi
     assert work.readout_rows[READOUTS.index("subset")].tolist() == [0, 3, 1, 0]
     assert work.readout_macs[READOUTS.index("subset")].tolist() == [0, 33, 20, 0]
     forced = implied_work(replace(ROW, chosen=np.zeros(3, dtype=bool)), ProbeReadouts(heads, shows, macs), point)
-    assert forced.readout_rows.sum(axis=0).tolist() == [0, 2, 0, 1], "a depth that was told is read by a full head"
+    assert forced.readout_rows.sum(axis=0).tolist() == [0, 2, 0, 1], "a forced depth is read by a full head"
     assert not forced.readout_macs.any()
 
 

@@ -77,7 +77,7 @@ def test_a_point_behind_a_gate_reads_no_head_at_its_probes(stepper: Stepper) -> 
     depth = replay(trace, point).depth
     assert set(depth.tolist()) == {*PROBES, LAYERS}
     work = compute_decode_work(trace, depth, point, trace.macs_per_row[gate])
-    assert work.readout_rows[READOUTS.index("full")].sum() == len(trace), "one head a token, where it leaves"
+    assert work.readout_rows[READOUTS.index("full")].sum() == len(trace), "one head per token, at its exit"
     assert work.readout_macs[READOUTS.index("linear"), PROBES[0] - 1] == len(trace) * 32
 
 

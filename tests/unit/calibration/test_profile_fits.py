@@ -47,7 +47,7 @@ def test_targets_are_the_pooled_means_weighted_by_tokens(pairs):
     assert (np.diff(targets) <= POOLED).all()
     assert np.average(targets, weights=weights) == pytest.approx(np.average(means, weights=weights), abs=1e-6)
     theirs = IsotonicRegression(increasing=False).fit_transform(range(len(means)), means, sample_weight=weights)
-    assert np.abs(targets - theirs).max() < POOLED, "scikit-learn's, with which profiles were made before"
+    assert np.abs(targets - theirs).max() < POOLED, "scikit-learn's, which made earlier profiles"
 
 
 def test_means_that_fall_already_are_their_own_targets():

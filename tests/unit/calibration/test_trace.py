@@ -120,7 +120,7 @@ def test_heads_are_read_after_the_layers_asked_for_and_the_last(stepper, monkeyp
     some = take_trace(stepper, texts, divergence=divergence, layers=(4, 2))
     assert some.read_layers == (2, 4, LAYERS)
     rows = len(whole)
-    assert sum(seen) == rows * 3, "the divergence takes no head of its own"
+    assert sum(seen) == rows * 3, "the divergence runs no further head"
     assert max(seen) <= 33
     read = np.array(some.read_layers) - 1
     for name, column in {**some.signals, "nll_nats": some.nll_nats, "top1": some.top1}.items():

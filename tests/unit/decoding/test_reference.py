@@ -184,7 +184,7 @@ def test_a_chunk_at_forced_depths_is_its_tokens_one_by_one(stepper, point):
 
 
 FED = np.array([[95, 3, 14]])  # under the rule the first two fire nowhere, the last at layer 4
-WAYS = {  # how a chunk of three is processed → depths asked for, of a session whose cap is 5, where nothing is probed
+WAYS = {  # processing of a chunk of three → requested depths, in a session of cap 5 without probes
     "one pass at one depth": ("monotone", [[5, 5, 5]]),
     "one by one at several depths": ("monotone", [[5, 4, 3]]),
     "decided in one pass": ("monotone", None),

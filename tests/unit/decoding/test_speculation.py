@@ -90,7 +90,7 @@ def test_the_first_mismatch_ends_a_round_with_the_verifiers_own_token():
     done = speculate(partner(wrong_after(3)), partner(), [prompt(0)], 6, k=4)
     assert done.record.emitted[0].tolist() == [1, 2, 3, 4, 5, 0]
     drafts = done.drafts
-    assert drafts.token.tolist() == [2, 3, 3, 3, 5]  # after 3 the draft goes on repeating itself
+    assert drafts.token.tolist() == [2, 3, 3, 3, 5]  # after 3 the draft repeats itself
     assert drafts.position.tolist() == [2, 3, 4, 5, 5]
     assert drafts.verdict.tolist() == [ACCEPTED, ACCEPTED, REFUSED, UNREACHED, ACCEPTED]
     assert done.acceptance_rate == 3 / 4

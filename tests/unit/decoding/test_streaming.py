@@ -53,7 +53,7 @@ def test_a_pair_takes_the_turns_of_switch(tiny):
     found = list(stream_pair(nano, tiny, "Kai", rule, 16))
     assert [piece.token for piece in found] == whole.record.emitted[0].tolist()
     assert [piece.model for piece in found] == [("emad-nano", "emad-tiny")[m] for m in whole.model[0]]
-    assert len(set(whole.model[0])) == 2, "otherwise nobody took over"
+    assert len(set(whole.model[0])) == 2, "the models never switched: nothing was tested"
 
 
 def test_texts_of_tokens_are_the_whole_text(tiny):

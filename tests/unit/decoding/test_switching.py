@@ -185,7 +185,7 @@ def test_from_the_other_model_the_ends_take_over_after_the_minimum(small, large,
 def test_work_of_both_models_is_what_was_fed(small, large):
     done = switch(partner(small), partner(large), between(small, large, start=SMALL), PROMPTS, NEW)
     tokens = done.record.tokens
-    assert tokens.kept.all(), "EAD takes nothing back"
+    assert tokens.kept.all(), "EAD rejects no token"
     for model, stepper in ((SMALL, small), (LARGE, large)):
         reached = [(tokens.depth[tokens.model == model] >= layer).sum() for layer in range(1, stepper.layers + 1)]
         assert done.record.work[model].tokens.tolist() == reached
@@ -276,7 +276,7 @@ def test_catching_up_is_one_opening_or_chunks_of_what_a_decoder_takes():
     assert switches(done) == [2]
     assert [work.tokens.tolist() for work in done.record.work.values()] == [[9], [13]]
     heads = [session.read.tolist() for one in (small, large) for session in one.decoder.sessions]
-    assert heads == [[4], [8]], "as many as each emitted, however many chunks it read"
+    assert heads == [[4], [8]], "the number that each emitted, for any number of chunks read"
     assert small.decoder.sessions[0].closed
     assert large.decoder.sessions[0].closed
 

@@ -194,7 +194,7 @@ def test_a_row_says_what_a_plain_loop_over_the_trace_says(run: ModelMeasurements
     (row,) = AblationRows(run, np.random.default_rng(0)).make_point_rows([point], {"margin": 0.05})
     by_sequence = plain_depths(trace, point)
     depth = np.concatenate(by_sequence)
-    assert len(set(depth.tolist())) == 3, "a depth that nothing reaches would go unread"
+    assert len(set(depth.tolist())) == 3, "an unreached depth would not be tested"
     nll = trace.nll_nats[np.arange(len(trace)), depth - 1].astype(float)
     full = trace.nll_nats[:, -1].astype(float)
     block, key = geometry.block_flops(), geometry.attention_flops()
@@ -218,7 +218,7 @@ def test_the_row_of_full_depth_loses_and_saves_nothing(run: ModelMeasurements) -
     assert (row["probes"], row["point"], row["mean depth"]) == ("none", "full depth", LAYERS)
     assert (row["rise %"], row["gross reduction %"], row["net reduction %"]) == (0.0, 0.0, 0.0)
     assert row["rise interval %"] is None  # equal in every document: no spread to resample
-    assert row[BEFORE] is None, "no probe to be before"
+    assert row[BEFORE] is None, "there is no earlier probe"
 
 
 def test_where_most_sequences_never_get_down_there_is_no_median(run: ModelMeasurements) -> None:
@@ -293,7 +293,7 @@ def test_speed_is_the_ratio_of_total_times_against_full_depth_of_what_the_decode
     assert found["full"]["speed ×"] == pytest.approx(full.sum() / fast.sum())
     assert found["full"]["speed interval"][0] < found["full"]["speed ×"] < found["full"]["speed interval"][1]
     assert found["state copying"] == NO_SPEED == {"speed ×": None, "speed interval": None}
-    assert run.asked == ["point full"], "an arm of this name would take full depth's place"
+    assert run.asked == ["point full"], "an arm of this name would replace full depth"
 
 
 def test_nothing_is_timed_where_every_point_is_declined() -> None:

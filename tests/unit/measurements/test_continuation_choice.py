@@ -95,7 +95,7 @@ def test_answers_and_likelihoods_are_those_of_a_plain_forward(nano: LoadedModel,
     right = run.task_scores.correctness_by_item(CONTINUATION_CHOICE, point)
     assert right.values.tolist() == (expected.argmax(axis=1) == answers).tolist()
     spread = np.sort(expected, axis=1)
-    assert (spread[:, -1] - spread[:, -2]).min() > 4e-4, "an answer hangs on rounding"
+    assert (spread[:, -1] - spread[:, -2]).min() > 4e-4, "an answer depends on rounding"
     assert (right.values.mean() < 1) == (point is FIRST), "layer 1 cannot do what full depth does"
 
 
@@ -137,7 +137,7 @@ def test_it_counts_like_every_task(run: ModelMeasurements) -> None:
     assert 0.4 < at.saving < 0.9
     assert "not exercised" in run.task_scores.measure_accuracy(CONTINUATION_CHOICE, FULL).exclusion_reason
     assert f"{COUNTS['evaluate']} items, one per document" in run.task_scores.continuation_choice_note
-    assert len(run.task_scores.reference_sequences) == 4 * COUNTS["evaluate"], "what replay is checked on"
+    assert len(run.task_scores.reference_sequences) == 4 * COUNTS["evaluate"], "the bridge's documents"
 
 
 @pytest.mark.parametrize("point", [FIRST, fixed_entropy_point(LAYERS, (1, 2), 1.0)], ids=lambda point: point.name)

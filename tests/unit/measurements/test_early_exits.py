@@ -322,7 +322,7 @@ def test_bundled_models_are_asked_the_worlds_pairs_whatever_the_folder_holds(mad
     assert asked.format_title("qa") == "world:pairs, qa"
     (note,) = asked.notes
     assert "asked world:pairs, for which it was trained, and not the files of --emad-data" in note
-    assert made(bundled=True).early_exits.task_items.notes == [], "nothing was cut, and nothing else was there to ask"
+    assert made(bundled=True).early_exits.task_items.notes == [], "nothing was cut, and there was no other item"
 
 
 def test_other_models_are_asked_what_the_folder_holds(made, data: Path) -> None:
@@ -397,7 +397,7 @@ def test_a_source_longer_than_the_window_loses_its_end_but_not_the_token_that_cl
     short.subject.window_size = window
     items = short.early_exits.task_items.load_items("squad")
     longer = sum(length > window for length in lengths)
-    assert 0 < longer < len(lengths), "all or none are cut: nothing was told apart"
+    assert 0 < longer < len(lengths), "all or none are cut: nothing was tested"
     assert items.cut == (longer, 0)
     end = run.subject.tokenizer.eos_token_id
     for before, after in zip(whole.sources, items.sources, strict=True):
@@ -533,7 +533,7 @@ def test_an_honest_guess_is_the_commonest_answer_or_what_the_source_offers(made,
     write(data / "samsum/val.json", same)
     pytest.importorskip("rouge_score", reason="the extra `tasks` is not installed")
     assert made(data).early_exits.task_items.compute_guess_scores("samsum").tolist() == [1.0] * 100, (
-        "everybody answers that"
+        "every model answers that"
     )
 
 

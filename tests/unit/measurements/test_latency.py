@@ -365,7 +365,7 @@ def test_compiled_steps_run_over_a_static_cache_and_emit_what_plain_ones_do(monk
     found = evidence.subject.generate_greedy(prompts, 5, compiled=True)
     assert found.tolist() == evidence.subject.generate_greedy(prompts, 5).tolist()
     assert len(handed) == 1, "the plain one compiles nothing"
-    assert steps == [((2, 1), StaticCache)] * 4, "the first of five tokens comes of the prefill, which is not compiled"
+    assert steps == [((2, 1), StaticCache)] * 4, "the first of five tokens is the uncompiled prefill's"
     assert evidence.loaded.model.generation_config.cache_implementation is None
     assert evidence.subject.compile_unavailable_reason() == ""
 
@@ -407,7 +407,7 @@ def test_a_bundled_models_steps_compile_for_every_batch_size_and_emit_its_tokens
         assert (
             subject.generate_greedy(prompts, 4, compiled=True).tolist() == subject.generate_greedy(prompts, 4).tolist()
         )
-    assert count_traced_graphs() - before <= 1, "one row of any length; any rows of any length were there already"
+    assert count_traced_graphs() - before <= 1, "one graph for one row of any length; the one for more rows exists"
 
 
 FEW_PAIRS, DECIDING = 2, 3
@@ -443,7 +443,7 @@ def test_a_sweep_is_timed_once_from_few_pairs_looked_at_and_named(monkeypatch):
         )
         assert {len(prompts) for prompts in requests.prompts} == {rows}
         assert evidence.latency.check_point_outputs(requests, point).passed is True
-    assert list(evidence.latency.time_point_by_batch_size(point)) == [1, 4], "what decides is what decided before"
+    assert list(evidence.latency.time_point_by_batch_size(point)) == [1, 4], "the deciding batch sizes are unchanged"
     found = speedup.measure_speedup(evidence, point, "")
     assert list(found.all_batches) == [1, 2, 4, 8, 16]
     question = asked("EMAD-F2", np.random.default_rng(0))
@@ -491,7 +491,7 @@ def test_prompt_lookup_emits_the_models_tokens_and_drafts_them():
     drafted = latency.make_prompt_lookup_generate(subject.loaded.model, subject.stepper.device)(repeated, 8)[None]
     handle.remove()
     assert drafted.tolist() == plain.tolist()
-    assert max(steps[alone + 1 :]) > 1, "several tokens a pass: it looked some up"
+    assert max(steps[alone + 1 :]) > 1, "several tokens per pass: some were looked up"
 
 
 def test_why_prompt_lookup_does_not_run_is_said(monkeypatch):

@@ -119,7 +119,7 @@ def test_columns_of_the_point_are_replays_where_replay_is_exact(tmp_path: Path) 
     by_document = evidence.traces.sum_by_document
     np.testing.assert_allclose(chosen.nll_nats.values, by_document(replayed.nll_nats[:, 0]).values, rtol=1e-5)
     np.testing.assert_array_equal(chosen.work.values, by_document(replayed.flops[:, 0]).values)
-    assert 1 - replayed.depth.sum() / (LAYERS * len(trace)) > 0.05, "some tokens leave early"
+    assert 1 - replayed.depth.sum() / (LAYERS * len(trace)) > 0.05, "some tokens exit early"
     assert evidence.exit_evaluation.exact_kv_point is evidence.exit_evaluation.recommended_point
 
 
@@ -153,7 +153,7 @@ def test_what_tasks_lose_at_the_exits_point_stands_beside_its_verdict(tmp_path: 
     assert (leg.outcome, leg.n, leg.p_falsify) == ("measured", 34, None)
     assert leg.estimate == full.values.mean() - adaptive.values.mean()
     assert leg.reason.startswith("not solved: ")
-    assert leg.reason.endswith("% right, 25.0 % by guessing"), "a point that was chosen is exercised"
+    assert leg.reason.endswith("% right, 25.0 % by guessing"), "a chosen point counts as exercised"
 
 
 def test_a_point_that_copies_has_a_twin_with_exact_states(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_decoder_that_holds_no_lens_leaves_the_rows_undecided_by_name(tmp_path
         assert answer.verdict.verdict == "not applicable"
         assert "no lens of that name" in answer.refused
     assert answered(evidence, "EMAD-X5").verdict.verdict == "measured", (
-        "what a model has to give is no decoder's matter"
+        "an oracle depends on the model, not on the decoder"
     )
 
 

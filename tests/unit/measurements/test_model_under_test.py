@@ -151,7 +151,7 @@ def test_validation_reads_four_hundred_items_of_a_task_and_never_evaluated_ones(
     monkeypatch.setattr(task_scores.world, "TASKS", {"recall": None})
     run.subject.budget = replace(FEW, items=500)
     assert run.task_scores.compute_guess_accuracy("recall") == 167 / 500, (
-        "the majority of validation, on what is evaluated"
+        "validation's majority answer, on the evaluated items"
     )
     assert sorted(asked) == [("recall", "evaluate", 500), ("recall", "validate", task_scores.VALIDATED_ITEMS)]
     assert 1 / task_scores.VALIDATED_ITEMS <= MAX_ACCURACY_DROP / 2

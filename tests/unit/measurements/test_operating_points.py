@@ -80,7 +80,7 @@ def test_a_rival_is_the_best_truncation_that_saves_as_much_and_has_no_accuracy(p
 
 def test_a_row_says_which_tasks_do_not_count_and_why(points: CandidatePoints):
     rows = {row["name"]: row for row in make_point_rows(points, {})}
-    assert rows["full depth"]["not_counted"] == {}, "nothing is asked of full depth"
+    assert rows["full depth"]["not_counted"] == {}, "full depth needs no saving"
     for loss in points.proposed_losses:
         said = rows[loss.point.name]["not_counted"]
         held = {
@@ -222,9 +222,9 @@ def test_a_document_that_spells_letters_is_opened_at_its_first_line_of_words(poi
     tokens = np.array(front + tokenizer.encode(f"{LETTERS}\n{SENTENCE}", add_special_tokens=False))
     opening = find_readable_opening(tokenizer, tokens, 12)
     assert len(opening) == 12
-    assert opening[0] == front[0], "a special token stays in front"
+    assert opening[0] == front[0], "a special token stays at the front"
     assert tokenizer.decode(opening[1:]).strip() in SENTENCE
-    assert find_readable_opening(tokenizer, tokens[1:], 12)[0] == opening[1], "and is not put there"
+    assert find_readable_opening(tokenizer, tokens[1:], 12)[0] == opening[1], "and is not added there"
     assert (find_readable_opening(tokenizer, tokens[:20], 12) == tokens[:12]).all(), "one line opens at its start"
     assert (find_readable_opening(None, tokens, 12) == tokens[:12]).all()
 

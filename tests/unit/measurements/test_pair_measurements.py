@@ -270,7 +270,7 @@ def test_neighbours_on_the_front_take_turns_so_that_the_saving_is_met_exactly(ta
     probability = (share - 0.43) / 0.4  # from the judged items' tokens
     assert found.score.values.mean() == pytest.approx(probability * 0.9 + (1 - probability) * 0.8)
     assert found.attained == pytest.approx(pair.models.compute_paper_saving(share + 0.03)), (
-        "what validation's proportion saves"
+        "the saving of validation's proportion"
     )
     assert found.neighbours == pytest.approx(
         (pair.models.compute_paper_saving(0.83), pair.models.compute_paper_saving(0.43))
@@ -388,7 +388,7 @@ def test_speculation_answers_as_the_large_model_and_leaves_it_fewer_tokens(bundl
     shared = bundled.answers.answer_by_gated_speculation(DRAFT_TOKENS, None, *ITEMS)
     assert shared.by_large.tolist() == found.by_large.tolist()
     assert shared.right.values.tolist() == found.right.values.tolist()
-    assert shared.flops is None, "tokens read off shared texts executed nothing"
+    assert shared.flops is None, "tokens read from shared texts executed nothing"
 
 
 def test_the_large_model_drafts_for_itself_at_its_probes_and_answers_as_it_would(bundled) -> None:
@@ -465,7 +465,7 @@ def test_self_speculation_is_timed_beside_the_rivals_where_it_can_be(models, mon
         assert done[name][0].tolist() == done["large"].emitted[0].tolist(), name
     if more:
         assert done["self-speculative"].record.emitted[0].tolist() == done["large"].emitted[0].tolist()
-        assert set(done["self-speculative"].record.tokens.depth.tolist()) == {4, 12}, "it leaves at the first probe"
+        assert set(done["self-speculative"].record.tokens.depth.tolist()) == {4, 12}, "it exits at the first probe"
 
 
 def test_answers_are_decoded_once(bundled) -> None:
@@ -674,5 +674,5 @@ def test_every_way_to_decode_stands_in_one_table(models, monkeypatch, make, reas
     assert len(drafting) == (0 if reason else 2)
     assert all(("speculative" in name) is (row["acceptance %"] is not None) for name, row in rows.items())
     for name in TRANSFORMERS_NAMES:
-        assert (rows[name]["score"], rows[name]["MFLOPs per token"]) == (None, None), "no record to read them off"
+        assert (rows[name]["score"], rows[name]["MFLOPs per token"]) == (None, None), "there is no record of them"
     assert [reason in note for note in shown.notes] == ([True] if reason else [])

@@ -139,7 +139,7 @@ def test_the_gap_of_the_two_best_logits_comes_last_with_thresholds_of_the_calibr
     *_, (name, points) = sweeps.points_by_family.items()
     assert name == "top-2 gap, quantile"
     column = trace_of(0).signal_column("top2_gap")[:, np.array(PROBES) - 1].astype(np.float64)
-    assert points[-1].thresholds[0] == tuple(column.min(axis=0)), "at the last every token leaves"
+    assert points[-1].thresholds[0] == tuple(column.min(axis=0)), "at the last point every token exits"
 
 
 def test_quantiles_need_a_profile_that_kept_its_statistics(profile: Profile) -> None:
@@ -191,7 +191,7 @@ def test_a_point_is_judged_once(profile: Profile, monkeypatch: pytest.MonkeyPatc
     assert fresh.confidence_rules.compute_evaluation_loss(point) is fresh.confidence_rules.compute_evaluation_loss(
         point
     )
-    assert asked == [[point]] * 2, "on other text it is another loss"
+    assert asked == [[point]] * 2, "the loss differs on other text"
 
 
 def test_points_of_no_table_are_a_family_too(run: SimpleNamespace, sweeps: BaselineComparison) -> None:

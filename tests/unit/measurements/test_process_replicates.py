@@ -111,7 +111,7 @@ def test_together_the_shares_are_the_requests_of_one_process(divided):
         for mine, theirs in zip(found.prompts, whole[rows].prompts, strict=True):
             assert [each.tokens.tolist() for each in mine] == [each.tokens.tolist() for each in theirs]
         assert len(found.audited) == len(whole[rows].audited)
-        assert found.entropy != whole[rows].entropy, "what is looked at is drawn when all have timed theirs"
+        assert found.entropy != whole[rows].entropy, "the checked requests are drawn after all timing"
         assert all(isinstance(found.outputs[ADAPTIVE][pair], Record) for pair in found.audited)
         for arm, done in found.outputs.items():
             emitted = [[tokens.tolist() for tokens in _emitted(each)] for each in done]

@@ -120,7 +120,7 @@ def test_the_copy_reads_through_the_judges_lenses_and_through_none_of_their_tens
         lent.translators[2].bias.zero_()
         assert not torch.equal(mine(state, 2), lent(state, 2))
     assert lending.ref.load().stepper is copy
-    assert not get_attached_lens(copy, digest).translators[2].bias.any(), "what a decoder did to its own is left to it"
+    assert not get_attached_lens(copy, digest).translators[2].bias.any(), "a decoder may change its own copy"
 
 
 def test_a_decoder_of_somebody_else_decodes_through_a_lens(nano):
@@ -151,7 +151,7 @@ def test_our_own_decoder_walks_the_judges_model_and_asks_for_no_copy(nano):
     assert subject.has_reference_decoder
     assert subject.audit_share == 1
     assert subject.isolation.loaded_copies == ()
-    assert get_judge_model() is None, "the door is open while a host is asked, and no longer"
+    assert get_judge_model() is None, "only a call of the provider may access it"
 
 
 def test_ours_in_somebody_elses_hands_walks_a_copy_and_counts_as_theirs(nano):
@@ -322,7 +322,7 @@ def test_the_digest_of_an_accelerator_sees_any_byte():
         other = piece.clone()
         other[at] += 1
         assert snapshots._weighted_sum(other) != whole
-    assert snapshots._weighted_sum(piece.flip(0)) != whole, "nor is order lost"
+    assert snapshots._weighted_sum(piece.flip(0)) != whole, "order matters"
 
 
 def test_many_differences_are_counted():

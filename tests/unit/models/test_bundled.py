@@ -51,7 +51,7 @@ def test_alone_the_wheel_has_the_smallest(bare: Path) -> None:
     assert (bundled.weights_folder(), bundled.bundled_model_names()) == (bare, ("emad-nano",))
     assert load("emad-nano").fingerprint == load(str(CHECKOUT / "emad-nano")).fingerprint
     assert load("control:identity-upper").tokenizer is not None
-    assert select_pair_names(None, None, None, ["emad-nano"]) is None, "half of the bundled pair is no pair"
+    assert select_pair_names(None, None, None, ["emad-nano"]) is None, "one model of the bundled pair is no pair"
 
 
 @pytest.mark.parametrize("name", ["emad-tiny", "random:emad-t5-tiny"])
@@ -65,7 +65,7 @@ def test_a_model_that_is_not_installed_is_named_with_the_command(bare: Path, nam
     with pytest.raises(ModelUnavailable) as asking:
         require_weights_available(name, "--emad-model")
     assert (str(loading.value), str(asking.value)) == (f"name{said}", f"--emad-model{said}")
-    assert "emad-tiny" in known_model_names(), "a misspelt name is still told what is nearest"
+    assert "emad-tiny" in known_model_names(), "the error for a misspelt name suggests the nearest"
 
 
 def test_the_models_distribution_is_found_where_it_is_installed(

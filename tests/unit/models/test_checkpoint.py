@@ -84,7 +84,7 @@ def edit(folder: Path, **fields: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config | fields))
 
 
-# ---------------------------------------------------------------- adapters and other files beside the weights
+# ---------------------------------------------------------------- adapters and other files with the weights
 
 
 @pytest.mark.parametrize(

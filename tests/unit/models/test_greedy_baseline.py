@@ -92,7 +92,7 @@ def test_no_setting_of_the_model_changes_a_token(hostile: Any, name: str) -> Non
     setattr(hostile.generation_config, name, HOSTILE[name])
     before = copy.deepcopy(hostile.generation_config.to_dict())
     assert greedy_generate(hostile, given(), NEW).tolist() == argmax(hostile, READ, NEW)
-    assert hostile.generation_config.to_dict() == before, "it is the model's own again"
+    assert hostile.generation_config.to_dict() == before, "the model's own config is restored"
     assert set(ignored_generation_settings(hostile)) == {name} - {"eos_token_id", "pad_token_id"}
 
 
@@ -181,7 +181,7 @@ def test_an_assistants_settings_are_left_out_too(nano: Any, monkeypatch: pytest.
     )
     greedy_generate(model, given(), NEW, assistant=nano.model)
     assert set(asked[0].to_diff_dict()) <= {"transformers_version"}
-    assert nano.model.generation_config.num_beams == SPOILED["num_beams"], "back again"
+    assert nano.model.generation_config.num_beams == SPOILED["num_beams"], "the config is restored"
 
 
 def test_an_encoder_decoders_baseline_is_plain() -> None:

@@ -47,7 +47,7 @@ def test_free_gives_up_rows_above_their_caps_for_good(stepper: Stepper) -> None:
     cache, ids = filled(stepper)
     cache.free_layers_above(np.array([2, 6, 4]))
     assert held(cache) == [{0: 6, 1: 6, 2: 6}] * 2 + [{1: 6, 2: 6}] * 2 + [{1: 6}] * 2
-    assert [len(layer._keys) for layer in cache.layers] == [3, 3, 2, 2, 1, 1], "memory is given back"
+    assert [len(layer._keys) for layer in cache.layers] == [3, 3, 2, 2, 1, 1], "memory is freed"
     cache.free_layers_above(np.array([6, 6, 6]))
     assert held(cache)[5] == {1: 6}, "freed rows do not return"
     with pytest.raises(MissingEntryError, match=r"layer=3.*row 0.*gave this row up") as caught:

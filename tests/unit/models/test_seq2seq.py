@@ -250,7 +250,7 @@ def test_a_fill_writes_the_k_and_v_that_a_run_writes(stepper: Seq2SeqStepper) ->
     for row in range(2):
         for mine, own in zip(filled.layers[-1].entries(row), ran.layers[-1].entries(row), strict=True):
             close(mine, own)
-    assert filled.cross_fills[-1] == 0, "a K/V-only pass owes the source nothing"
+    assert filled.cross_fills[-1] == 0, "a K/V-only pass does not read the source"
     close(*(advance(stepper, cache, targets[:, :1], [4, 4]) for cache in (filled, ran)))
 
 

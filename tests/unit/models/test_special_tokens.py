@@ -218,7 +218,7 @@ def test_defaults_of_a_class_are_nobodys_word(tmp_path: Path) -> None:
     words = {"eos_token": "<turn>", "unk_token": "<unk>"}
     nowhere = {"bos_token_id": ..., "eos_token_id": ..., "pad_token_id": ...}
     loaded = load(stored(tmp_path / "model", llama(), words, nowhere, None))
-    assert loaded.model.config.bos_token_id == 1, "what transformers fills in"
+    assert loaded.model.config.bos_token_id == 1, "the defaults of transformers"
     assert (loaded.opening_token_id, loaded.end_token_ids) == (TURN, {TURN})
     start = small_t5(dtype=torch.float32, num_layers=6)  # generate counts the encoder's layers
     folder = stored(tmp_path / "t5", start, LLAMA, {START: ..., "eos_token_id": ...}, {START: PAD, "eos_token_id": ...})
@@ -241,7 +241,7 @@ def test_a_models_own_text_ends_at_every_end_and_holds_none(tmp_path: Path) -> N
     )
     assert given == derived, "the stepper's own model declares them, too"
     assert not np.isin(np.concatenate(given), [BOS, EOS, TURN]).any()
-    assert len({len(text) for text in given}) > 5, "otherwise none ended before its time"
+    assert len({len(text) for text in given}) > 5, "no text ended early: nothing was tested"
 
 
 def test_a_model_that_opens_no_text_writes_none(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_pruned_rule_runs_one_full_head_and_then_k_products(
         last = stepper.logits(states[layer - 1]).masked_fill(~race, -torch.inf)
         race = torch.zeros_like(race).scatter(1, last.topk(k, dim=1).indices, True)
         expected = stepper.logits(states[layer]).masked_fill(~race, -torch.inf)
-        assert torch.equal(torch.isfinite(seen[layer].logits), race), "the best by the layer below, and no other"
+        assert torch.equal(torch.isfinite(seen[layer].logits), race), "only the best by the layer below"
         assert torch.allclose(seen[layer].logits, expected, atol=EXACT)
         assert torch.allclose(seen[layer].signal, softmax_response(expected), atol=EXACT)
 
@@ -203,7 +203,7 @@ def test_rows_that_stop_take_what_is_remembered_of_them_along(
     whole = climb(make_probe(stepper, point), point, states)
     watch = make_probe(stepper, point)
     watch.begin_step()
-    watch.keep_rows(torch.arange(ROWS))  # before anything was seen
+    watch.keep_rows(torch.arange(ROWS))  # before the first readout
     for i, probe in enumerate(point.probes):
         left = probe > 3
         seen = watch.read(states[probe][staying] if left else states[probe], i, work)

@@ -76,7 +76,7 @@ def test_recall_and_cost_grow_with_the_lists_searched(approximate, rows, states)
     costs = [index.macs_per_row(20) for index in indices]
     assert recalls == sorted(recalls)
     assert costs == sorted(costs)
-    assert recalls[1] > 0.75, "a quarter of the lists finds most of what is near"
+    assert recalls[1] > 0.75, "a quarter of the lists finds most near rows"
 
 
 def test_rows_are_searched_alike_alone_and_in_a_batch(approximate, rows, states):

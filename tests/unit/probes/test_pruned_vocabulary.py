@@ -127,14 +127,14 @@ def test_narrowing_is_nested_and_goes_by_the_deepest_layer() -> None:
     third = replace(second, logits={**second.logits, 3: read}).narrow_to((2, 2))
     assert held(third, 0) == {0: [0.0, 9.0], 3: [3.0, 8.0]}
     assert held(third, 1) == {1: [8.0, 3.0], 2: [7.0, 2.0]}
-    assert third.narrow_to((5, 5)) is third, "what was pruned is not read again"
+    assert third.narrow_to((5, 5)) is third, "pruned tokens are not read again"
 
 
 def test_a_row_that_has_fewer_keeps_them_while_another_is_narrowed() -> None:
     race = CandidateTokens.from_full_logits(2, Z).narrow_to((2, 6)).narrow_to((4, 3))
     assert race.sizes == (2, 3)
     assert [set(held(race, row)) for row in (0, 1)] == [{2, 4}, {0, 1, 2}]
-    assert race.ids[0, 2] == 6, "beyond a row's own there is no token"
+    assert race.ids[0, 2] == 6, "a row has no further tokens"
     assert race.logits[2][0, 2] == -torch.inf
 
 

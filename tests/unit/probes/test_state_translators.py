@@ -117,7 +117,7 @@ def test_states_are_translated_by_their_own_exit_and_charged(drawn):
     work = Work.none(LAYERS)
     assert drawn.estimate_states_below(states[:1], exits[:1], 4, work) is not None
     assert torch.equal(drawn.estimate_states_below(states[:1], exits[:1], 4, work), states[:1]), (
-        "right above an exit nothing is owed"
+        "directly above an exit no state is missing"
     )
     assert not work.fill_macs.any()
 

@@ -419,9 +419,9 @@ def test_a_folder_of_reports_is_a_history_oldest_first_and_its_last_two_decide(t
     place = lines.index(f"{F1}   Saving 15 % of FLOPs leaves quality as it was")
     assert lines[place + 1] == "    ▁·█  survived → falsified, +20.00 % → +40.00 % (relative rise)"
     assert lines[-1] == "Passes by --fail-on verdict: nothing got worse."
-    assert not [line for line in lines if line.startswith(E1)], "what no report decides is no history"
+    assert not [line for line in lines if line.startswith(E1)], "rows that no report decides have no history"
     assert cli.main(["compare", *(str(tmp_path / places.get(name, name)) for name in "amz")]) == 0, (
         "as given: better at last"
     )
     assert cli.main(["compare", *(str(tmp_path / places.get(name, name)) for name in "azm"), "--fail-on", "never"]) == 0
-    assert cli.main(["compare", str(tmp_path / "z"), str(tmp_path / "a")]) == 1, "two reports are compared alone"
+    assert cli.main(["compare", str(tmp_path / "z"), str(tmp_path / "a")]) == 1, "only two reports are compared"

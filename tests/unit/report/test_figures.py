@@ -330,7 +330,7 @@ def test_the_readers_own_settings_change_nothing():
     plain = render_figure_svg("pareto", PARETO, "t")
     with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "axes.facecolor": "red"}):
         assert render_figure_svg("pareto", PARETO, "t") == plain
-        assert matplotlib.rcParams["font.size"] == 30, "and are in force again afterwards"
+        assert matplotlib.rcParams["font.size"] == 30, "the settings are restored afterwards"
 
 
 def test_text_stays_text_whatever_a_model_is_called():

@@ -129,7 +129,7 @@ def test_reasons_are_left_out_before_titles_are():
     rest = [claim(id, "unmeasured", f"{id} " + "because " * 30) for id in names]
     shown = " ".join(" ".join(text(report(rest), 80, 10)).split())
     assert "because" not in shown
-    assert all(f" ({id})" in shown for id in names), "behind its title"
+    assert all(f" ({id})" in shown for id in names), "after its title"
     assert "Energy per token falls (EMAD-N1)" in shown
 
 

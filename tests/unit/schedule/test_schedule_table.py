@@ -54,7 +54,7 @@ def test_points_without_a_rule_are_those_of_schedules_that_ask_none() -> None:
     for name, schedule in SCHEDULES.items():
         held = [one.held for one in trail_of(name, [LAYERS] * 9, 2)[1]]
         assert schedule.ruleless == all(held)
-        assert (name in STOPS_BY_TOKEN) == (not any(held)), "a confidence needs every token asked"
+        assert (name in STOPS_BY_TOKEN) == (not any(held)), "a confidence rule must read every token"
 
 
 @pytest.mark.parametrize("field", OPTIONS)

@@ -211,7 +211,7 @@ def test_an_oracle_saves_no_less_than_a_rule_that_has_to_guess(found):
 
 def test_another_run_finds_the_same_but_for_times(found, nano, capsys):
     usual, again = found[0], screen(nano, ScreeningSettings(documents=DOCUMENTS))
-    assert capsys.readouterr().err == "", "nothing was asked to be told"
+    assert capsys.readouterr().err == "", "no message was requested"
     timed = set(result.MACHINE_KEYS)
     assert timed < set(usual.screened)
     assert usual.screened["by_clock"] == list(result.MACHINE_KEYS)
@@ -329,7 +329,7 @@ def test_sets_of_probes_stay_within_what_the_lens_translates():
     assert candidate_probe_sets(2) == [(1,)]
 
 
-# ---------------------------------------------------------------- what is recommended
+# ---------------------------------------------------------------- recommendations
 
 
 def estimate(value, low, high, p_below=0.01, n=300):
@@ -431,7 +431,7 @@ def test_a_promised_point_that_is_not_worth_it_gives_way_to_one_that_is_only_bou
     assert (said.lossy.name, said.guarantee) == ("gate ≤ 0.2", None)
     assert "saves 7.0% net [6.8%, 7.4%]" in said.sentence
     assert "Nothing is promised of it, but of another: With probability 95%" in said.sentence
-    assert decide(looser=(0.4, 0.38, 0.42)).lossy == point(), "a promise comes before a larger saving"
+    assert decide(looser=(0.4, 0.38, 0.42)).lossy == point(), "a guarantee outranks a larger saving"
     assert decide(net=(0.04, 0.035, 0.045), looser=(0.045, 0.04, 0.05)).why_none.startswith("not worth it: gate ≤ 0.1")
 
 
@@ -445,7 +445,7 @@ def test_what_no_further_document_could_change_is_said_with_its_interval():
     open_ = decide(n=40, reach=(0.03, 0.02, 0.051)).why_none
     assert open_.startswith("inconclusive: gate ≤ 0.1 saves")
     assert open_.endswith("at 1.0% more perplexity, ours at most 3.0% net [2.0%, 5.1%]")
-    assert decide(reach=low).lossy == point(), "on enough documents what is decoded decides"
+    assert decide(reach=low).lossy == point(), "with enough documents, decoding decides"
 
 
 @pytest.mark.parametrize(

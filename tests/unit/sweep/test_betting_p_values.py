@@ -118,7 +118,7 @@ def test_documents_needed_are_those_that_the_test_needs() -> None:
     needed = documents_needed_to_certify(seen, M, LEVEL)
     assert needed is not None
     fresh = rng.choice(seen[:, 0], (needed, SETS))  # the population that the estimate assumes
-    assert (betting_pvalues(fresh, M, LEVEL) <= LEVEL).mean() == pytest.approx(0.8, abs=0.06)  # 400 draws beside 2,000
+    assert (betting_pvalues(fresh, M, LEVEL) <= LEVEL).mean() == pytest.approx(0.8, abs=0.06)  # 400 draws against 2,000
     assert (
         certification_power(seen, 2 * needed, M, LEVEL) > 0.95 > 0.5 > certification_power(seen, needed // 2, M, LEVEL)
     )

@@ -141,7 +141,7 @@ def test_copied_keys_are_decoded_at_the_first_setting_that_stays_within_the_leve
     assert [split for split, _ in asked] == ["chosen"] * 3 + ["judged"]
     assert len({name for _, name in asked}) == 3
     assert copied.point.name == asked[-1][1] == asked[-2][1]
-    assert copied.columns.nll_nats[:, 1].max() < -1e3, "what was decoded is shown"
+    assert copied.columns.nll_nats[:, 1].max() < -1e3, "the decoded numbers are shown"
     assert not [
         each for each in exchange_components(own, lens, stepper().geometry, count=4) if each.after.way.kept == "copied"
     ]

@@ -22,7 +22,7 @@ def test_no_threshold_lies_on_a_value_that_occurs(values, count):
     assert len(tau) <= count
     assert all(a < b for a, b in pairwise(tau))
     assert not set(tau) & set(values)
-    assert bool(tau) == (len(set(values)) > 1), "one value alone is parted by nothing"
+    assert bool(tau) == (len(set(values)) > 1), "no threshold divides a single value"
 
 
 def test_thresholds_leave_even_shares_above():

@@ -76,7 +76,7 @@ def test_the_seed_fixes_documents_and_order():
         {document_of(piece) for piece in item.continuations} == {(number + step) % 40 for step in range(OPTIONS)}
         for number, item in enumerate(made(corpus(*[60] * 40)))
     ]
-    assert not all(neighbours), "documents that stand together in the corpus are not offered together"
+    assert not all(neighbours), "neighbours in the corpus are not offered together"
 
 
 def test_without_an_opening_token_the_context_stands_alone():

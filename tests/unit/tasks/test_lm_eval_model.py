@@ -627,7 +627,7 @@ def test_bad_data_is_named_by_file_and_line(nano, tmp_path):
 def test_simple_evaluate_takes_the_model_as_it_is(nano, data, monkeypatch):
     import lm_eval.evaluator
 
-    monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda results: None)  # asks pip for seconds
+    monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda results: None)  # pip takes seconds
     lm = EmadLM(nano, point=EARLY)
     results = lm_eval.evaluator.simple_evaluate(
         model=lm, tasks=["arc_easy"], task_manager=make_task_manager(data), bootstrap_iters=0

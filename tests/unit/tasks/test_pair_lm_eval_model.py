@@ -120,7 +120,7 @@ def test_switching_writes_the_users_task_and_stops_at_its_strings(models, data) 
     tokenizer = models[1].tokenizer
     for walk in done.walks:
         text = tokenizer.decode(walk.tokens[:-1].tolist(), skip_special_tokens=True)
-        assert "Question:" not in text, "what follows the stop is not written"
+        assert "Question:" not in text, "text after the stop is not written"
     assert done.flops > 0
 
 

@@ -66,7 +66,7 @@ def crossed(value):
 def test_a_plain_value_crosses_with_its_type(value):
     found = crossed(value)
     assert (type(found), found) == (type(value), value)
-    if type(value) is not int:  # whose repr has a limit
+    if type(value) is not int:  # its repr has a limit
         assert repr(found) == repr(value)
 
 

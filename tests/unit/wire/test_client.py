@@ -409,7 +409,7 @@ def test_a_program_that_cannot_be_started_is_a_clear_error(tmp_path):
         Connection(ProgramAddress("exec:./decoder", (str(program),), tmp_path), SECONDS)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a program's process group alone is known")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems know only the process group")
 @pytest.mark.parametrize("last", ["time.sleep(60)", "sys.exit(3)"], ids=["hangs", "ends"])
 def test_what_forked_and_left_the_session_ends_with_its_program(tmp_path, last):
     lines = (
@@ -425,7 +425,7 @@ def test_what_forked_and_left_the_session_ends_with_its_program(tmp_path, last):
         assert gone(int(said.splitlines()[-1]))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a program has no supervisor")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems run programs without a supervisor")
 def test_a_program_that_kills_its_supervisor_is_killed(tmp_path):
     lines = "told(str(os.getpid())); os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)"
     with script(tmp_path, lines, seconds=1.0) as connection:

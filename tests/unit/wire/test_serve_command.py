@@ -96,7 +96,7 @@ def test_a_signal_ends_the_server_and_nothing_else(number):
     with pytest.raises(server.ServerStopped), server._stop_on_signals():
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
-    assert not issubclass(server.ServerStopped, Exception), "a call would answer it, and the loop go on"
+    assert not issubclass(server.ServerStopped, Exception), "a call would answer it, and the loop would continue"
 
 
 # ---------------------------------------------------------------- several judges

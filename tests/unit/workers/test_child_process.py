@@ -40,9 +40,7 @@ def test_the_status_and_what_was_printed(ends: str, expected: int, tmp_path: Pat
     assert (tmp_path / "said").read_text().startswith("nobody speaks")
 
 
-@pytest.mark.skipif(
-    not supervisor.is_supervision_available(), reason="the system does not tell whose children there are"
-)
+@pytest.mark.skipif(not supervisor.is_supervision_available(), reason="the system does not list child processes")
 @pytest.mark.parametrize(
     ("listens", "closed"),
     [(HEARS, True), ("signal.signal(signal.SIGINT, signal.SIG_IGN)", False)],
@@ -116,9 +114,7 @@ def test_a_module_runs_in_a_folder_and_returns_its_status(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("on_path")
-@pytest.mark.skipif(
-    not supervisor.is_supervision_available(), reason="the system does not tell whose children there are"
-)
+@pytest.mark.skipif(not supervisor.is_supervision_available(), reason="the system does not list child processes")
 def test_a_module_out_of_time_ends_with_all_that_it_started(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(STARTS.format(HEARS))
     with pytest.raises(subprocess.TimeoutExpired):
