@@ -1,6 +1,6 @@
-"""Black-box checks of any Decoder, through ``emad_ref.protocol`` alone. Each returns a ``Finding``.
+"""Black-box checks of any Decoder, only through ``emad_ref.protocol``. Each returns a ``Finding``.
 
-session_checks         forced depths, rollback, sessions side by side, ``last`` of ``feed``
+session_checks         forced depths, rollback, simultaneous sessions, ``last`` of ``feed``
 decoding_checks        decisions on given tokens, ``generate``, rows of a batch, agreement with replay
 requests               many rows, stop sets, common prefixes, requests between the steps of sessions
 positions              every position of the window is written and read

@@ -48,14 +48,14 @@ def check_decisions(under_test: DecoderUnderTest, prompts: Sequence[Prompt], con
 
     Each row must read the lens' signal at its probes and no other, take the depth that the rule gives, show the logits
     that the rule emits there, and count the work that its decisions imply. First every row is fed alone, where the
-    ledger is exact; then all together, where a row that follows its neighbours shows. Discriminating are positions at
-    which a probe lay below the cap; a point without probes needs none.
+    ledger is exact; then all together, which reveals rows that follow their neighbours. Discriminating positions have a
+    probe below the cap; a point without probes needs none.
     """
     decoder, point = under_test.decoder, under_test.point
     judge = Judge.for_check(
         "decisions", under_test, MIN_DISCRIMINATING if point.has_adaptive_depth else 0, judges_work=True
     )
-    judge = replace(judge, lens=PrefixLens(under_test.lens, kept=len(prompts)))  # every history comes twice
+    judge = replace(judge, lens=PrefixLens(under_test.lens, kept=len(prompts)))  # every history occurs twice
     with judge.tally:
         together = [list(range(len(prompts)))] if len(prompts) > 1 else []
         for chosen in (*([row] for row in range(len(prompts))), *together):
@@ -64,7 +64,7 @@ def check_decisions(under_test: DecoderUnderTest, prompts: Sequence[Prompt], con
 
 
 def require_valid_session(judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], continuations: Ints) -> None:
-    """Require one session over ``prompts`` to be right, fed ``continuations`` int64 [rows, n] at the rule's depths.
+    """Require right answers of a session over ``prompts``, fed ``continuations`` int64 [rows, n] at the rule's depths.
 
     A row alone is fed token by token; several rows also in the widest allowed feeds.
     """
@@ -94,13 +94,13 @@ def check_generation(
 ) -> Finding:
     """Check greedy ``generate`` on all ``prompts`` together, on the first alone, and with a stop token.
 
-    A decoder may be honest in ``feed`` and emit full-depth tokens in ``generate``, so its record is judged by itself.
-    The last run's stop token is one that the first row emitted half-way, so stopping is exercised. Discriminating are
-    tokens that are not full depth's argmax: if depth makes no difference the check has no power.
+    A decoder may be honest in ``feed`` and emit full-depth tokens in ``generate``, so the check judges its record
+    separately. The last run's stop token is one that the first row emitted half-way, which tests stopping.
+    Discriminating are tokens that are not full depth's argmax: if depth makes no difference the check has no power.
     """
     decoder, point = under_test.decoder, under_test.point
     judge = Judge.for_check("generation", under_test, needed if point.has_adaptive_depth else 0, judges_work=True)
-    judge = replace(judge, lens=PrefixLens(under_test.lens, kept=len(prompts)))  # most histories come again
+    judge = replace(judge, lens=PrefixLens(under_test.lens, kept=len(prompts)))  # most histories occur again
     with judge.tally:
         together = decoder.generate(prompts, max_new, NO_STOP)
         halfway = frozenset(together.emitted[0][len(together.emitted[0]) // 2 :][:1].tolist())
@@ -121,8 +121,8 @@ def require_valid_record(
 ) -> None:
     """Require that a record of ``generate`` is complete, depths by the rule, tokens the argmax there, work as implied.
 
-    ``rows``: those compared with the lens, for a batch of many; None: all. Everything else, the ledger included, is
-    required of every row.
+    ``rows``: those compared with the lens, for a batch of many; None: all. All other requirements, the ledger included,
+    cover every row.
 
     Raises:
         BadArgument: only some rows of a point whose readouts the lens has to count.
@@ -261,12 +261,12 @@ def check_row_independence(
 
 
 def _compare_runs(judge: Judge, together: tuple[Trajectory, Ints], alone: tuple[Trajectory, Ints]) -> None:
-    """Compare two (trajectory, emitted tokens) to the end, or to a tie; after a tie each run is judged on its own."""
+    """Compare two (trajectory, emitted tokens) to the end, or to a tie; after a tie judge each run separately."""
     (batched, tokens), (single, own) = together, alone
     shared = min(len(tokens), len(own))
     differ = (batched.depth[:shared] != single.depth[:shared]) | (tokens[:shared] != own[:shared])
     if not differ.any():
-        # same tokens, same endings: extract_trajectories has checked both lengths against max_new and the stop tokens
+        # equal tokens end equally: extract_trajectories has checked both lengths against max_new and the stop tokens
         judge.tally.n += shared
         return
     at = int(np.argmax(differ))
@@ -337,10 +337,10 @@ def check_replay_agreement(
 ) -> Finding:
     """Check that teacher-forced depths and NLL on ``replayed`` documents equal replay's.
 
-    Replay's verdicts hold for the decoder only then. Each document is opened at its first decided position and fed its
+    Only then replay's verdicts hold for the decoder. Each document is opened at its first decided position and fed its
     own tokens. ``tolerance`` in nats and logits, raised to the decoder's declared noise and to the precision of float32
-    traces. An NLL may be off by twice as much (its logit and the normaliser). If a tie moved a depth, NLL is not
-    compared. Discriminating are positions at which a probe lay below the cap. ``excuses_ties``: however many.
+    traces. An NLL may differ by twice as much (its logit and the normaliser). If a tie moved a depth, NLL is not
+    compared. Discriminating positions have a probe below the cap. ``excuses_ties``: any number of them.
     """
     tally = Tally("bridge", needed if point.has_adaptive_depth else 0, excuses_ties)
     allowed = tally.widen_tolerance(max(tolerance, TRACE_ROUNDING), decoder.capabilities.logit_noise)
@@ -376,7 +376,7 @@ def _judge_replay(judge: Judge, trajectory: Trajectory, document: ReplayedDocume
     assert trajectory.logits is not None, "a transcript shows its logits"
     target = document.tokens[document.adaptive_from + 1 :]
     nll = -log_softmax(trajectory.logits, axis=-1)[np.arange(len(target)), target]
-    with np.errstate(invalid="ignore"):  # a next token that both have pruned has infinite loss in both
+    with np.errstate(invalid="ignore"):  # a next token pruned by both has infinite loss in both
         off = np.where(same & (nll != document.nll_nats), np.abs(nll - document.nll_nats), 0.0)
     allowed = 2 * judge.tolerance * emission_noise_factor(point)
     at = int(np.argmax(~(off <= allowed)))

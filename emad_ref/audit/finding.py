@@ -1,11 +1,11 @@
 """Result of a check (``Finding``), and its counts while it runs (``Tally``).
 
-A check refutes a decoder at the first proven complaint: one wrong number is enough. With too few positions at which a
-defect would show it is inconclusive, never passed.
+A check refutes a decoder at the first proven complaint: one wrong number is enough. With too few positions that could
+show a defect it is inconclusive, never passed.
 
 A *tie* is a difference that the tolerance excuses: another token if the reference's best logits lie within twice the
 tolerance, each off by it, or another depth if a signal lies within it of its threshold. A share above ``TIE_LIMIT`` is
-no longer noise. A decoder that declares more noise than its dtype's tolerance may decide otherwise at about half of the
+not noise. A decoder that declares more noise than its dtype's tolerance may decide differently at about half of the
 positions with a possible tie.
 """
 
@@ -32,8 +32,8 @@ MIN_DISCRIMINATING = 5  # discriminating positions below which a check has no po
 class Finding:
     """``passed`` None = inconclusive; ``n`` positions compared; ``ties`` differences excused among them.
 
-    ``live``: what the decoder answered for this check (``Tally.live``), ``prompt_lengths`` as a sorted list.
-    ``sample``: the shortest history on which a failed check fails (``Trajectory.reproduction_json``), where it has one.
+    ``live``: counts of the decoder's answers for this check (``Tally.live``), ``prompt_lengths`` as a sorted list.
+    ``sample``: the shortest history on which a failed check fails (``Trajectory.reproduction_json``), if it has one.
     """
 
     check: str
@@ -53,7 +53,7 @@ class Finding:
 def tie_share_limit_and_tolerance(tolerance: float, declared: float) -> tuple[float, float]:
     """(largest share of tokens that may be ties, tolerance) of two runs compared to their first difference.
 
-    Noise that is ``declared`` beyond ``tolerance`` replaces it, and every row may then part at a tie.
+    Noise that is ``declared`` beyond ``tolerance`` replaces it, and every row may then diverge at a tie.
     """
     return 1.0 if declared > tolerance else TIE_LIMIT, max(tolerance, declared)
 
@@ -90,13 +90,13 @@ def prefix_complaints(prefix: str) -> Iterator[None]:
 class Tally:
     """Counts of one check in progress; as a context manager it ends the check at the first complaint.
 
-    ``live`` counts what the decoder answered, by the names that ``report.tiers`` promises; ``prompt_lengths`` holds the
-    lengths of its prompts. ``window``: positions of the model, 0 if unknown.
+    ``live`` counts the decoder's answers, by the names of ``report.tiers``; ``prompt_lengths`` holds the lengths of its
+    prompts. ``window``: positions of the model, 0 if unknown.
     """
 
     check: str
     needed: int = MIN_DISCRIMINATING
-    excuses_ties: bool = False  # excuse every tie, if positions are too few for a share
+    excuses_ties: bool = False  # excuse every tie if positions are too few for a share
     n: int = 0
     ties: int = 0
     discriminating: int = 0
@@ -108,7 +108,7 @@ class Tally:
     window: int = 0
     live: Counter[str] = field(default_factory=Counter)
     prompt_lengths: set[int] = field(default_factory=set)
-    roundings: list[float] = field(default_factory=list)  # tolerances at positions whose measured rounding is larger
+    roundings: list[float] = field(default_factory=list)  # tolerances at positions with larger measured rounding
 
     def count_rows(self, lengths: Sequence[int], new: Sequence[int], stopped: int, *, drawn: bool = False) -> None:
         """Count one answered request: ``lengths`` of its prompts, numbers of ``new`` tokens, rows that ``stopped``.
@@ -136,7 +136,7 @@ class Tally:
         return math.inf if self.excuses_ties else TIE_LIMIT * self.n + room
 
     def require(self, condition: bool, complaint: str) -> None:
-        """Go on if ``condition`` holds, else end the check with ``complaint``."""
+        """End the check with ``complaint`` unless ``condition`` holds."""
         if not condition:
             raise AuditRefutedError(complaint)
 

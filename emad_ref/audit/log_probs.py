@@ -1,7 +1,7 @@
 """Check log-probabilities that a decoder reports, in log-softmax space, against the model's own.
 
-An engine reports the k likeliest tokens at each new position, and perhaps every prompt token's own log-probability. A
-logit that is off by ε moves a log-probability by 2ε at most: its own error, and the normaliser's.
+An engine reports the k likeliest tokens at each new position, and perhaps every prompt token's own log-probability. An
+error ε of logits moves a log-probability by at most 2ε: its own error, and the normaliser's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from emad_ref.record import Floats, Ints
 
 
 def read_log_probs(decoder: Decoder, prompts: Sequence[Prompt], max_new: int, top: int) -> Sequence[TokenLogProbs]:
-    """``decoder.log_probs``; of a decoder without it, what its sessions show. Raises Unsupported."""
+    """Log-probabilities from ``decoder.log_probs``, else from the decoder's sessions. Raises Unsupported."""
     ask = getattr(decoder, "log_probs", None)
     return greedy_session_log_probs(decoder, prompts, max_new, top) if ask is None else ask(prompts, max_new, top)
 
@@ -45,8 +45,9 @@ def greedy_session_log_probs(
 def check_log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, top: int) -> Finding:
     """Check ``max_new`` greedy tokens of each prompt: the ``top`` likeliest ids, and their log-probabilities.
 
-    Prompt tokens are checked where the decoder reports them. Discriminating are positions whose likeliest and least
-    likely reported tokens lie farther apart than is allowed: there other ids or another history would show.
+    The check includes prompt tokens if the decoder reports them. Discriminating positions are those with a larger gap
+    between the likeliest and least likely reported token than the allowed difference: they reveal other ids or another
+    history.
     """
     judge = Judge.for_check("log-probabilities", under_test)
     tally, allowed = judge.tally, 2 * judge.tolerance
@@ -97,7 +98,7 @@ def check_log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max
 def truncated_divergence(expected: Floats, reported: Floats) -> Floats:
     """[m] KL in nats of ``expected`` from ``reported`` [m, k] log-probabilities, all other tokens as one.
 
-    Lumping tokens together lowers KL: this is a lower bound of the divergence of the whole distributions.
+    Merging tokens lowers KL, so this is a lower bound of the divergence of the whole distributions.
     """
     p, q = np.exp(expected), np.exp(reported)
     rest_p, rest_q = np.clip(1 - p.sum(axis=-1), 1e-12, None), np.clip(1 - q.sum(axis=-1), 1e-12, None)
@@ -106,9 +107,9 @@ def truncated_divergence(expected: Floats, reported: Floats) -> Floats:
 
 
 def describe_log_prob_fault(shown: TokenLogProbs, max_new: int, top: int, allowed: float) -> str:
-    """What keeps ``shown`` from being ``max_new`` greedy tokens among ``top`` different ids each; "" if nothing does.
+    """Reason why ``shown`` is not ``max_new`` greedy tokens among ``top`` different ids each; "" if it is.
 
-    A greedy token lies at most ``allowed`` nats behind the likeliest one that the decoder itself reports.
+    A greedy token is at most ``allowed`` nats behind the likeliest one that the decoder itself reports.
     """
     shapes = shown.tokens.shape, shown.ids.shape, shown.log_probs.shape
     wanted = (max_new,), (max_new, top), (max_new, top)
@@ -127,7 +128,7 @@ def describe_log_prob_fault(shown: TokenLogProbs, max_new: int, top: int, allowe
 
 
 def _require_close(judge: Judge, where: str, shown: Floats, expected: Floats, tokens: Ints, first: int = 0) -> None:
-    """``shown`` [m, k] after the positions ``first`` … of ``tokens``: a logit and the normaliser may both be off."""
+    """Compare ``shown`` [m, k] after the positions ``first`` … of ``tokens``, with errors of logit and normaliser."""
     assert judge.lens is not None, "only replay is judged without a lens"
     off = np.abs(shown - expected).max(axis=-1)
     excess = find_first_excess(judge.lens, tokens, first, off / 2, [judge.point.layers], judge.tolerance)

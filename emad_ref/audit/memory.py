@@ -2,13 +2,13 @@
 
 Sessions are opened over the same prompts, fed, rolled back, committed, dropped row by row and closed, requests are
 generated, and memory is read before and after. Then one long session is fed and rolled back repeatedly. The model's
-sizes give the memory of their K/V if it were kept, at two bytes a number. Memory is read in two ways:
+sizes give the memory of unfreed K/V, at two bytes a number. Memory is read in two ways:
 
-in use   memory of the process or device, wherever it is held. Growth by half of all K/V is too much for other causes
+in use all memory of the process or device. Growth by half of all K/V is too much for other causes
 tensors  bytes of the tensors that Python can reach: growth by an eighth of *one layer's* K/V is too much
 
-A session may keep tokens that it still holds: ``commit`` and ``drop`` allow it to free K/V, and only ``close`` requires
-it. K/V of a single layer outside the tensors of this process is not detected (docs/trust.md).
+``commit`` and ``drop`` allow a session to free K/V; only ``close`` requires it. The check does not detect K/V of a
+single layer outside the tensors of this process (docs/trust.md).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import numpy as np
 from emad_ref.audit.finding import Finding, Tally
 from emad_ref.protocol import Decoder, Prompt
 
-WARM_UP = 2  # sessions before memory is first read: the decoder's own buffers exist by then
+WARM_UP = 2  # sessions before memory is first read, to create the decoder's own buffers
 OPENING, WIDEST = 8, 32  # tokens of the long session's prompts, and of one of its feeds
-OF_A_LAYER = 8  # fraction of one layer's K/V by which tensors may grow: they are read to the byte
+OF_A_LAYER = 8  # fraction of one layer's K/V by which tensors may grow; their size is exact
 MB = 2**20
 
 
-MemoryReading = tuple[int, int]  # bytes in use in all, and in tensors that Python reaches
+MemoryReading = tuple[int, int]  # (bytes in use, bytes in tensors that Python reaches)
 
 
 def check_session_memory(
@@ -42,9 +42,8 @@ def check_session_memory(
     """Open and close ``rounds`` sessions over ``prompts``, generate as often; feed one session ``fed`` tokens a row.
 
     Args:
-        fed: to each row, at most as many at once as a feed may hold, each feed rolled back.
-        token_bytes: K and V of a token at two bytes a number, in all of ``layers``.
-        read: reads the memory.
+        fed: tokens for each row, in feeds of allowed width, each rolled back. token_bytes: K and V of a token at two
+        bytes a number, in all of ``layers``. read: reads the memory.
     """
     tally, prompt_tokens = Tally("memory", needed=0), sum(len(prompt.tokens) for prompt in prompts)
     with tally:

@@ -2,10 +2,10 @@
 
 Audits compute signals of one layer's readout from its logits. Rules that compare several layers, prune or estimate run
 as in decoding (``probes.probe``), over the states of one plain pass and with no token stopping. Under an exact schedule
-a decoder sees the same states. Such a rule is therefore checked for everything around the reading: the layers read, the
-states, the comparison, the emission and the counts. Tests compare the readings themselves with the papers' formulas.
+a decoder sees the same states. So the audit of such a rule covers everything except the reading: the layers read, the
+states, the comparison, the emission and the counts. Tests compare the readings with the papers' formulas.
 
-The only module of this package that runs a model.
+Only this module of the package runs a model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ModelLens:
     def read_sequences(self, sequences: Sequence[tuple[Ints, int]], shared: Collection[int] = ()) -> list[LayerLogits]:
         """The logits of several sequences, each from its ``first`` position on, by one pass.
 
-        Heads after ``shared`` layers are read of all at once, others of each sequence alone, when they are asked for.
+        Heads after ``shared`` layers are read for all sequences at once, others per sequence on demand.
         """
         layers = compute_layer_states(self.stepper, [tokens for tokens, _ in sequences], self.source)
         parts = [slice(first, len(tokens)) for tokens, first in sequences]
@@ -74,7 +74,7 @@ class ModelLens:
 
     @torch.inference_mode()
     def read_rule(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
-        """As ``audit.reference_logits.Lens``, for every rule whose parameters fit this model.
+        """See ``audit.reference_logits.Lens``; for every rule with parameters that fit this model.
 
         Raises:
             BadArgument: an estimator or a pruning of other sizes than this model's.
@@ -128,8 +128,8 @@ class ModelLens:
     def max_rounding_error(self, tokens: Ints, layers: Sequence[int]) -> float:
         """Largest honest difference by rounding of a logit of the last of ``tokens`` after ``layers``.
 
-        A multiple of the largest difference between one plain pass and copies of it whose states are moved at random
-        within the precision of their dtype after every layer (Parker, "Monte Carlo Arithmetic", 1997).
+        A multiple of the largest difference between one plain pass and copies with states moved at random within their
+        dtype's precision after every layer (Parker, "Monte Carlo Arithmetic", 1997).
         """
         stepper, copies = self.stepper, 1 + ROUNDING_COPIES
         rng = torch.Generator().manual_seed(crc32(np.asarray(tokens, dtype=np.int64).tobytes()))

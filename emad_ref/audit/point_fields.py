@@ -1,10 +1,10 @@
 """Check that a decoder honours every field of an operating point, or declines the point.
 
-A *variant* is a point that uses a field. The decoder is opened at each and may decline (``Unsupported``). If it
-decodes, a session and a ``generate`` are compared with the lens at that point, or with the reference decoder if the
-lens does not know the states. Thresholds are quantiles of the signals on the fed tokens, chosen so that a decoder which
-ignores the field decides otherwise somewhere. If there are none, a note names the field. As many tokens are decoded as
-show the difference ``ENOUGH`` times.
+A *variant* is a point that uses a field. The check opens the decoder at each variant; it may decline (``Unsupported``).
+If it decodes, a session and a ``generate`` are compared with the lens at that point, or with the reference decoder if
+the lens does not know the states. Thresholds are quantiles of the signals on the fed tokens, chosen so that ignoring
+the field changes some decision. If no thresholds do, a note names the field. The check decodes enough tokens to show
+the difference ``ENOUGH`` times.
 
 ``tests/unit/audit/test_point_fields.py`` walks the dataclasses of ``point`` and fails for a field or value without a
 variant.
@@ -50,15 +50,15 @@ MISSING_DIGEST = "0" * 16  # digest of a tuned lens, or translators, that do not
 
 EXIT_SHARES = (0.5, 0.3, 0.15, 0.7, 0.05)  # shares of the fed tokens that a threshold lets exit
 DRAWN_THRESHOLDS = 200  # further random thresholds
-DECODED_THRESHOLDS = 12  # of them, if the reference decoder has to decode at each
-MAX_JUMP_TOLERANCE = 0.01  # logits; with more, tokens tie too often to compare a signal that jumps there
+DECODED_THRESHOLDS = 12  # number of these if the reference decoder has to decode at each
+MAX_JUMP_TOLERANCE = 0.01  # logits; with more noise, tokens tie too often to compare a signal that jumps at ties
 PLAIN_SIGNALS = tuple(
     name for name, signal in SIGNALS.items() if signal.needs_only_thresholds and signal is not ENTROPY
 )
-DRAWS = 3  # draws of a variant's own numbers, until ignoring it shows
+DRAWS = 3  # most draws of a variant's own numbers until ignoring it shows
 ENOUGH = 3  # discriminating positions that end the search for thresholds, and that are decoded
-FEWEST_DECODED = 4  # tokens fed, and generated, even if fewer suffice or ignoring a field would not show
-CLEAR = 2  # tolerances between a signal and a threshold: closer ones decide by rounding
+FEWEST_DECODED = 4  # least tokens fed, and generated
+CLEAR = 2  # least tolerances between a signal and a threshold; closer ones are decided by rounding
 
 
 # ---------------------------------------------------------------- points that use a field
@@ -79,14 +79,14 @@ PointChange = Callable[[OperatingPoint], OperatingPoint]
 
 @dataclass(frozen=True)
 class PointVariant:
-    """A point that uses ``fields``; its thresholds are still to be chosen.
+    """A point that uses ``fields``; thresholds are chosen later.
 
     ``made``        makes the point.
     ``ignored``     the points of a decoder that ignores one of the fields.
-    ``least``       layers that a model needs for it.
+    ``least``       least number of layers of a model for it.
     ``by_lens``     whether the lens knows its states; else the reference decoder replaces it.
-    ``unservable``  no decoder can serve it: it names a file that does not exist, and must be refused.
-    ``jumps``       its signal jumps if two tokens tie for the lead, for being kept, or for retrieval.
+    ``unservable``  it names a file that does not exist, so decoders must refuse it.
+    ``jumps``       its signal jumps if two tokens tie for the top, for being kept, or for retrieval.
     """
 
     fields: tuple[str, ...]
@@ -119,9 +119,9 @@ def plain_point_factory(**change: Any) -> PointFactory:
 def confidence_point_factory(signal: str, minimum: int = 2, **parameters: Any) -> PointFactory:
     """Factory of points with a signal and its parameters, from layer ``minimum`` on.
 
-    A signal that contrasts readouts, or prunes them, begins higher in a deep model: at most ``MOST_CONTRASTED`` layers
-    read. A contrast of all pairs of 30 layers over a vocabulary of 50,000, or as many products with nearly all of it,
-    takes minutes and shows no more defects. Parameters may be functions of the model's dimensions.
+    In a deep model a signal that contrasts or prunes readouts starts at a higher layer, so that it reads at most
+    ``MOST_CONTRASTED`` layers. Contrasts of all pairs of 30 layers over a vocabulary of 50,000 take minutes and show no
+    more defects. Parameters may be functions of the model's dimensions.
     """
     deep = SIGNALS[signal].is_contrastive or not parameters.keys().isdisjoint(("kept", "shrink"))
 
@@ -146,7 +146,7 @@ def estimator_point_factory(signal: str = "entropy_nats", **change: Any) -> Poin
 
 
 def draw_k(probes: tuple[int, ...], sizes: ModelDimensions, rng: np.random.Generator) -> int:
-    """At most half of the vocabulary, since ignoring ``k`` is modelled by twice as many."""
+    """Draw k, at most half of the vocabulary, since the model of ignoring ``k`` uses twice as many."""
     return max(1, min(int(rng.integers(3, 9)), sizes.vocabulary // 2))
 
 
@@ -159,7 +159,7 @@ def draw_corrections(
 def draw_probe_weights(
     probes: tuple[int, ...], sizes: ModelDimensions, rng: np.random.Generator
 ) -> tuple[tuple[float, ...], ...]:
-    """Weights per probe and entry of the head's input, so small that the sum amplifies no state's error."""
+    """Draw weights per probe and entry of the head's input, so small that the sum does not amplify errors of states."""
     weights = rng.normal(0, 0.3 / math.sqrt(sizes.width), (len(probes), sizes.width + 1))
     return tuple(tuple(row) for row in weights.astype(np.float32).tolist())
 
@@ -174,7 +174,7 @@ def frequency_bins_point(sizes: ModelDimensions, rng: np.random.Generator) -> Op
 
 
 def confidence_bins_point(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
-    """A point with edges between an even guess and certainty, so that any model's confidence is binned."""
+    """A point with edges between an even guess and certainty, so that the bins suit any model's confidence."""
     low, high = sorted(math.exp(rng.uniform(-0.8 * math.log(sizes.vocabulary), 0)) for _ in range(2))
     return point_without_exits(sizes, bins=BinSpec(("confidence",), confidence_edges=(low, high)))
 
@@ -202,7 +202,7 @@ def drop_bins(point: OperatingPoint) -> OperatingPoint:
 
 
 def shift_probes(point: OperatingPoint) -> OperatingPoint:
-    """Move probes a layer below or above the given ones."""
+    """Move probes one layer down or up."""
     by = 1 if point.probes[-1] + 1 < point.ceiling else -1
     return replace(point, probes=tuple(probe + by for probe in point.probes))
 
@@ -333,7 +333,7 @@ VARIANTS: dict[str, PointVariant] = {
 
 
 class SignalTooNoisyError(EmadError):
-    """Raised if a variant's signal jumps and noise is too large to compare it."""
+    """Raised if a variant's signal jumps and is too noisy to compare."""
 
 
 @dataclass(frozen=True)
@@ -363,7 +363,7 @@ class FieldsCheck:
     ) -> Finding:
         """Check every variant on ``prompt`` followed by ``continuation`` int64 [n], and on tokens generated.
 
-        Discriminating are the variants with power, half of which are needed.
+        Discriminating are the variants with power; the check needs half of them.
         """
         tally, declined, power = Tally("fields", needed=0), [], []
         with tally:
@@ -389,8 +389,7 @@ class FieldsCheck:
     def _check_variant(self, tally: Tally, variant: PointVariant, texts: Sequence[tuple[Prompt, Ints]]) -> int:
         """Judge ``variant`` on the first of ``texts`` that it passes; returns the positions with power there.
 
-        On one text two tokens may tie, and the signal jump; a decoder that ignores the field fails on the next text
-        too.
+        If tokens tie on one text, the signal may jump; a decoder that ignores the field fails on the next text too.
 
         Raises:
             AuditRefutedError: on the last of them.
@@ -431,7 +430,7 @@ class FieldsCheck:
                 same = check_same_tokens(
                     self.lens, self.tolerance, [prompt], theirs, mine, point, there, here, declared=declared,
                     most_ties=1.0, tied_when_decoded=partial(is_decoded_tie, own, point),
-                )  # fmt: skip  # one row: that it ends in a tie is no share of anything
+                )  # fmt: skip  # with one row, a share of ties has no meaning
                 tally.n += same.n
                 tally.require(same.passed is not False, same.detail)
                 _compare_steps(tally, decoder, own, point, prompt, continuation, allowed)
@@ -461,17 +460,17 @@ class FieldsCheck:
     ) -> tuple[OperatingPoint, int, int]:
         """(the variant's point, positions with power, tokens to decode until ``ENOUGH`` of them).
 
-        Both numbers are those of the field whose neglect shows least.
+        Both numbers are of the field that is hardest to show.
         """
         point, first = variant.made(self.sizes, self.rng), len(prompt.tokens) - 1
         tokens = np.concatenate([prompt.tokens, continuation])
         if variant.unservable:
             return point, ENOUGH, 0
-        # copied states change the signals; those of exact ones are near enough to choose thresholds
+        # copied states change the signals; signals of exact states suffice to choose thresholds
         exact = point if variant.by_lens else replace(point, schedule="monotone", period=None, floor=None)
         mine = compute_reference(self._text_lens, tokens, exact, first, self.tolerance)
         if variant.by_lens:
-            # readouts and emissions do not depend on thresholds: one pass each serves all tried thresholds
+            # readouts and emissions do not depend on thresholds, so one pass each serves all tried thresholds
             theirs = [
                 compute_reference(self._text_lens, tokens, ignoring(point), first, self.tolerance)
                 for ignoring in variant.ignored
@@ -499,10 +498,10 @@ class FieldsCheck:
     def _threshold_candidates(self, point: OperatingPoint, signal: Floats) -> Iterator[Floats]:
         """Thresholds [probes] to try: of a share at every probe, of one value at one probe, and random ones.
 
-        Each lies half-way between two values of ``signal`` [m, probes] that are clearly apart.
+        Each is half-way between two clearly different values of ``signal`` [m, probes].
         """
         sense, never = SIGNALS[point.signal].sense, SIGNALS[point.signal].unreachable_threshold
-        if point.interpolate:  # no line leads to an infinite threshold
+        if point.interpolate:  # interpolation needs finite thresholds
             never = UNREACHED_THRESHOLD[sense]
         allowed = CLEAR * self.tolerance * signal_noise_factor(point)
         between = []
@@ -514,7 +513,7 @@ class FieldsCheck:
         for share in EXIT_SHARES:
             quantile = share if sense == "falls" else 1 - share
             yield np.array([each[int(quantile * (len(each) - 1))] if len(each) else never for each in between])
-        for scale in (1.0,) if point.decay is None else (1.0, 1.05):  # a signal that falls by a tenth lies between them
+        for scale in (1.0,) if point.decay is None else (1.0, 1.05):  # a signal that falls by a tenth is between them
             for at, each in enumerate(between):
                 for level in each:
                     yield np.where(np.arange(len(between)) == at, scale * level, never)
@@ -522,7 +521,7 @@ class FieldsCheck:
             yield np.array([self.rng.choice(each) if len(each) else never for each in between])
 
     def _differing_decoded(self, variant: PointVariant, point: OperatingPoint, prompt: Prompt) -> list[Ints]:
-        """Tokens after ``prompt`` at which the reference decoder emits or decides otherwise, per ignored field."""
+        """Tokens after ``prompt`` at which the reference decoder emits or decides differently, per ignored field."""
 
         def emitted(at: OperatingPoint) -> Ints:
             record = self.own(at).generate([prompt], self.new, frozenset())
@@ -549,7 +548,7 @@ class FieldsCheck:
 
 
 def _reverse_text(prompt: Prompt, continuation: Ints) -> tuple[Prompt, Ints]:
-    """Other tokens of the same lengths."""
+    """A second text: the same tokens reversed."""
     tokens = np.concatenate([prompt.tokens, continuation])[::-1].copy()
     return Prompt(tokens[: len(prompt.tokens)], prompt.source), tokens[len(prompt.tokens) :]
 
@@ -563,7 +562,7 @@ def _set_thresholds(point: OperatingPoint, levels: Floats) -> OperatingPoint:
 
 
 def _point_depths(point: OperatingPoint, reference: LensReference) -> Ints:
-    """[m] that the rule of ``point`` gives."""
+    """Depths [m] by the rule of ``point``."""
     room, _ = headroom_and_noise(point, reference.signal, reference.rows[0])
     depth = rule_depths(point, room, np.full(len(room), point.ceiling, dtype=np.int64))
     return np.minimum.accumulate(depth) if point.schedule == "monotone" else depth
@@ -580,7 +579,7 @@ def _compare_steps(
 ) -> None:
     """Require the depths and logits of ``own``, the reference decoder, on one text, up to the first tie of a depth.
 
-    Tokens alone show an error in K/V that is copied only where it turns an argmax.
+    Tokens would show an error in copied K/V only where it changes an argmax.
     """
     (session, theirs), (own_session, mine) = (each.start([prompt]) for each in (decoder, own))
     with closing(session), closing(own_session):

@@ -28,7 +28,7 @@ def draw_short_lengths(rng: np.random.Generator, rows: int, longest: int = MAX_S
 def draw_long_lengths(rng: np.random.Generator, room: int) -> list[int]:
     """Three lengths in drawn order: up to a quarter, up to three quarters, and the last positions of ``room``.
 
-    ``room``: positions left for prompts. Under a window of 512 that is below 128, beyond it, and near the end.
+    ``room``: positions left for prompts. With a window of 512 the lengths are below 128, above it, and near the end.
 
     Raises:
         BadArgument: a room too small to tell near from far.
@@ -41,7 +41,7 @@ def draw_long_lengths(rng: np.random.Generator, room: int) -> list[int]:
 
 
 def draw_buffer_edge_lengths(rng: np.random.Generator, room: int) -> list[int]:
-    """Lengths one to ``EDGE_MARGIN`` positions below 64, 128 and 256, within ``room``: buffers grow there.
+    """Draw lengths one to ``EDGE_MARGIN`` positions below 64, 128 and 256, where buffers grow, within ``room``.
 
     Raises:
         BadArgument: as ``draw_long_lengths``.
@@ -84,11 +84,11 @@ def check_positions(
 ) -> Finding:
     """Check a decoder at full depth on ``texts`` int64 [rows, window], each read once by the model's own forward.
 
-    K/V lie in blocks, pages and buffers, and errors occur at their ends. Their size is unknown, so the audit covers
-    every position. First each row begins elsewhere and is fed token by token to the start of the next one; then in
-    feeds of random widths. Then prompts end at, and one beyond, a random multiple of every usual size, or where
-    ``edges(rng, room)`` says, the shortest first, and are fed two tokens more. ``own``: the model's own logits
-    [window, V] after each token of a text.
+    Decoders keep K/V in blocks, pages and buffers, and errors occur at their ends. Their size is unknown, so the audit
+    covers every position. First each row begins at another position and is fed token by token to the start of the next
+    one; then in feeds of random widths. Then prompts end at, and one beyond, a random multiple of every usual size, or
+    at ``edges(rng, room)``, the shortest first, and two more tokens are fed. ``own``: the model's own logits [window,
+    V] after each token of a text.
     """
     tally, rows, decoder = Tally("positions", needed=1), len(texts), under_test.decoder
     tolerance = tally.widen_tolerance(under_test.tolerance, decoder.capabilities.logit_noise)
@@ -97,7 +97,7 @@ def check_positions(
         if decoder.capabilities.max_feed > 1:
             readings += _step_through(decoder, texts, rng, min(decoder.capabilities.max_feed, WIDEST_FEED))
         ends = edges(rng, texts.shape[1] - AFTER)
-        for place in range(0, len(ends), rows):  # similar lengths together: padding costs as much as text
+        for place in range(0, len(ends), rows):  # similar lengths together, since padding costs as much as text
             readings += _read_prompts(decoder, texts, ends[place : place + rows])
         for row, text in enumerate(texts):
             right = own(text)

@@ -1,8 +1,8 @@
 """The lens: reference logits after every layer from one plain pass, and the depths of a rule on them.
 
 A lens maps one sequence to its logits after each layer, without cache, exits or other rows. Signals of one layer's
-readout are recomputed from these logits in float64; the lens itself computes other rules. It implements a rule
-independently of ``exit_rules.is_exit_rule_met``, because it judges it.
+readout are recomputed from these logits in float64; the lens itself computes other rules. It implements rules
+independently of ``exit_rules.is_exit_rule_met``, which it judges.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from emad_ref.record import READOUTS, Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
 
 FULL = READOUTS.index("full")
-AT_ONCE = 256  # positions, padding included, of several sequences that are read in one pass
+AT_ONCE = 256  # positions, padding included, of several sequences read in one pass
 Tolerance = TypeVar("Tolerance", float, Floats)  # one, or one for each position
 
 
@@ -32,9 +32,9 @@ class ProbeReadouts:
 
     ``heads`` bool [kinds of ``READOUTS``, L]: the kind of readout of a probe after each layer. ``shows`` bool [L]:
     whether a token that stops there emits from it; else a full head follows. ``macs`` int64 [n, L]: multiply-adds of
-    each token's readout beside a full head's own. ``ahead`` int64 [L]: those in front of a following full head, None if
-    there are none anywhere. ``macs_within``: confidence's error → the least and the most of ``macs``, where a
-    confidence determines the size of a readout.
+    each token's readout besides a full head's own. ``ahead`` int64 [L]: those in front of a following full head, None
+    without any. ``macs_within``: error of the confidence → least and most of ``macs``, if a confidence determines the
+    size of a readout.
     """
 
     heads: Bools
@@ -44,7 +44,7 @@ class ProbeReadouts:
     macs_within: Callable[[float], tuple[Ints, Ints]] | None = None
 
     def work_bounds(self, error: float) -> tuple[ProbeReadouts, ProbeReadouts]:
-        """These readouts at their least and at their most work, if a confidence is off by ``error``."""
+        """These readouts with their least and their most work, for a confidence with ``error``."""
         if self.macs_within is None:
             return self, self
         least, most = self.macs_within(error)
@@ -52,7 +52,7 @@ class ProbeReadouts:
 
     @staticmethod
     def from_full_heads(point: OperatingPoint, positions: int) -> ProbeReadouts:
-        """A full head at every probe, which doubles as the exit's."""
+        """Readouts of a full head at every probe, which also serves the exit."""
         at = np.asarray(point.probes, dtype=np.int64) - 1
         heads, shows = np.zeros((len(READOUTS), point.layers), dtype=bool), np.zeros(point.layers, dtype=bool)
         heads[FULL, at] = shows[at] = True
@@ -62,7 +62,7 @@ class ProbeReadouts:
 class LayerLogits:
     """Logits float64 [n, L, V] of n positions; a layer's are read when they are first used.
 
-    A head of a large vocabulary costs as much as several blocks, and most checks use the depths taken alone.
+    A head of a large vocabulary costs as much as several blocks, and most checks use only the depths taken.
     ``np.asarray`` and indexing read every layer. ``read(layer)``: float64 [n, V] after ``layer``, from 1.
     """
 
@@ -72,7 +72,7 @@ class LayerLogits:
 
     @staticmethod
     def from_array(logits: Floats) -> LayerLogits:
-        """Of an array [n, L, V].
+        """Logits of an array [n, L, V].
 
         Raises:
             BadArgument: another number of dimensions or dtype, or values that are not finite.
@@ -115,7 +115,7 @@ class LayerLogits:
         return picked
 
     def slice_positions(self, first: int, end: int) -> LayerLogits:
-        """Of the positions ``first`` … ``end`` − 1; layers that either reads are read once."""
+        """Logits of the positions ``first`` … ``end`` − 1; both objects share the layers read."""
         return LayerLogits(end - first, self.layers, lambda layer: self.after_layer(layer)[first:end])
 
     def __getitem__(self, key: Any) -> Any:
@@ -145,14 +145,14 @@ class Lens(Protocol):
     def __call__(self, tokens: Ints, first: int = 0) -> LayerLogits:
         """Logits [n − first, L, V]; entry [t, ℓ − 1] is the readout of position first + t after layer ℓ.
 
-        The pass is over all of ``tokens``: only what is read of it starts at ``first``.
+        The pass covers all of ``tokens``; only readouts start at ``first``.
         """
 
     def read_rule(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
         """Readings of the rule of ``point`` at positions ``first`` … n − 1.
 
         Raises:
-            BadArgument: a lens with logits alone, and a rule that needs more.
+            BadArgument: a lens with only logits, and a rule that needs more.
         """
 
     def max_rounding_error(self, tokens: Ints, layers: Sequence[int]) -> float:
@@ -161,7 +161,7 @@ class Lens(Protocol):
 
 @dataclass(frozen=True)
 class LogitLens:
-    """A lens of logits alone: enough for every signal of one layer's readout."""
+    """A lens with only logits, enough for every signal of one layer's readout."""
 
     logits: Callable[[Ints], Floats]
 
@@ -179,21 +179,21 @@ class LogitLens:
 
 
 class PrefixLens:
-    """A lens that keeps its last ``kept`` sequences, and answers for their prefixes from them: entries are causal.
+    """A lens that caches its last ``kept`` sequences and serves their prefixes, since entries are causal.
 
-    Sequences that are announced (``announce_sequences``) are read several at once, where the lens can: a pass over few
-    positions takes about as long as one over many.
+    It reads several announced sequences (``announce_sequences``) at once, if the lens can: a pass over few positions
+    takes about as long as one over many.
     """
 
     def __init__(self, lens: Lens, kept: int = 1):
         self._lens = lens
         self._kept: deque[tuple[Ints, int, LayerLogits]] = deque(maxlen=kept)  # tokens, first, their logits
         self._planned: list[tuple[Ints, int]] = []
-        self._shared: Collection[int] = ()  # layers that all planned sequences are read after
-        self._ahead: list[tuple[Ints, int, LayerLogits]] = []  # read, and not asked for yet
+        self._shared: Collection[int] = ()  # layers read for all planned sequences
+        self._ahead: list[tuple[Ints, int, LayerLogits]] = []  # read, and not requested yet
 
     def announce_sequences(self, sequences: Iterable[tuple[Ints, int]], shared: Collection[int] = ()) -> None:
-        """Announce sequences, each with its ``first``, in the order in which they will be asked for.
+        """Announce sequences, each with its ``first``, in the order of their later requests.
 
         ``shared``: layers after which the logits of all of them will be read.
         """
@@ -209,7 +209,7 @@ class PrefixLens:
         return read[2]
 
     def _read(self, tokens: Ints, first: int) -> tuple[Ints, int, LayerLogits]:
-        """The sequence, with as many planned ones after it as one pass takes."""
+        """Read the sequence, with as many planned ones after it as fit one pass."""
         group, together = [(np.array(tokens), first)], getattr(self._lens, "read_sequences", None)
         at = next((at for at, one in enumerate(self._planned) if _is_same(group[0], one)), None)
         if together is None or at is None:
@@ -242,8 +242,9 @@ class LensReference:
 
     ``logits`` [n, L, V] of full heads, through the point's tuned lens if it has one; ``signal``, ``emitted``,
     ``readouts`` as in ``RuleReadings``. ``rows``: the threshold row of each position, int64 [n], followed by every
-    other assignment that the tolerance allows. ``tolerance`` float64 [n]: largest honest difference of a logit, and
-    ``signal_tolerance`` of a signal but for ``signal_noise_factor``: larger where the signal moves faster than logits.
+    other assignment that the tolerance allows. ``tolerance`` float64 [n]: largest honest difference of a logit.
+    ``signal_tolerance``: that of a signal before ``signal_noise_factor``, larger where the signal moves faster than
+    logits.
     """
 
     logits: LayerLogits
@@ -278,7 +279,7 @@ def compute_reference(
     from_lens = SIGNALS[point.signal].from_lens
     if from_lens is None or not is_decided_by_full_heads(point):
         led = lens.read_rule(tokens, first, point)
-        if point.lens is not None:  # its heads are the lens', also at a forced depth; the last layer has none
+        if point.lens is not None:  # heads use the lens also at a forced depth, except in the last layer
             logits = led.emitted
     else:
         signal = [from_lens(logits.after_layer(probe)) for probe in point.probes]
@@ -299,7 +300,7 @@ def _rows_of(point: OperatingPoint, first: int, logits: LayerLogits, tolerance: 
 
 
 def is_decided_by_full_heads(point: OperatingPoint) -> bool:
-    """Whether full heads determine every comparison of the point: its probes run nothing else."""
+    """Whether full heads determine every comparison of the point, so that its probes run only these."""
     plain = point.estimator == EntropyEstimator() and point.lens is None
     return SIGNALS[point.signal].from_lens is not None and point.confidence is None and plain
 
@@ -318,7 +319,7 @@ def candidate_threshold_rows(
 def candidate_bins(
     spec: BinSpec, position: Ints, confidence: NDArray[np.floating], top1: Sequence[Ints], tolerance: float | Floats
 ) -> tuple[Ints, ...]:
-    """The bin of each position [n], and the bins if ``confidence`` [n] is off by ``tolerance`` or another token leads.
+    """The bin of each position [n], and the bins if ``confidence`` [n] differs by ``tolerance`` or another token leads.
 
     ``top1``: int64 [n] likeliest tokens, and possible others.
     """
@@ -336,7 +337,7 @@ def signal_noise_factor(point: OperatingPoint) -> float:
 
 
 def signal_sensitivity(point: OperatingPoint, emitted: LayerLogits, positions: slice = slice(None)) -> Floats:
-    """How fast the signals of ``positions`` move by logits, at the probe where they do most; float64, at least 1."""
+    """How fast signals of ``positions`` move with logits, at the most sensitive probe; float64, at least 1."""
     slope, fastest = SIGNALS[point.signal].slope, np.ones(len(emitted))[positions]
     if slope is not None:
         for probe in point.probes:
@@ -345,12 +346,12 @@ def signal_sensitivity(point: OperatingPoint, emitted: LayerLogits, positions: s
 
 
 def emission_noise_factor(point: OperatingPoint) -> float:
-    """Largest error of an emitted logit, in multiples of a logit's tolerance: a contrast adds up several."""
+    """Largest error of an emitted logit, in multiples of a logit's tolerance; contrasts sum several errors."""
     return 1.0 if SIGNALS[point.signal].is_single_layer else SIGNALS[point.signal].noise
 
 
 def max_tied_gap(point: OperatingPoint, tolerance: Tolerance) -> Tolerance:
-    """The gap between two emitted logits below which either may lead: each may be off by the tolerance."""
+    """Largest gap between two emitted logits at which either may lead, as each may differ by the tolerance."""
     return 2 * tolerance * emission_noise_factor(point)
 
 
@@ -368,7 +369,7 @@ def headroom_and_noise(point: OperatingPoint, signal: Floats, rows: Ints) -> tup
     sense = -1.0 if SIGNALS[point.signal].sense == "falls" else 1.0
     room, noise = np.full((len(signal), point.layers), -np.inf), np.full(point.layers, signal_noise_factor(point))
     thresholds = token_thresholds(point, rows)
-    with np.errstate(invalid="ignore"):  # inf − inf: an unreachable threshold decides nothing
+    with np.errstate(invalid="ignore"):  # inf − inf: an unreachable threshold never fires
         for number, probe in enumerate(point.probes):
             room[:, probe - 1] = sense * (signal[:, number] - thresholds[:, number])
         for number in range(1, len(point.probes) - 1) if point.interpolate else ():
@@ -388,14 +389,14 @@ def rule_depths(point: OperatingPoint, room: Floats, cap: Ints) -> Ints:
 
 
 def can_fire(point: OperatingPoint, signal: Floats, rows: tuple[Ints, ...]) -> Bools:
-    """[m, probes] whether any value could fire there, under every one of ``rows``; not where no signal is defined."""
+    """[m, probes] whether any value could fire there, under each of ``rows``; false where no signal is defined."""
     never = SIGNALS[point.signal].unreachable_threshold
     may: Bools = np.logical_and.reduce([token_thresholds(point, one) != never for one in rows]) & ~np.isnan(signal)
     return may
 
 
 def is_tied(point: OperatingPoint, signal: Floats, rows: tuple[Ints, ...], tolerance: float | Floats) -> Bools:
-    """[m] whether some comparison, or the choice of the bin, lies within ``tolerance`` (of a logit; one, or [m])."""
+    """[m] whether some comparison, or the choice of the bin, is within ``tolerance`` (of a logit; one, or [m])."""
     near: Bools = np.zeros(len(signal), dtype=bool)
     for one in rows:
         room, noise = headroom_and_noise(point, signal, one)

@@ -1,8 +1,7 @@
 """Check requests as users send them: many rows, several stop tokens, common prefixes, sessions in between.
 
-Each check sends requests that differ in what a decoder may remember or mix up, and compares every row of every answer
-with the lens: its depths, signals and tokens, its end, and the work. No depth is forced. Rows with the same tokens are
-judged in one pass of the lens.
+Each check sends requests that a decoder may confuse, and compares every row of every answer with the lens: depths,
+signals and tokens, its end, and the work. No depth is forced. One pass of the lens serves rows with the same tokens.
 """
 
 from __future__ import annotations
@@ -28,29 +27,29 @@ from emad_ref.errors import BadArgument
 from emad_ref.protocol import Decoder, GenerateArguments, Prompt, TokenArrivals, Unsupported
 from emad_ref.record import Ints, Record
 
-MAX_STOP_TOKENS = 12  # ids of the largest stop set: more than fit a buffer of one, two, four or eight
+MAX_STOP_TOKENS = 12  # ids of the largest stop set, more than a buffer of one, two, four or eight
 FED_TOKENS = 3  # tokens that a session is fed after a prompt, besides the requests of ``generate``
 MIN_PROMPT = 8  # tokens of a prompt that the others vary
-VARIATIONS = 23  # variations of it at most, itself included
-REPLACED = 4  # variations that replace the last token of a block of a prefix cache: its key may leave that out
-INSIDE = (3, 7, 10, 13)  # tokens back from that one to others replaced: at even and odd places, in the middle of 16
-ID_BITS = (8, 16)  # of an id that is kept in a byte, or in two
-LOW_BITS = 8  # of two ids that agree at least: a key may hold a byte of each
+VARIATIONS = 23  # most variations of it, itself included
+REPLACED = 4  # variations that replace the last token of a prefix cache's block, which its key may omit
+INSIDE = (3, 7, 10, 13)  # tokens back from that one to others replaced: at even and odd places
+ID_BITS = (8, 16)  # bits of an id stored in one byte or two
+LOW_BITS = 8  # least number of bits that agree in two ids: a key may hold a byte of each
 AT_ONCE = (2, 8)  # requests at once
-SENT = 2  # times that each request is sent beside others
-BESIDE_S, BESIDE_FACTOR = 60.0, 10.0  # how much longer greedy requests may take than sampled ones beside them
-COOLER = 2.0  # factor between temperatures that meet in one batch
-OPEN_TOKENS = 20 * MIN_DISCRIMINATING  # sampled tokens that leave something to draw
-ABORTED_NEW, ABORTED_AFTER = 64, 2  # new tokens of a stream that is aborted, and those that arrive before
-REPLACEMENT = "\ufffd"  # what stands for an incomplete character
-SHOWN = 20  # characters of a text that a complaint shows
-MIN_ENDING_IDS = 3  # different ids of the largest stop set that must end a row
+SENT = 2  # times that each request is sent with others
+BESIDE_S, BESIDE_FACTOR = 60.0, 10.0  # how much longer greedy requests may take than simultaneous sampled ones
+COOLER = 2.0  # factor between temperatures in one batch
+OPEN_TOKENS = 20 * MIN_DISCRIMINATING  # least number of sampled tokens that are not certain
+ABORTED_NEW, ABORTED_AFTER = 64, 2  # new tokens of an aborted stream, and those that arrive before
+REPLACEMENT = "\ufffd"  # replacement of an incomplete character
+SHOWN = 20  # most characters of a text in a complaint
+MIN_ENDING_IDS = 3  # least number of different ids of the largest stop set that end a row
 
 
 def answer_request(
     decoder: Decoder, prompts: Sequence[Prompt], max_new: int, stop: Iterable[int] = ()
 ) -> AnsweredRequest:
-    """``generate`` with its request."""
+    """Answer a request by ``generate``, and return both."""
     stops = frozenset(int(token) for token in stop)
     return AnsweredRequest(prompts, max_new, stops, decoder.generate(prompts, max_new, stops))
 
@@ -58,7 +57,7 @@ def answer_request(
 def require_valid_answers(
     judge: Judge, answers: Sequence[AnsweredRequest], session_rows: Sequence[Trajectory] = ()
 ) -> None:
-    """Require every row of ``answers`` and of sessions (``session_rows``) to be right, with one lens pass per history.
+    """Require right rows of ``answers`` and of sessions (``session_rows``), with one lens pass per history.
 
     Raises:
         AuditRefutedError: the first complaint.
@@ -75,7 +74,7 @@ def require_valid_answers(
     readouts: list[dict[str, ProbeReadouts]] = [{} for _ in answers]
     rows += [(trajectory, None, -1) for trajectory in session_rows]
     rows.sort(key=lambda row: -len(row[0].tokens))
-    longest: dict[bytes, Trajectory] = {}  # of each prompt: shorter ones are mostly its prefixes
+    longest: dict[bytes, Trajectory] = {}  # longest row of each prompt, of which shorter ones are mostly prefixes
     for trajectory, _, _ in rows:
         longest.setdefault(_prompt_of(trajectory), trajectory)
     place = {prompt: at for at, prompt in enumerate(longest)}
@@ -110,9 +109,8 @@ def check_batches(
 ) -> Finding:
     """Check ``generate`` and a session on the first ``counts`` rows of ``prompts``, a request for each of ``counts``.
 
-    The session is fed the tokens that ``generate`` emitted; ``sessions`` False leaves it out. Discriminating are rows
-    whose tokens or depths differ from those of the row before: otherwise a row that follows its neighbour goes
-    unnoticed.
+    The session is fed the tokens that ``generate`` emitted; ``sessions`` False omits it. Discriminating rows differ in
+    tokens or depths from the row before, so that copying a neighbour shows.
 
     Raises:
         BadArgument: a count that ``prompts`` do not have.
@@ -148,11 +146,11 @@ def check_batches(
 def check_row_endings(
     under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, rng: np.random.Generator
 ) -> Finding:
-    """Check the ends of the rows of ``generate``, under stop sets drawn from what ``prompts`` emit without one.
+    """Check the ends of the rows of ``generate``, under stop sets drawn from the tokens emitted without one.
 
-    The largest set ends different rows by different ids, some by the first new token, and holds tokens of prompts,
-    which end nothing. Discriminating are its ids that end a row: an overlooked one shows only there. The last request
-    has no stop token again, so a remembered set shows.
+    The largest set ends different rows by different ids, some by the first new token. It also holds tokens of prompts,
+    which must not end a row. Discriminating are its ids that end a row: only there an overlooked id shows. The last
+    request has no stop token, which reveals a remembered set.
 
     Raises:
         BadArgument: ``max_new`` below 3: no room for an end between the first and the last token.
@@ -185,9 +183,9 @@ def check_row_endings(
 def draw_stop_tokens(emitted: Sequence[Ints], prompts: Sequence[Prompt], rng: np.random.Generator) -> frozenset[int]:
     """At most ``MAX_STOP_TOKENS`` ids for a stop set, and one more for each of ``ID_BITS``.
 
-    They are tokens that end rows of ``emitted`` at random places, one of them its first, and two tokens that end a
-    prompt and are not emitted. Nor are the others, which agree in their low bits with an emitted token that is none of
-    the ends: a decoder that keeps ids in a byte, or in two, stops there.
+    The set has tokens that end rows of ``emitted`` at random places, one of them at its first token, and two tokens
+    that end a prompt and are not emitted. The additional ids are not emitted either; each agrees in its low bits with
+    an emitted token outside the set, at which a decoder that stores ids in one or two bytes stops.
     """
     stops: set[int] = set()
     for at, row in enumerate(rng.permutation(len(emitted)).tolist()):
@@ -221,11 +219,11 @@ def check_shared_prefixes(
 ) -> Finding:
     """Check prompts that vary ``text`` int64 [n], n ≥ 8, by tokens of ``others`` int64 [n].
 
-    They are the first ``variations`` of ``prompt_variations``, or those of ``swapped_half_variations`` (``halves``).
-    Each is requested alone, in random order, right after a token of ``text``, from one array that is overwritten
-    between requests, then all together, then by simultaneous sessions, unless ``sessions`` is False. Discriminating are
-    variations whose signals or tokens differ from those of ``text``: for the others a cached answer for ``text`` would
-    be right.
+    The prompts are the first ``variations`` of ``prompt_variations``, or those of ``swapped_half_variations``
+    (``halves``). Each is requested alone, in random order, right after a token of ``text``, from one array that is
+    overwritten between requests. Then all are requested together, then by simultaneous sessions, unless ``sessions`` is
+    False. Discriminating are variations with other signals or tokens than ``text``: for the rest a cached answer for
+    ``text`` is right.
 
     Raises:
         BadArgument: too few tokens to vary.
@@ -255,12 +253,11 @@ def check_shared_prefixes(
 def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
     """Variations of ``text``: itself twice, ``others``, and edited copies.
 
-    Edits replace the last, a middle or the first token, exchange two distant tokens, or all adjacent ones in pairs (a
-    hash that adds tokens up cannot tell these apart), replace the last token of a block of 2ⁿ right before the end, or
-    one inside the block (also by an id that agrees in its low bits), shorten, and continue the text. Two are shorter
-    and longer than the text and leave it in the middle: a prefix that is kept by its beginning, whatever the length of
-    its prompt, shows there. Two hold runs of one token, a third of the text and all of it: a decoder that merges what
-    repeats shows there.
+    Edits replace the last, a middle or the first token. They exchange two distant tokens, or all adjacent ones in
+    pairs, which have the same sum as a hash. They replace the last token of a block of 2ⁿ right before the end, or one
+    inside the block (also by an id that agrees in its low bits). They shorten and continue the text. Two are shorter
+    and longer than the text and diverge in its middle, which reveals prefixes cached only by their beginning. Two hold
+    runs of one token, a third of the text and all of it, which reveals decoders that merge repeats.
     """
     n, middle = len(text), len(text) // 2
     varied = [text.copy(), text.copy(), others[:n].copy()]
@@ -273,7 +270,7 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
     for at in (n - 1, middle, 0):
         varied.append(replaced(n, at, next((token for token in others if token != text[at]), text[at])))
     later = next((at for at in range(n - 2, 0, -1) if text[at] != text[1]), 1)
-    pairs = np.arange(2, n - 2, 2)  # from even places: the tokens of a pair are in one block of any even size
+    pairs = np.arange(2, n - 2, 2)  # from even places, so that the tokens of a pair are in one block of any even size
     for one, other in ((np.array([1]), np.array([later])), (pairs, pairs + 1)):
         exchanged = text.copy()
         exchanged[one], exchanged[other] = text[other], text[one]
@@ -284,7 +281,7 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
     for back in INSIDE:
         at = (block - 1 - back) % block
         token = next((token for token in others[back % n :] if token != text[at]), None)
-        if token is not None:  # else the variation would be no other text
+        if token is not None:  # else the variation would be the same text
             varied.append(replaced(block + 1, at, token))
     if (alike := _same_low_bits(text[:block], np.concatenate([text, others]))) is not None:
         varied.append(replaced(block + 1, *alike))
@@ -299,8 +296,8 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
 def swapped_half_variations(text: Ints, others: Ints) -> list[Ints]:
     """``text``, ``others``, both with their beginnings exchanged, and each of these shortened by an eighth.
 
-    The beginning ends where blocks of any usual prefix cache do, half-way or before. Later blocks differ after equal
-    ones, and equal ones follow others: a block that is kept without all that is before it shows.
+    The beginning ends at a block boundary of any usual prefix cache, half-way or before. Different blocks follow equal
+    ones, and equal blocks follow different ones, which reveals blocks that are cached without their prefix.
     """
     n = len(text)
     at = 1 << (n // 2).bit_length() - 1
@@ -309,7 +306,7 @@ def swapped_half_variations(text: Ints, others: Ints) -> list[Ints]:
 
 
 def _same_low_bits(text: Ints, tokens: Ints) -> tuple[int, int] | None:
-    """A place of ``text`` and another id of ``tokens`` that agree in most low bits; None if in fewer than eight."""
+    """A place of ``text`` and another id of ``tokens`` with the most equal low bits; None if fewer than eight."""
     differing = text[:, None] ^ tokens[None, :]
     lowest = differing & -differing  # the lowest bit in which two ids differ; 0 for equal ids
     at, which = np.unravel_index(np.argmax(lowest), lowest.shape)
@@ -351,8 +348,8 @@ def check_repeated_requests(
 ) -> Finding:
     """Check ``generate`` on ``prompts`` of different lengths: together, again, reordered, alone, in smaller batches.
 
-    The smaller batches drop the first row of the one before, so the longest row and the padding change. Discriminating
-    are rows whose tokens differ from those of the row before.
+    Each smaller batch drops the first row of the one before, so the longest row and the padding change. Discriminating
+    are rows with other tokens than the row before.
     """
     judge = Judge.for_check("repetitions", under_test, judges_work=True)
     shuffled = [prompts[row] for row in rng.permutation(len(prompts))]
@@ -376,11 +373,11 @@ def check_simultaneous_requests(
     rng: np.random.Generator,
     at_once: Sequence[int] = AT_ONCE,
 ) -> Finding:
-    """Check that a request sent beside others, from a thread of its own, gets the tokens that it gets alone.
+    """Check that a request sent at the same time as others, from its own thread, gets the same tokens as alone.
 
-    The requests differ in length, ``max_new`` and stop set. Alone they are held against the lens. Then each is sent
+    The requests differ in length, ``max_new`` and stop set. Alone they are compared with the lens. Then each is sent
     twice in random order, for each number of ``at_once``; the two longest follow requests that share their first half.
-    Other tokens than alone must be a tie. Discriminating are requests whose tokens differ from those of the next.
+    A difference from the answer alone must be a tie. Discriminating are requests with other tokens than the next.
 
     Raises:
         Unsupported: the decoder takes one request at a time.
@@ -422,12 +419,13 @@ def check_simultaneous_samples(
     *,
     needed: int = OPEN_TOKENS,
 ) -> Finding:
-    """Check that requests sampled at once, beside others, draw what each draws alone, and as stated.
+    """Check that simultaneous sampled requests draw the same tokens as alone, from the stated distribution.
 
     ``open_sampled``: a decoder under a seed, at a temperature > 0. Request i holds all ``prompts``, the i-th first.
-    Under the first of ``seeds`` each is answered alone, then at once with the others for each number of ``AT_ONCE``;
-    under other seeds at once alone. Meanwhile ``greedy`` answers the same requests, and must emit what it emits alone.
-    So must, under the first seed, a decoder at ``temperature`` / ``COOLER``: its rows share batches with hotter ones.
+    Under the first of ``seeds`` each is answered alone, then together with the others for each number of ``AT_ONCE``;
+    under other seeds only together. Meanwhile ``greedy`` answers the same requests, and must emit the same tokens as
+    alone. So must, under the first seed, a decoder at ``temperature`` / ``COOLER``, whose rows share batches with
+    hotter ones.
 
     Raises:
         Unsupported: the decoder takes one request at a time, or none at a temperature.
@@ -482,7 +480,7 @@ def _answered_beside(
 ) -> Iterator[list[list[Record]]]:
     """Inside the block, a thread sends ``requests`` to each of ``decoders``, two at once; then the lists hold answers.
 
-    Raises AuditRefutedError: an error, or far more time than the block took.
+    Raises AuditRefutedError for an error, or far more time than the block.
     """
     answers, errors = [list[Record]() for _ in decoders], list[Exception]()
 
@@ -507,7 +505,7 @@ def _answered_beside(
 
 
 def _various_requests(decoder: Decoder, prompts: Sequence[Prompt], max_new: int) -> list[GenerateArguments]:
-    """A request for each prompt, the longest first; before the first two, one each that shares their first half."""
+    """A request for each prompt, the longest first; one with the same first half precedes each of the first two."""
     longest = sorted(prompts, key=lambda prompt: -len(prompt.tokens))
     rows = []
     for prompt, other in zip(longest[:2], longest[1::-1], strict=True):
@@ -532,7 +530,7 @@ def _sending_order(count: int, rng: np.random.Generator) -> list[int]:
 
 @contextmanager
 def _refuted_by_errors(name: str) -> Iterator[None]:
-    """An error of the decoder, a time limit included, is a complaint inside the block: alone it answers these."""
+    """Turn errors of the decoder, time limits included, into complaints: it answered these requests alone."""
     try:
         yield
     except (Unsupported, AuditRefutedError):
@@ -542,7 +540,7 @@ def _refuted_by_errors(name: str) -> Iterator[None]:
 
 
 def _judge_beside_others(judge: Judge, alone: AnsweredRequest, record: Record, name: str) -> None:
-    """Hold an answer that was given beside others against the one given alone; a difference must be a tie."""
+    """Compare an answer given with simultaneous requests to the one given alone; a difference must be a tie."""
     beside = replace(alone, record=record)
     with prefix_complaints(f"{name}: "):
         extract_trajectories(judge.tally, record, beside.prompts, beside.max_new, beside.stop, judge.point)
@@ -551,16 +549,16 @@ def _judge_beside_others(judge: Judge, alone: AnsweredRequest, record: Record, n
         tally_answer_rows(judge.tally, record, beside.prompts)
     else:
         with prefix_complaints(f"{name}: other tokens than alone; "):
-            require_valid_answers(judge, [beside])  # passes where both are the argmax up to the tolerance
+            require_valid_answers(judge, [beside])  # passes if both are the argmax up to the tolerance
     judge.tally.live["requests_at_once"] += 1
 
 
 def check_and_time_streams(
     under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, at_once: Sequence[int] = (1, *AT_ONCE)
 ) -> tuple[Finding, dict[int, list[TokenArrivals]]]:
-    """Check that streamed tokens and text are those of whole answers, with each of ``at_once`` requests side by side.
+    """Check that streamed tokens and text equal whole answers, with each of ``at_once`` simultaneous requests.
 
-    Whole answers are held against the lens, also those that follow an aborted stream. A streamed token that differs
+    Whole answers are compared with the lens, also those that follow an aborted stream. A streamed token that differs
     must be a tie, and no stream may be shorter or longer. Text is compared without incomplete characters at its end,
     which a stream need not send. Discriminating are answers that differ from the next.
 
@@ -612,11 +610,10 @@ def check_sampled_streams(
     max_new: int,
     temperature: float,
 ) -> Finding:
-    """Check that a sampled stream draws what the whole answer draws under the same seed.
+    """Check that a sampled stream draws the same tokens as the whole answer under the same seed.
 
     ``open_sampled``: as in ``check_simultaneous_samples``. Each prompt is its request's first row, so that both draw by
-    one seed.
-    Discriminating are answers that differ from those of the seed before.
+    one seed. Discriminating are answers that differ from those of the seed before.
 
     Raises:
         Unsupported: the decoder streams nothing, or nothing at a temperature.
@@ -646,10 +643,10 @@ def check_sampled_streams(
 def _judge_after_abort(
     judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], max_new: int, emitted: Sequence[Ints]
 ) -> None:
-    """Abort a stream, then require whole and streamed answers as before: each row in the place of an aborted one, and
-    once more after a stream of the same request was aborted, of which a decoder may have kept the beginning.
+    """Abort a stream, then require whole and streamed answers as before. Each row takes the place of an aborted one,
+    and again follows an aborted stream of the same request, whose beginning a decoder may have kept.
 
-    Of a decoder that can close a stream (``abort_stream``). No stream asks for more tokens than the window holds.
+    Only for decoders that can close a stream (``abort_stream``). No stream requests more tokens than the window holds.
     """
     abort, ask = getattr(decoder, "abort_stream", None), decoder.token_arrivals  # type: ignore[attr-defined]
     if abort is None:
@@ -710,7 +707,7 @@ def _judge_arrivals(
     )
 
 
-# ---------------------------------------------------------------- sessions and decoders side by side
+# ---------------------------------------------------------------- simultaneous sessions and decoders
 
 
 class AbortedRequestError(Exception):
@@ -755,7 +752,7 @@ def check_interleaved_requests(
 
     All are fed in turns, ``prompts`` followed by ``continuations`` int64 [rows, n], n ≥ 6. Meanwhile each decoder
     answers requests of ``generate``, one of which is aborted. Then the first sessions are closed, and new ones are
-    opened beside the others. Discriminating are positions as ``Judge.count_context_dependent`` counts them.
+    opened while the others stay open. ``Judge.count_context_dependent`` counts discriminating positions.
 
     Raises:
         BadArgument: too few rows or tokens.
@@ -771,7 +768,7 @@ def check_interleaved_requests(
     answers: list[list[AnsweredRequest]] = [[] for _ in decoders]
 
     def opened(rows: slice, name: str) -> list[CheckedSession]:
-        """A session of every decoder on ``rows`` of ``prompts``."""
+        """Open a session of every decoder on ``rows`` of ``prompts``."""
         names = [f"{name} session, row {row}" for row in range(len(prompts[rows]))]
         return [
             CheckedSession(judge, each.decoder, prompts[rows], names)

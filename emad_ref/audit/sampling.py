@@ -4,37 +4,38 @@ If a token is drawn from p = softmax(z / T), z the lens' logits at its depth, it
 
     u = Σ_{p_i > p_token} p_i + v·p_token        v ~ U(0, 1)
 
-whatever the history was; so all tokens of all rows count in one test, χ² over ``BINS`` equal bins, and first tokens,
-which many engines draw elsewhere than the others, in another one. Greedy decoding crowds towards 0, too high a
-temperature towards 1. Noise of at most ε in a logit changes the density of u by a factor within e^(±2ε/T): the
-statistic is taken at the nearest frequencies in that range.
+for any history. So one χ² test over ``BINS`` equal bins takes all tokens of all rows, and another takes first tokens,
+which many engines draw in other code. Greedy decoding crowds u towards 0, too high a temperature towards 1. Noise of at
+most ε in a logit changes the density of u by a factor within e^(±2ε/T), so the statistic uses the nearest frequencies
+in that range.
 
-A histogram does not show repetition. So the check first looks for a decoder that repeats itself against chance, or that
-fails to repeat itself under an equal seed. A repetition is chance unless its probability is below ``CHANCE``, however
-noise of ε moved the logits.
+A histogram does not show repetition. So the check first looks for rows that repeat against chance, or that differ under
+an equal seed. A repetition counts only if its probability is below ``CHANCE`` for all noise up to ε.
 
-Nor does it show rare tokens. So for each of some ``events`` that truncation or a penalty makes impossible or rare (a
-token beyond rank k, beyond a mass of 1 − ε, below a share of the best token's, one that the row's last tokens, the row
-or its prompt hold), the tokens of the event are counted against the probability m_t of each, given all before it:
+A histogram does not show rare tokens either. Truncation or a penalty makes some ``events`` impossible or rare: a token
+beyond rank k, beyond a mass of 1 − ε, below a share of the best token's probability, or present in the row's last
+tokens, the row or its prompt. The check compares the tokens of each event with the probability m_t of each, given all
+before it:
 
     E = mean over λ of exp(λ·Σ a_t − Σ log(1 + m_t·(e^λ − 1)))        a_t = 1 where token t is the event
 
-has mean 1 under an honest decoder, whatever the dependence, so that E ≥ 1/p happens with probability p at most (Ville's
-inequality; λ < 0 finds events that are too rare, λ > 0 those that are too frequent). For a penalty of δ on the tokens
-of an event, exp of that exponent at λ = −δ/T is the likelihood ratio. A single id that is never drawn, or too often, is
-found the same way, at one λ each.
+has mean 1 under an honest decoder, for any dependence, so that E ≥ 1/p has probability p at most (Ville's inequality; λ
+< 0 finds events that are too rare, λ > 0 those that are too frequent). For a penalty of δ on the tokens of an event,
+exp of that exponent at λ = −δ/T is the likelihood ratio. The same method, at one λ each, finds single ids that are
+drawn never or too often.
 
-A histogram does not show a number that draws two tokens, either. So differences and sums of the places of neighbours,
-modulo 1, are tested in the same way. Many engines invert the distribution in the order of ids, and a number used twice
-shows only in the order in which it was used: both orders are tested.
+A histogram does not show a random number that draws two tokens either. So the check tests differences and sums of the
+places of neighbours, modulo 1, in the same way. Many engines invert the distribution in the order of ids, and a number
+used twice shows only in the order of its use, so both orders are tested.
 
-A slightly other temperature T′ bends u too little for ten bins. The likelihood ratio Π p_T′(token)/p_T(token) has mean
-1 under an honest decoder, too, and is the most powerful test of T against T′ (Neyman and Pearson): its mean over a few
-T′ is E here. Noise raises the mean of a factor to at most 1 + (e^(2ε/T) − 1)·Σ|p_T′ − p_T|, by which it is divided.
+A slightly different temperature T′ changes u too little for ten bins. The likelihood ratio Π p_T′(token)/p_T(token)
+also has mean 1 under an honest decoder, and is the most powerful test of T against T′ (Neyman and Pearson). E is its
+mean over a few T′. Noise raises the mean of a factor to at most 1 + (e^(2ε/T) − 1)·Σ|p_T′ − p_T|, by which it is
+divided.
 
-Rows that end early do not change the others: with the same seed and a stop set these draw the same tokens again. Nor do
-requests that are answered at the same time. A row may part where rounding moved a probability; more rows than that
-explains are refuted.
+Rows that end early must not change the others: with the same seed and a stop set these draw the same tokens again. Nor
+may simultaneous requests. A row may diverge where rounding moved a probability; more diverging rows than that explains
+are refuted.
 """
 
 from __future__ import annotations
@@ -56,27 +57,27 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt
 from emad_ref.record import Floats, Ints, Record
 
-BINS, EACH_BIN = 10, 8  # bins of places at most, and the fewest tokens expected in each
+BINS, EACH_BIN = 10, 8  # most bins of places, and least expected tokens in each
 CHANCE = 1e-6  # a coincidence with a smaller probability is refuted
-LEVEL = 1e-4  # level of each of seven tests: an honest decoder fails one in ten thousand, and always the same
-OPEN = 0.9  # a token with a likelier alternative than this shows little of its draw
+LEVEL = 1e-4  # level of each of seven tests, reproducible: one honest decoder in ten thousand fails
+OPEN = 0.9  # tokens with a likelier alternative than this show little of their draw
 FIRST_RANK, EACH_OCTAVE = 8, 4  # ranks beyond which tokens are counted: 8, 10, 11, 13, 16, …, below the vocabulary
 MASSES = (0.2, 0.1, 0.05, 0.02, 0.01)  # mass of the least likely tokens, counted likewise
-SHARES = (0.2, 0.05, 0.01)  # of the best token's probability; tokens below are counted
-RECENT = 8  # last tokens of a row; a repetition among them is counted
+SHARES = (0.2, 0.05, 0.01)  # shares of the best token's probability; tokens below are counted
+RECENT = 8  # last tokens of a row, whose repetitions are counted
 WAGERS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # λ: small ones for small excesses, 4 for impossible events
 EACH_ID = (-4.0, 1.0)  # λ for single ids: never drawn, and raised by a logit or two
-FACTORS = (0.85, 0.95, 1.05, 1.2)  # of the temperature: others that it is tested against
-SPREAD = 10  # factor by which a draw may amplify a difference of probabilities: it accumulates them over the vocabulary
+FACTORS = (0.85, 0.95, 1.05, 1.2)  # ratios of other tested temperatures to the temperature
+SPREAD = 10  # factor by which a draw may amplify differences of probabilities, which it sums over the vocabulary
 TEMPERATURES = np.geomspace(0.2, 5.0, 60)  # candidates for the best fit
 
 
-SampledRecord = tuple[int, Record]  # seed, and the record of one ``generate`` under it
+SampledRecord = tuple[int, Record]  # (seed, record of one ``generate`` under it)
 
 
 @dataclass(frozen=True)
 class SampledRow:
-    """One row of one record: its tokens [m], the logits [m, V] they were drawn from, and the ``prompt`` before them."""
+    """One row of one record: its tokens [m], the logits [m, V] of their draws, and the ``prompt`` before them."""
 
     seed: int
     row: int
@@ -118,10 +119,10 @@ def check_sampling(
     stop: frozenset[int] = frozenset(),
     needed: int = 20 * MIN_DISCRIMINATING,
 ) -> Finding:
-    """Check records that decoders at ``temperature`` > 0 made of ``prompts``, no stop token; ``rng`` draws v.
+    """Check records of decoders at ``temperature`` > 0 on ``prompts``, without stop token; ``rng`` draws v.
 
     Rows of equal prompts must differ from one another, as must records of different seeds; those of one seed must be
-    equal. ``ended``: the record of a fresh decoder under one of those seeds, best the last, with ``stop``.
+    equal. ``ended``: the record of a fresh decoder under one of those seeds, preferably the last, with ``stop``.
     Discriminating are tokens whose likeliest alternative has a probability of at most ``OPEN``. ``tolerance`` in
     logits, raised to the noise in ``capabilities``.
     """
@@ -168,7 +169,7 @@ def _count_open(rows: Sequence[SampledRow], temperature: float) -> int:
 
 
 def _raised(log_p: Floats, noise: float, temperature: float) -> Floats:
-    """log-probabilities, each the largest that ``noise`` in every logit may make of it."""
+    """Log-probabilities, each raised by the largest effect of ``noise`` in every logit."""
     by = 2 * noise / temperature
     raised: Floats = log_p + by - np.log1p(np.exp(log_p) * np.expm1(by))
     return raised
@@ -189,7 +190,7 @@ def _require_drawn(tally: Tally, rows: Sequence[SampledRow], temperature: float,
 def _require_seeded(
     tally: Tally, rows: Sequence[SampledRow], prompts: Sequence[Prompt], temperature: float, noise: float
 ) -> None:
-    """Require that equal seeds repeat a row, and different seeds and rows of equal prompts do not, unless by chance."""
+    """Require that equal seeds repeat a row, and that other seeds and rows of equal prompts do not, beyond chance."""
     first: dict[tuple[int, int], SampledRow] = {}
     for row in rows:
         before = first.setdefault((row.seed, row.row), row)
@@ -215,7 +216,7 @@ def _require_seeded(
 
 
 def _difference_text(one: SampledRow, other: SampledRow) -> str:
-    """Of two rows of one length; "" for equal rows."""
+    """Text of the first difference of two rows of one length; "" for equal rows."""
     at = first_difference(one.emitted.tolist(), other.emitted.tolist())
     if at == len(one.emitted):
         return ""
@@ -225,8 +226,7 @@ def _difference_text(one: SampledRow, other: SampledRow) -> str:
 def _require_distributed(
     tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
 ) -> None:
-    """χ² tests of the places of all tokens, of the first of each row, and of neighbours, and a test against other
-    temperatures."""
+    """Test places of all tokens, first tokens and neighbours (χ²), and the temperature against others."""
     placed = [pit_values_by_rank(row, temperature, rng) for row in rows]
     _require_even(tally, np.concatenate(placed), rows, temperature, noise, "tokens")
     firsts = [SampledRow(row.seed, row.row, row.emitted[:1], row.logits[:1]) for row in rows]
@@ -262,19 +262,19 @@ def _require_even(
 
 
 def _require_independent(tally: Tally, placed: Sequence[Floats], temperature: float, noise: float, order: str) -> None:
-    """Require that a token's place says nothing of the next one's: their difference and sum, modulo 1, are uniform."""
+    """Require independent places of neighbours: their difference and sum, modulo 1, are uniform."""
     one, other = (np.concatenate([row[part] for row in placed]) for part in (slice(None, -1), slice(1, None)))
     for what, pairs in {"difference": other - one, "sum": other + one}.items():
         p, counts = _even_p_value(pairs % 1.0, 2 * noise, temperature)  # both places of a pair carry noise
         tally.require(
-            p >= LEVEL / 4,  # two of two orders: together one test
+            p >= LEVEL / 4,  # two tests in two orders count as one test
             f"{len(pairs)} tokens are not drawn anew: p = {p:.1g} by χ² of the {what} between the places of neighbours "
             f"in the order of their {order}, {counts.tolist()} in {len(counts)} equal parts",
         )
 
 
 def _require_temperature(tally: Tally, rows: Sequence[SampledRow], temperature: float, noise: float) -> None:
-    """Require that temperatures near the one asked for do not explain the tokens far better."""
+    """Require that temperatures near the requested one do not explain the tokens far better."""
     gain, spread = np.zeros(len(FACTORS)), np.expm1(2 * noise / temperature)
     for row in rows:
         at, p = np.arange(len(row.emitted)), row.all_and_own_probabilities(temperature)[0]
@@ -317,7 +317,7 @@ def _require_rare_tokens(
 def _require_each_id(tally: Tally, rows: Sequence[SampledRow], temperature: float, factor: float) -> None:
     """Require that no id of the vocabulary is drawn far too rarely or too often.
 
-    A ban or a bias of one id leaves the proportions of all others as they were.
+    A ban or a bias of one id keeps the proportions of all others.
     """
     vocabulary = rows[0].logits.shape[1]
     drawn, expected, gains = np.zeros(vocabulary), np.zeros(vocabulary), np.zeros((len(EACH_ID), vocabulary))
@@ -344,7 +344,7 @@ def rare_event_masks_and_probs(
 ) -> dict[str, tuple[Floats, Floats]]:
     """Event → whether each token [m] is one, and its probability [m]; ``rng`` decides at the edge of mass.
 
-    Tokens of equal probability are all beyond a rank, or none.
+    Tokens of equal probability count as beyond a rank together.
     """
     p, own = row.all_and_own_probabilities(temperature)
     rising = np.sort(p, axis=-1)
@@ -410,7 +410,7 @@ def _rounding_chance(noise: float, length: int) -> float:
 
 
 def _parting_chance(parted: int, chances: Sequence[float]) -> float:
-    """Probability that rounding changes draws of ``parted`` rows or more."""
+    """Probability that rounding changes draws of at least ``parted`` rows."""
     return float(stats.binom.sf(parted - 1, len(chances), max(chances)))
 
 
@@ -432,10 +432,10 @@ def require_unaffected_samples(
     temperature: float,
     rng: np.random.Generator,
 ) -> None:
-    """Require that requests ``beside`` others draw what each draws ``alone``, and from the distribution.
+    """Require that simultaneous requests draw the same as each ``alone``, and from the distribution.
 
-    Row r of two requests draws by the same numbers under one seed. So of each seed only row i of request i is placed in
-    the distribution: those rows are independent. Discriminating as in ``check_sampling``.
+    Row r of two requests draws by the same numbers under one seed. So per seed the distribution tests use only row i of
+    request i; these rows are independent. Discriminating as in ``check_sampling``.
     """
     tally, noise = judge.tally, judge.tolerance * emission_noise_factor(judge.point)
     own = {(one.seed, one.at): one.record.emitted for one in alone}
@@ -465,7 +465,7 @@ def require_unaffected_samples(
 def require_same_draws(
     judge: Judge, parted: Sequence[str], rows: int, max_new: int, temperature: float, what: str, other: str
 ) -> None:
-    """Require that rounding explains the ``parted`` ones of ``rows`` drawn twice under one seed."""
+    """Require that rounding explains the ``parted`` ones among ``rows`` drawn twice under one seed."""
     chance = _rounding_chance(judge.tolerance * emission_noise_factor(judge.point) / temperature, max_new)
     p = _parting_chance(len(parted), [chance] * max(1, rows))
     judge.tally.require(
@@ -476,7 +476,7 @@ def require_same_draws(
 
 
 def choose_early_stop_tokens(emitted: Sequence[Ints]) -> frozenset[int]:
-    """A token that the first row draws in its first third, and one of the third row, both drawn by the fewest rows."""
+    """A token from the first third of the first row, and one of the third row, both drawn by the fewest rows."""
     token_sets = [set(tokens.tolist()) for tokens in emitted]
 
     def rarest(tokens: Ints) -> int:
@@ -487,7 +487,7 @@ def choose_early_stop_tokens(emitted: Sequence[Ints]) -> frozenset[int]:
 
 
 def pit_values_by_rank(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
-    """[m] u of each token: its place among all tokens, the likeliest first; uniform if it is drawn as stated."""
+    """u of each token [m], its place among all tokens, the likeliest first; uniform under the stated distribution."""
     p, own = row.all_and_own_probabilities(temperature)
     above = np.where(p > own[:, None], p, 0.0).sum(axis=-1)
     ties = np.where(p == own[:, None], p, 0.0).sum(axis=-1)  # equal probabilities share one interval
@@ -496,7 +496,7 @@ def pit_values_by_rank(row: SampledRow, temperature: float, rng: np.random.Gener
 
 
 def pit_values_by_id(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
-    """[m] as ``pit_values_by_rank``, but in the order of ids, in which many engines invert the distribution."""
+    """As ``pit_values_by_rank``, but in the order of ids, in which many engines invert the distribution."""
     p, own = row.all_and_own_probabilities(temperature)
     upto = p.cumsum(axis=-1)[np.arange(len(p)), row.emitted]
     placed: Floats = (upto - rng.uniform(size=len(p)) * own).clip(0.0, 1.0)

@@ -14,9 +14,9 @@ from emad_ref.protocol import Prompt
 from emad_ref.record import READOUTS, Ints, Work
 
 FULL = READOUTS.index("full")
-SESSION_PHASES, MIN_PHASE_TOKENS = 3, 4  # tokens fed to a row in each phase, at least
+SESSION_PHASES, MIN_PHASE_TOKENS = 3, 4  # least tokens fed to a row in each phase
 KEPT_TOKENS = 2  # tokens that survive the rollback in the first row; row r keeps r more
-WIDEST_PARTLY_SHOWN = 3  # tokens of a feed tested under every ``last``, at most
+WIDEST_PARTLY_SHOWN = 3  # most tokens of a feed tested under every ``last``
 
 
 # ---------------------------------------------------------------- forced depths
@@ -25,8 +25,8 @@ WIDEST_PARTLY_SHOWN = 3  # tokens of a feed tested under every ``last``, at most
 def draw_admissible_depths(rng: np.random.Generator, cap: Ints, n: int, schedule: str) -> Ints:
     """[rows, n] admissible depths drawn uniformly below ``cap`` [rows].
 
-    Under the monotone schedule each row's depth falls, after 2 … n/2 + 1 tokens at its cap, so that the entries of a
-    token in a layer are read only by a later one that reaches it.
+    Under the monotone schedule each row's depth falls after 2 … n/2 + 1 tokens at its cap, so that only a later token
+    that reaches a layer reads an earlier token's entries there.
     """
     depths = np.stack([rng.integers(1, top + 1, n) for top in cap])
     if schedule != "monotone":
@@ -46,11 +46,11 @@ def check_forced_depths(
 ) -> Finding:
     """Check that logits at forced admissible depths equal the lens (EMAD-E2), and that other depths are refused.
 
-    ``prompts`` are followed by ``continuations`` int64 [rows, n] at depths drawn from ``rng``; on the way one row is
+    ``prompts`` are followed by ``continuations`` int64 [rows, n] at depths drawn from ``rng``; meanwhile one row is
     dropped. Depths above a row's cap, above the ceiling and below 1 must raise InadmissibleDepth and leave the session
-    unchanged. Discriminating are positions whose logits differ from full depth's by more than ``tolerance`` (logits;
-    raised to the decoder's declared noise). A point at full depth gives the depths most room. A decoder that takes no
-    forced depth (``DecoderUnderTest.forces``) is fed the same tokens at full depth.
+    unchanged. Discriminating positions have logits that differ from full depth's by more than ``tolerance`` (logits;
+    raised to the decoder's declared noise). A point at full depth allows the most depths. A decoder without forced
+    depths (``DecoderUnderTest.forces``) is fed the same tokens at full depth.
     """
     decoder, point = under_test.decoder, under_test.point
     judge = Judge.for_check("forced", under_test, _needed(needed, under_test))
@@ -93,8 +93,8 @@ def check_rollback(
     Rows fall to shallow depths over the first half of ``continuations`` int64 [rows, n], n ≥ 6, and are rolled back by
     different amounts. Then they are fed the second half at the deepest depths that the restored caps allow, which run
     the layers that the forgotten tokens skipped. Finally the rows are committed and continue. Discriminating are
-    forgotten positions whose depth lay below the restored cap. Where no depth is forced, every token runs all layers,
-    and discriminating are forgotten positions that are fed another token instead.
+    forgotten positions with a depth below the restored cap. Without forced depths every token runs all layers, and
+    discriminating are forgotten positions that are fed another token instead.
     """
     decoder, point = under_test.decoder, under_test.point
     judge = Judge.for_check("rollback", under_test, _needed(needed, under_test))
@@ -117,7 +117,7 @@ def check_rollback(
             spent = _executed_tokens(transcript.session.work)
             transcript.feed(continuations[:, at : at + 1], transcript.session.cap[:, None].copy())
             _require_grown(judge, spent, _executed_tokens(transcript.session.work), len(prompts), "feeding after it")
-            if at == half:  # from here on the forgotten layers may be freed for good
+            if at == half:  # from here on the decoder may free the forgotten layers
                 transcript.session.commit(transcript.session.length.copy())
         for trajectory in transcript.build_trajectories():
             differing = count_non_full_depth_logits(judge.require_trajectory(trajectory), trajectory, judge.tolerance)
@@ -141,7 +141,7 @@ def _require_grown(judge: Judge, spent: Ints | None, now: Ints | None, rows: int
     judge.tally.require(rows == 0 or grown >= rows, f"{when}: {rows} tokens ran, but work counts {grown}")
 
 
-# ---------------------------------------------------------------- sessions side by side
+# ---------------------------------------------------------------- simultaneous sessions
 
 
 def check_session_isolation(
@@ -152,14 +152,14 @@ def check_session_isolation(
     *,
     needed: int = MIN_DISCRIMINATING,
 ) -> Finding:
-    """Check that two sessions of one decoder do not disturb each other, whatever is committed, dropped or closed.
+    """Check that two sessions of one decoder do not disturb each other under commits, drops and closing.
 
     The sessions hold ``prompts``, and the last two of them in reverse order; they are fed ``continuations`` int64
     [rows, n], n ≥ 12, in turns. In the first, part of each row is committed and the rows are rolled back to there: the
-    committed part may be freed above the cap of that time, not of this. They continue at the depths that the restored
-    caps allow. Then either session drops rows while the other is open, the second one is closed, and the first drops
-    rows again: several in one call, in either order. ``rng`` draws what is kept and dropped. Discriminating are
-    positions as in ``check_forced_depths``.
+    decoder may free the committed part above the cap at that position, not above the last cap. They continue at the
+    depths that the restored caps allow. Then each session drops rows while the other is open, the second one is closed,
+    and the first drops rows again: several in one call, in either order. ``rng`` draws the rows to keep and drop.
+    Discriminating are positions as in ``check_forced_depths``.
 
     Raises:
         BadArgument: too few tokens to feed.
@@ -217,14 +217,14 @@ def _drop_two(transcript: CheckedSession, rng: np.random.Generator, *, backwards
     """Drop two random rows in one call, if more are left, by falling indices or by rising ones."""
     if len(transcript.rows) <= 2:
         return
-    # forwards the last row stays, or shifting indices would still fit
+    # ascending order keeps the last row, else shifting indices would still fit
     drawn_from = len(transcript.rows) if backwards else len(transcript.rows) - 1
     gone = sorted(rng.choice(drawn_from, 2, replace=False).tolist(), reverse=backwards)
     transcript.drop(*gone)
     transcript.stage = f"after rows {gone} were dropped at once"
 
 
-# ---------------------------------------------------------------- as many logits as are wanted
+# ---------------------------------------------------------------- requested logits
 
 
 def fed_and_shown_token_counts(widest: int) -> list[tuple[int, int]]:
@@ -235,16 +235,16 @@ def fed_and_shown_token_counts(widest: int) -> list[tuple[int, int]]:
 def check_last_logits(
     under_test: DecoderUnderTest, prompts: Sequence[Prompt], continuations: Ints, rng: np.random.Generator
 ) -> Finding:
-    """Check that ``last`` shows the logits of the last tokens, and runs no unneeded head.
+    """Check that a feed with ``last`` returns the logits of the last tokens, and runs no unneeded head.
 
     Every number of tokens up to three is fed with every ``last`` from 0 to it, in random order (``rng``), every other
     feed at forced depths; ``continuations`` int64 [rows, n], n ≥ 20. Depths and signals must be those of all tokens.
-    One row alone at full depth counts one head per requested position. Discriminating are feeds that show fewer logits
-    than tokens.
+    One row alone at full depth counts one head per requested position. Discriminating are feeds with fewer logits than
+    tokens.
     """
     decoder, point = under_test.decoder, under_test.point
     plan = fed_and_shown_token_counts(decoder.capabilities.max_feed)
-    partial = sum(last < n for n, last in plan)  # all there are, for a decoder of narrow feeds
+    partial = sum(last < n for n, last in plan)  # all pairs, for a decoder of narrow feeds
     judge = Judge.for_check("last", under_test, min(MIN_DISCRIMINATING, partial))
     tally, at = judge.tally, 0
     with tally, CheckedSession(judge, decoder, prompts) as transcript:

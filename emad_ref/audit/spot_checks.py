@@ -1,11 +1,11 @@
 """Check the answers that a verdict used, and the timed requests, after the fact.
 
-A decoder may be right in every audit, and wrong in the batches behind quality, work or energy, or cut corners while
-timed. So code that reads answers for a verdict uses ``AuditedDecoder``, which keeps a few requests and sessions.
-Outputs from a timed run are judged unchanged; nothing is decoded again. The operating system's entropy selects answers
-and rows once the answers are there, so no seed predicts them.
+A decoder may pass every audit, but err in the batches for quality, work or energy, or cut corners while timed. So code
+that reads answers for a verdict uses ``AuditedDecoder``, which keeps a few requests and sessions. Outputs from a timed
+run are judged unchanged, without decoding again. The operating system's entropy selects answers and rows after the
+answers, so no seed predicts them.
 
-Ties are excused, however many: a few hundred tokens cannot show a share of 1 %.
+Any number of ties is excused: a few hundred tokens cannot show a share of 1 %.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from emad_ref.protocol import Capabilities, Decoder, Prompt, Session, Step
 from emad_ref.record import Floats, Ints, Record, Work
 
 KEPT_REQUESTS = 8  # half as many sessions
-JUDGED_ROWS = 2  # of each kept request, including the last
+JUDGED_ROWS = 2  # rows of each kept request, including the last
 EXACT_SCHEDULES = ("monotone", "free_eager", "free_deferred")  # schedules under which every state is the model's own
-# Largest ratio of a time ratio to a work ratio. If every kind of work costs time, and a part of the time does not
-# depend on depth, a time ratio lies below the largest ratio of any kind of work: sums of non-negative parts differ by
-# no more than their most different part. Running fewer layers also finds more of their weights and K/V in caches. The
-# factor of one and a half leaves room for that, and for noise.
+# Largest ratio of a time ratio to a work ratio. If every kind of work costs time, and part of the time does not depend
+# on depth, a time ratio is below the largest ratio of any kind of work: sums of non-negative parts differ at most by
+# the ratio of their most different part. Fewer layers also find more of their weights and K/V in caches. The factor of
+# one and a half leaves room for that, and for noise.
 MAX_UNEXPLAINED_SPEEDUP = 1.5
-ONE_SIDED = 0.025  # chance that the median lies below its interval
+ONE_SIDED = 0.025  # chance that the median is below its interval
 
 EmittedRows = Sequence[Ints]  # [rows] of new tokens
 
@@ -120,7 +120,7 @@ class AuditedDecoder:
         self.wrapped.close()
 
     def judge_answers(self) -> Finding:
-        """Judge the answers so far.
+        """Judge the kept answers.
 
         All rows of kept requests are complete and end at the right token. For some rows, always including the last,
         every token is the argmax at its claimed depth, and depths follow the rule; the work of the first request
@@ -139,7 +139,7 @@ class AuditedDecoder:
     # ------------------------------------------------------------ private
 
     def _place(self, number: int, capacity: int) -> int | None:
-        """Reservoir sampling: the place of the ``number``-th item among ``capacity`` places; None: dropped."""
+        """Reservoir sampling: place of the ``number``-th item among ``capacity`` places; None: drop it."""
         place = number - 1 if number <= capacity else self._draw.randrange(number)
         return place if place < capacity else None
 
@@ -196,7 +196,7 @@ class AuditedDecoder:
 
 
 def _is_near_threshold(point: OperatingPoint, signals: Floats, tolerance: float) -> bool:
-    """Whether the last of ``signals`` [m, probes] of one row lies within ``tolerance`` of a threshold of any bin."""
+    """Whether the last of ``signals`` [m, probes] of one row is within ``tolerance`` of a threshold of any bin."""
     for row in range(len(point.thresholds)):
         room, noise = headroom_and_noise(point, signals, np.full(len(signals), row))
         if (np.abs(room[-1]) <= tolerance * noise).any():
@@ -205,7 +205,7 @@ def _is_near_threshold(point: OperatingPoint, signals: Floats, tolerance: float)
 
 
 class RecordedSession:
-    """``wrapped``, with everything it shows of ``row`` kept, as long as it shows every token's logits."""
+    """Session that wraps ``wrapped`` and keeps its outputs for ``row``, as long as it shows every token's logits."""
 
     def __init__(self, wrapped: Session, prompts: Sequence[Prompt], row: int, step: Step):
         self.wrapped, self.prompt = wrapped, copy.deepcopy(prompts[row])
@@ -235,7 +235,7 @@ class RecordedSession:
         return step
 
     def deepen(self, length: Ints) -> Step:
-        self._is_kept, self._steps = False, []  # the shown depths are no longer those taken
+        self._is_kept, self._steps = False, []  # the shown depths differ from those taken
         return self.wrapped.deepen(length)
 
     def rollback(self, length: Ints) -> None:
@@ -261,7 +261,7 @@ class RecordedSession:
 
     @property
     def trajectory(self) -> Trajectory | None:
-        """The kept part of the row; None if there is nothing."""
+        """The kept part of the row; None if empty."""
         if not self._steps:
             return None
         depth, signal, logits, chosen = (np.array(column) for column in zip(*self._steps, strict=True))
@@ -290,7 +290,7 @@ class TimedOutputs:
 
 
 def check_timed_lengths(emitted: Mapping[str, Sequence[EmittedRows]], rows: int, new: int) -> Finding:
-    """Whether every arm emitted ``new`` tokens in each of ``rows`` rows, in all requests."""
+    """Check that every arm emitted ``new`` tokens in each of ``rows`` rows, in all requests."""
     tally = Tally("timed", needed=0)
     with tally:
         for arm, requests in emitted.items():
@@ -307,12 +307,12 @@ def check_timed_lengths(emitted: Mapping[str, Sequence[EmittedRows]], rows: int,
 def check_speedup_explained(
     arm: str, full: str, rows: int, seconds: Mapping[str, Floats], executed: Mapping[str, Floats]
 ) -> Finding:
-    """Whether the work that ``arm`` skipped explains its speed-up over ``full``, full depth.
+    """Check that the work skipped by ``arm`` explains its speed-up over ``full``, full depth.
 
     Args:
-        seconds: arm → [pairs], of one decoder at a point and at full depth. The lower end of the interval of the median
-            ratio counts (95 %, by order statistics; the least of up to six): a slowed full depth is slow in every pair,
-            a busy machine in some.
+        seconds: arm → [pairs], of one decoder at a point and at full depth. Uses the lower end of the interval of the
+            median ratio (95 %, by order statistics; the least of up to six): a slowed full depth is slow in every pair,
+            a busy machine only in some.
         executed: arm → [pairs, kinds] work of each kind, NaN if unknown.
     """
     pairs = len(seconds[arm])
@@ -340,13 +340,11 @@ def check_timed_requests(
     counted: bool,
     rows: Collection[int] | None = None,
 ) -> Finding:
-    """Whether the tokens, depths and work of ``timed`` match the claims.
+    """Check that the tokens, depths and work of ``timed`` match the claims.
 
     Args:
-        points: at which each arm with records decodes; the others decode at full depth.
-        new: tokens requested per row.
-        tolerance: largest honest difference of a logit, by arm.
-        counted: whether the decoder counts its work.
+        points: operating point of each arm with records; the other arms decode at full depth. new: tokens requested per
+        row. tolerance: largest honest difference of a logit, by arm. counted: whether the decoder counts its work.
         rows: compared with the lens if a batch has many; None: all.
 
     Raises:

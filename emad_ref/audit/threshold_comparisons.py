@@ -1,15 +1,15 @@
 """Check the comparison of a signal with its threshold: ≤ at equality, in float32 or wider, threshold by layer.
 
 The check needs no tolerance, because it compares the decoder with itself: the reported signals and the given thresholds
-determine the allowed depths. First it reads all signals of some prompts under thresholds that no signal passes. Then it
-puts thresholds where a careless comparison errs, at each probe near the row that comes nearest to firing:
+determine the allowed depths. First it reads all signals of some prompts under thresholds that no signal meets. Then it
+sets thresholds at which a careless comparison errs, at each probe near the row nearest to firing:
 
-below  the threshold lies a little beyond the signal: rounded to fewer digits the two are equal, and the token stops
-equal  both are one float32: the token stops, as the rule says ≤ (≥ for signals that rise)
-above  the token stops by a little: with a threshold or signal rounded the other way it does not
+below  the signal misses the threshold slightly; rounded to fewer digits the two are equal, and the token stops
+equal  both are the same float32: the token stops, since the rule is ≤ (≥ for signals that rise)
+above  the signal meets the threshold slightly; with either rounded the other way the token does not stop
 
-Points that compare entropies say a margin, which their thresholds hold already. A decoder that applies it again stops
-too late.
+Points that compare entropies name a margin, which their thresholds include already. A decoder that applies it again
+stops too late.
 
 Discriminating are the careless comparisons (``CARELESS_COMPARISONS``) that would change some token's depth.
 """
@@ -31,9 +31,9 @@ from emad_ref.record import DECODE, Floats, Ints
 from emad_ref.signals import ENTROPY, SIGNALS
 
 MOST_PROBES = 8
-THRESHOLD_STEP = 2.0**-15  # of a signal: an eighth of float16's spacing at least, and 256 times float32's
-MARGIN_NATS = 0.25  # of the label alone: a decoder that subtracts it once more never stops where it should
-UNREACHED_THRESHOLD = {"falls": -1.0, "rises": 1e6}  # finite thresholds, which must be read, and which no value passes
+THRESHOLD_STEP = 2.0**-15  # relative to a signal: at least an eighth of float16's spacing, and 256 times float32's
+MARGIN_NATS = 0.25  # margin of the label only: a decoder that subtracts it again never stops in time
+UNREACHED_THRESHOLD = {"falls": -1.0, "rises": 1e6}  # finite thresholds, which must be read, and which no value meets
 
 DecoderOpening = Callable[[OperatingPoint], AbstractContextManager[Decoder]]
 Rounding = Callable[[Any], Any]
@@ -44,7 +44,7 @@ def round_float32(values: Floats) -> Floats:
 
 
 def round_bfloat16(values: Floats) -> Floats:
-    """Rounded to 8 bits, to nearest even."""
+    """``values`` rounded to 8 bits, to nearest even."""
     bits = np.asarray(values, dtype=np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).astype(np.uint32)
     return rounded.view(np.float32).astype(np.float64)
@@ -78,8 +78,8 @@ def check_threshold_comparisons(
 ) -> Finding:
     """Check the first decided position of all prompts, through ``start`` and through ``generate``.
 
-    ``opened`` opens the decoder under test at a point. ``batches``: looked at one after the other, until every careless
-    comparison would have shown.
+    ``opened`` opens the decoder under test at a point. ``batches``: used one after the other, until every careless
+    comparison would show.
 
     Raises:
         Unsupported: the decoder declines the signal.
@@ -109,7 +109,7 @@ def check_threshold_comparisons(
 
 
 def _comparison_point(layers: int, probes: tuple[int, ...], thresholds: Sequence[float], signal: str) -> OperatingPoint:
-    """A point of these thresholds. One of entropies is labelled as EMAD's, which holds the margin in its thresholds."""
+    """A point of these thresholds. Entropy points are labelled as EMAD's, whose thresholds include the margin."""
     family, margin = ("emad", MARGIN_NATS) if signal == ENTROPY.name else ("quantile", None)
     return OperatingPoint(
         "comparisons", family, layers, layers, probes, (tuple(thresholds),), signal=signal, margin_nats=margin
@@ -140,7 +140,7 @@ def _generate_depths(decoder: Decoder, prompts: Sequence[Prompt], probes: int) -
 
 
 def _judge_comparisons(tally: Tally, how: str, point: OperatingPoint, depth: Ints, signal: Floats) -> NDArray[np.int64]:
-    """Tokens that would have betrayed each careless comparison, after requiring depths that an honest one gives."""
+    """Number of tokens that would reveal each careless comparison, after requiring the depths of an honest one."""
     threshold = np.array(point.thresholds[0], dtype=np.float64)
     expected = [_compared_depths(point, signal, threshold, *each) for each in HONEST_COMPARISONS]
     right = np.logical_or.reduce([depth == each for each in expected])
@@ -167,7 +167,7 @@ def _compared_depths(
     of_threshold: Rounding,
     compare: Callable[[Any, Any], Any],
 ) -> Ints:
-    """[rows] by one way of comparing; what was not read does not fire."""
+    """Depths [rows] by one way of comparing; unread signals do not fire."""
     sense = 1.0 if SIGNALS[point.signal].sense == "falls" else -1.0
     fired = compare(sense * of_signal(signal), sense * of_threshold(threshold))
     return first_firing_probe(fired, np.asarray(point.probes, dtype=np.int64), point.ceiling)

@@ -22,10 +22,10 @@ TokenRows = Sequence[Sequence[int]]
 
 
 def prompts_and_next_tokens(lens: Lens, texts: Sequence[Ints], most: int) -> tuple[list[Prompt], list[list[int]]]:
-    """A prompt for every token that is the model's likeliest after a beginning of ``texts`` int64 [n], and that token.
+    """(Prompts, next tokens): one for every token that is the likeliest after a beginning of ``texts`` int64 [n].
 
-    Of several beginnings that with the largest lead over the second token; the rarest tokens first, ``most`` at most.
-    A decoder that bans a token, or reads only a part of the head, fails at some of them.
+    Among several beginnings it takes that with the largest lead over the second token; rarest tokens first, at most
+    ``most``. A decoder that bans a token, or reads only a part of the head, fails at some of them.
     """
     found: dict[int, tuple[float, Ints]] = {}
     count: Counter[int] = Counter()
@@ -59,11 +59,10 @@ def check_same_tokens(
 
     ``point`` None means full depth: only logit ties exist. Depths, if given, accompany the tokens they produced.
     ``declared``: noise that the decoder of ``actual`` declares; beyond ``tolerance`` it replaces it, and every row may
-    then end in a tie: ``check_generation`` checks position by position that tokens are the argmax within such noise.
-    ``tied_when_decoded(prompt, emitted, tolerance)``: whether the next token is a tie under copied states, of which the
-    lens knows nothing, since it computes all K and V. ``most_ties``: share of tokens that may be ties, in place of the
-    limit that these imply. ``n`` of the finding counts the tokens of ``actual``; if it passed with ties, ``detail``
-    says how many.
+    then end in a tie, since ``check_generation`` checks each position within such noise. ``tied_when_decoded(prompt,
+    emitted, tolerance)``: whether the next token is a tie under copied states, which the lens does not know.
+    ``most_ties``: share of tokens that may be ties, in place of the limit that these imply. ``n`` of the finding counts
+    the tokens of ``actual``; if it passed with ties, ``detail`` gives their number.
     """
     limit, tolerance = tie_share_limit_and_tolerance(tolerance, declared)
     limit = limit if most_ties is None else most_ties
@@ -103,7 +102,7 @@ def _is_tie(
     point: OperatingPoint | None,
     depth: int | None,
 ) -> bool:
-    """Whether tokens may differ after ``emitted`` [m]: by the tolerance, or by the rounding measured there."""
+    """Whether tokens may differ after ``emitted`` [m], by the tolerance or by the rounding measured there."""
     history = np.concatenate([prompt.tokens, np.asarray(emitted, dtype=np.int64)])
     if point is None:
         logits = lens(history, len(history) - 1)
@@ -126,7 +125,7 @@ def is_decoded_tie(
 ) -> bool:
     """Whether the token after ``emitted``, or its depth, is a tie of ``decoder`` at ``point``.
 
-    ``tolerance``: of a logit, and of a signal as far as it moves no faster.
+    ``tolerance``: of a logit, and of a signal that moves no faster.
     """
     session, step = decoder.start([prompt])
     for token in emitted:
@@ -148,7 +147,7 @@ def first_difference(a: Sequence[object], b: Sequence[object]) -> int:
     return next((i for i in range(shared) if a[i] != b[i]), shared)
 
 
-DIGITS = 4  # significant digits of a distance: it is compared with a tolerance, not with another distance
+DIGITS = 4  # significant digits of a distance, which is compared only with a tolerance
 
 
 class BadGoldenError(EmadError):
@@ -161,8 +160,8 @@ class GoldenTokens:
 
     ``depth`` is the other decision about the token: for a pair, the model that emitted it. ``margin``: logits between
     the two best shown; none for a sampled token. ``room``: distance of the nearest compared signal to its threshold.
-    Machines sum in different orders, so a row may part from its golden at a margin, or after a room, within the
-    tolerance. From there on it is another text, and is not compared.
+    Machines sum in different orders, so a row may diverge from its golden at a margin or room within the tolerance. The
+    different text after that is not compared.
     """
 
     token: Ints
@@ -204,11 +203,11 @@ def _rounded(value: float) -> float | None:
     return float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None
 
 
-# ---------------------------------------------------------------- taking
+# ---------------------------------------------------------------- making goldens
 
 
 def emitted_depths(record: Record) -> Ints:
-    """[rows, new] the depth of each step that emitted a token. Rows of equal length."""
+    """Depth of each step that emitted a token, [rows, new]. Rows of equal length."""
     return np.stack([record.tokens.depth[_decided_positions(record, row)] for row in range(len(record.emitted))])
 
 
@@ -223,7 +222,7 @@ def threshold_distances(record: Record, point: OperatingPoint) -> Floats:
     for row in range(len(record.emitted)):
         signal = record.signal[_decided_positions(record, row)]
         room, _ = headroom_and_noise(point, signal, np.zeros(len(signal), dtype=np.int64))
-        distances.append(np.abs(room).min(axis=1))  # −inf if nothing is decided
+        distances.append(np.abs(room).min(axis=1))  # −inf without a decision
     return np.stack(distances)
 
 
@@ -234,7 +233,7 @@ def _decided_positions(record: Record, row: int) -> Ints:
 
 
 def logit_margins(decoder: Decoder, prompts: Sequence[Prompt], emitted: Sequence[Ints]) -> Floats:
-    """[rows, new] logits between the two best that ``decoder`` shows at the choice of each of ``emitted``."""
+    """Logit margin of the two best tokens that ``decoder`` shows at each of ``emitted``, [rows, new]."""
     session, step = decoder.start(prompts)
     steps = [step.logits[:, -1]]
     for column in np.stack(emitted)[:, :-1].T:
@@ -245,7 +244,7 @@ def logit_margins(decoder: Decoder, prompts: Sequence[Prompt], emitted: Sequence
     return gap
 
 
-# ---------------------------------------------------------------- comparing
+# ---------------------------------------------------------------- comparing goldens
 
 
 def thresholds_to_golden_json(point: OperatingPoint) -> dict[str, Any]:
@@ -263,17 +262,17 @@ def largest_threshold_change(golden: Any, actual: dict[str, Any]) -> float:
     before, now = ([value for row in each["thresholds"] for value in row] for each in (golden, actual))
     if len(before) != len(now):
         return math.inf
-    # equal ones first: two infinite ones do not differ
+    # equal ones first, since two infinite ones do not differ
     return max((0.0 if a == b else abs(a - b) for a, b in zip(before, now, strict=True)), default=0.0)
 
 
 def compare_golden(
     golden: GoldenTokens, actual: GoldenTokens, tolerance: float, noise: float = 1.0, *, declared: float = 0.0
 ) -> Finding:
-    """Whether ``actual`` matches ``golden``, up to its ties.
+    """Check that ``actual`` matches ``golden``, up to its ties.
 
     ``tolerance`` of a logit; ``noise`` of a signal, in multiples of it. ``declared``: noise that the decoder of
-    ``actual`` declares; beyond ``tolerance`` it replaces it, and every row may part at a tie.
+    ``actual`` declares; beyond ``tolerance`` it replaces it, and every row may diverge at a tie.
     """
     limit, tolerance = tie_share_limit_and_tolerance(tolerance, declared)
     if actual.token.shape != golden.token.shape:

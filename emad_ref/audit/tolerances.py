@@ -24,7 +24,7 @@ from emad_ref.record import Floats, Ints
 # (float32 inside, dtype) → (on the CPU, on an accelerator). "Seen": largest difference between token-by-token cached
 # decoding and one pass, small random models of 8 and 24 layers with logits up to 10, six families.
 TOLERANCES: dict[tuple[bool, str], tuple[float, float]] = {
-    (False, "float64"): (1e-9, 1e-9),  # order of summation only: 2e-14 seen, with room for real depth and width
+    (False, "float64"): (1e-9, 1e-9),  # only the order of summation: 2e-14 seen, with room for real depth and width
     (True, "float64"): (5e-6, 5e-6),  # RMSNorm, or eager softmax, computes in float32 even here: 1.5e-6 seen
     # 24 bits through every layer; accelerators split reductions by shape, and TF32 must be off
     (False, "float32"): (2e-4, 1e-3),  # 1.3e-5 seen
@@ -43,11 +43,11 @@ BACKENDS: tuple[str, ...] = ("cpu", "cuda", "mps", "xpu")
 def tolerance(family: str, dtype: str, backend: str, kernel: str = "sdpa") -> float:
     """Largest honest difference, in logits and in nats, on ``backend`` (a device type).
 
-    ``family``: a config's ``model_type``. ``kernel``: of attention; an eager softmax is in float32 in any family, which
-    only float64 exceeds.
+    ``family``: a config's ``model_type``. ``kernel``: of attention; an eager softmax is in float32 in any family, less
+    exact only than float64.
 
     Raises:
-        BadArgument: a family, dtype or backend without a row: an unknown tolerance is not a loose one.
+        BadArgument: a family, dtype or backend without a row.
     """
     inside = get_family(family).float32_inside or (kernel == "eager" and dtype == "float64")
     if dtype not in DTYPES:
@@ -63,14 +63,14 @@ ROUNDING_FACTORS: dict[str, float] = {"float64": 4.0, "float32": 4.0, "float16":
 
 
 def measured_tolerance(lens: Lens, tokens: Ints, layers: Sequence[int], tolerance: float) -> float:
-    """``tolerance``, or what rounding allows of the logits of the last of ``tokens`` after ``layers``, if larger."""
+    """``tolerance``, or the measured rounding of the logits of the last of ``tokens`` after ``layers``, if larger."""
     return max(tolerance, lens.max_rounding_error(tokens, layers))
 
 
 def find_first_excess(
     lens: Lens, tokens: Ints, first: int, off: Floats, layers: Sequence[int], tolerance: float
 ) -> tuple[int, float] | None:
-    """The first position whose difference exceeds ``tolerance`` and the rounding measured there; None if none does.
+    """The first position with a difference above ``tolerance`` and the rounding measured there; None without one.
 
     ``off`` float64 [m]: differences of logits after one of ``layers`` at positions ``first`` … of ``tokens``; NaN
     exceeds everything. Returns the index into ``off`` and the allowed difference.
@@ -90,13 +90,13 @@ LEAST_PRECISE = max(UNIT_ROUNDOFF, key=UNIT_ROUNDOFF.__getitem__)
 def largest_declarable_noise(lens: Lens, tokens: Ints, tolerance: float) -> float:
     """The largest noise that a decoder may declare, in logits; at least ``tolerance``.
 
-    ``tokens`` int64 [n]: text that gives the largest logit.
+    ``tokens`` int64 [n]: text for the largest logit.
     """
     return max(tolerance, MAX_ROUNDINGS * UNIT_ROUNDOFF[LEAST_PRECISE] * float(np.abs(lens(tokens)).max()))
 
 
 def check_declared_noise(noise: float, largest: float) -> Finding:
-    """Whether the declared ``noise`` is a number ≥ 0 and at most ``largest``."""
+    """Check that the declared ``noise`` is a number ≥ 0 and at most ``largest``."""
     if not 0 <= noise <= largest:
         complaint = (
             f"the decoder declares logit_noise={noise:g}, but {LEAST_PRECISE}, the least precise dtype, honestly "

@@ -1,8 +1,8 @@
 """Record the outputs of a session, row by row, and judge each position against the lens on the row's own history.
 
-Each position is judged under the cap that the row itself claims, D_{t-1}. Without comparisons within the tolerance this
-is, by induction, the replay of the whole row. After a tie has flipped one depth, the rest of the row is judged along
-the trajectory it took.
+Each position is judged under the cap that the row claims, D_{t-1}. Without comparisons within the tolerance this
+equals, by induction, the replay of the whole row. After a tie has changed a depth, the rest of the row is judged along
+its own trajectory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from emad_ref.record import Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
 
 WIDEST_FEED = 3  # tokens
-LAST_POSITIONS = 3  # of a row, whose logits are held against those of their token alone
+LAST_POSITIONS = 3  # last positions of a row, whose logits are compared with those of their token alone
 
 
 class RefutedPositionError(AuditRefutedError):
@@ -52,8 +52,8 @@ class Trajectory:
 
     ``tokens`` int64 [first + m] the row's history; ``depth`` int64 [m]; ``signal`` float64 [m, probes], NaN = unread;
     ``chosen`` bool [m]: the rule chose the depth (False: it was forced); ``logits`` float64 [shown, V], None if the
-    decoder showed none; ``shown`` bool [m]: their positions, None: all. ``stage`` [m]: earlier events of the session,
-    in words, or ().
+    decoder showed none; ``shown`` bool [m]: their positions, None: all. ``stage`` [m]: texts about earlier events of
+    the session, or ().
     """
 
     name: str
@@ -67,7 +67,7 @@ class Trajectory:
     stage: tuple[str, ...] = ()
 
     def caps(self, point: OperatingPoint) -> Ints:
-        """[m] the largest depth each position was allowed, by the depths claimed before it."""
+        """Largest allowed depth of each position [m], by the depths claimed before it."""
         if point.schedule != "monotone" or len(self.depth) == 0:
             return np.full(len(self.depth), point.ceiling, dtype=np.int64)
         return np.concatenate([[point.ceiling], self.depth[:-1]])
@@ -77,7 +77,7 @@ class Trajectory:
         return f"{self.name}, position {self.first + at}, depth {self.depth[at]}{stage}"
 
     def reproduction_json(self, at: int, point: OperatingPoint) -> dict[str, Any]:
-        """The history up to position ``first`` + ``at``, all that a decoder needs to fail there, as JSON values.
+        """The history up to position ``first`` + ``at``, which suffices to reproduce the failure, as JSON values.
 
         ``depths`` are those of the tokens from ``first`` on; ``forced``: whether the check set the last of them.
         """
@@ -96,12 +96,12 @@ class DecoderUnderTest:
     """A decoder at ``point``, its reference lens, and ``tolerance``: the largest honest difference.
 
     ``tolerance`` in logits and nats; a check raises it to the decoder's declared noise. ``exact_context`` False
-    requires of the ``work.context`` of one row only the causal minimum: for decoders that attend over padded keys, or
-    run the prompt in other pieces, and count so. ``window``: positions that the model holds, 0 if unknown. ``forces``
-    False: sessions are fed without a depth, so a point at full depth judges a decoder that takes none.
+    requires only the causal minimum of one row's ``work.context``, for decoders that attend over padded keys, or run
+    the prompt in other pieces, and count these. ``window``: positions that the model holds, 0 if unknown. ``forces``
+    False: sessions are fed without depths, for decoders at full depth that take no forced depth.
 
     Raises:
-        BadArgument: ``forces`` False at a point with exits, whose depths would then be the rule's.
+        BadArgument: ``forces`` False at a point with exits, where the rule would decide the depths.
     """
 
     decoder: Decoder
@@ -119,14 +119,13 @@ class DecoderUnderTest:
 
 @dataclass(frozen=True)
 class Judge:
-    """Compares a decoder at ``point`` with ``lens`` (None: with replay); complaints end ``tally``'s check.
+    """Compares a decoder at ``point`` with ``lens`` (None: with replay); a complaint ends ``tally``'s check.
 
     ``tolerance``: in logits and nats, the decoder's declared noise included. ``counted``: the decoder counts its work.
     ``exact_context``, ``forces`` as in ``DecoderUnderTest``.
 
-    Few positions amplify rounding a hundredfold: a token that is about to become an attention sink, for example. Where
-    a complaint arises, the lens measures the rounding of that position, which then replaces the tolerance if it is
-    larger.
+    A few positions amplify rounding a hundredfold, such as a token that becomes an attention sink. For a complaint the
+    lens measures the rounding of that position, which replaces the tolerance if it is larger.
     """
 
     tally: Tally
@@ -151,7 +150,7 @@ class Judge:
         return cls(tally, under_test.lens, under_test.point, tolerance, capabilities.counted, *exactness)
 
     def with_lens_prefetch(self, trajectories: Iterable[Trajectory]) -> Judge:
-        """This judge, whose lens reads ``trajectories`` several at once: the next ones to be judged, in their order."""
+        """This judge with a lens that reads ``trajectories``, the next ones to judge in order, several at once."""
         assert self.lens is not None, "only replay is judged without a lens"
         lens = self.lens if isinstance(self.lens, PrefixLens) else PrefixLens(self.lens)
         lens.announce_sequences(((each.tokens, each.first) for each in trajectories), self.point.readout_layers)
@@ -172,7 +171,7 @@ class Judge:
     def _judge_with_tolerances(
         self, trajectory: Trajectory, reference: LensReference, judged: Callable[[LensReference], None]
     ) -> LensReference:
-        """Run ``judged``, again after each complaint that its position's own tolerance may explain."""
+        """Run ``judged``, and repeat it after each complaint that its position's own tolerance may explain."""
         while True:
             ties, near = self.tally.ties, self.tally.near
             try:
@@ -189,7 +188,7 @@ class Judge:
     def widen_reference(self, trajectory: Trajectory, reference: LensReference, at: int) -> LensReference:
         """``reference`` with the tolerances of position ``first`` + ``at``, if these are larger than the judge's.
 
-        The rounding measured there allows more of its logits, and its signal may move faster than they do.
+        The rounding measured there allows larger differences of logits, and its signal may move faster than they do.
         """
         if self.lens is None or reference.signal_tolerance[at] > self.tolerance:  # measured before
             return reference
@@ -209,9 +208,9 @@ class Judge:
         return compute_reference(self.lens, trajectory.tokens, self.point, trajectory.first, self.tolerance)
 
     def require_trajectories(self, trajectories: Sequence[Trajectory]) -> None:
-        """Require right ones; discriminating are positions whose logits differ from full depth's.
+        """Require right trajectories; discriminating are positions with other logits than full depth's.
 
-        Where no depth is forced, discriminating are positions as ``count_context_dependent`` counts them.
+        Without forced depths ``count_context_dependent`` counts discriminating positions.
         """
         ahead = self.with_lens_prefetch(trajectories)
         for trajectory in trajectories:
@@ -224,7 +223,7 @@ class Judge:
     def count_context_dependent(self, trajectory: Trajectory, reference: LensReference) -> int:
         """Number of a row's last positions whose expected logits differ from those of their token alone.
 
-        They show whose K and V a session reads.
+        They show which row's K and V a session reads.
         """
         assert self.lens is not None, "only replay is judged without a lens"
         expected, first = emitted_logits(reference, trajectory)[-LAST_POSITIONS:], len(trajectory.tokens)
@@ -262,7 +261,7 @@ class Judge:
         self._refute_first(
             trajectory, ~(off <= allowed), lambda t: f"signal off by {off[t]:.2g} {unit}, more than {allowed[t]:g}"
         )
-        # A probe at the cap decides nothing, and one that never fires may stay unread: both are the decoder's choice.
+        # A decoder may skip a probe at the cap, which decides nothing, and one that never fires.
         passed = (probes < depth[:, None]) & can_fire(point, reference, rows)
         exited = (probes == depth[:, None]) & (depth < cap)[:, None]
         unread = ((passed | exited) & ~read).any(axis=1)
@@ -344,18 +343,18 @@ def emitted_logits(reference: LensReference, trajectory: Trajectory) -> Floats:
 
 
 def count_non_full_depth_tokens(reference: LensReference, trajectory: Trajectory) -> int:
-    """Number of positions whose argmax is not full depth's: only there do emitted tokens betray a wrong depth."""
+    """Number of positions with another argmax than full depth's: only there emitted tokens show a wrong depth."""
     return int((emitted_logits(reference, trajectory).argmax(-1) != reference.logits.last_layer.argmax(-1)).sum())
 
 
 def count_non_full_depth_logits(reference: LensReference, trajectory: Trajectory, tolerance: float) -> int:
-    """Number of positions whose logits are not full depth's: only there do logits betray a wrong depth."""
+    """Number of positions with other logits than full depth's: only there logits show a wrong depth."""
     emitted, last = emitted_logits(reference, trajectory), reference.logits.last_layer
     return int((np.abs(emitted - last).max(axis=-1) > tolerance).sum())
 
 
 def count_positions_with_probe(trajectory: Trajectory, point: OperatingPoint) -> int:
-    """Number of positions at which some probe lay below the cap, so that the rule had something to decide."""
+    """Number of positions with a probe below the cap, where the rule decides."""
     return int((trajectory.caps(point) > min(point.probes)).sum()) if point.probes else 0
 
 
@@ -363,7 +362,7 @@ def count_positions_with_probe(trajectory: Trajectory, point: OperatingPoint) ->
 
 
 class CheckedSession:
-    """An open session whose every answer is kept, by row, and checked against the protocol's contract.
+    """An open session that keeps every answer by row and checks it against the protocol's contract.
 
     The contract: shapes; ``length`` grows by the fed tokens; a forced depth is the depth taken; under the monotone
     schedule ``cap`` is the last depth; returned arrays do not change later. ``rows`` are the indices of the prompts it
@@ -379,7 +378,7 @@ class CheckedSession:
         self.tokens = [[int(token) for token in prompt.tokens] for prompt in prompts]
         self.first = [len(prompt.tokens) - 1 for prompt in prompts]
         self.steps: list[list[tuple[int, Floats, Floats | None, bool, str]]] = [[] for _ in prompts]
-        self._returned: list[tuple[str, np.ndarray, np.ndarray]] = []  # (name, array as returned, copy made at once)
+        self._returned: list[tuple[str, np.ndarray, np.ndarray]] = []  # (name, array as returned, immediate copy)
         self._calls = 0
         self.session, step = decoder.start(prompts)
         self._write(step, 1, 1, None)
@@ -395,7 +394,7 @@ class CheckedSession:
     def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> None:
         """Feed ``tokens`` [rows, n] at ``depth`` [rows, n] (None: the rule's), as ``Session.feed``.
 
-        Where the judge forces no depth, ``depth`` is left out.
+        A judge that forces no depth omits ``depth``.
         """
         depth = depth if self.forces else None
         for row, fed in zip(self.rows, tokens, strict=True):
@@ -408,7 +407,7 @@ class CheckedSession:
         self._write(step, tokens.shape[1], tokens.shape[1] if last is None else last, depth)
 
     def require_refusal(self, tokens: Ints, depth: Ints) -> None:
-        """Require, where depths are forced, that inadmissible ``depth`` [rows, n] is refused and changes no state."""
+        """If depths are forced, require that inadmissible ``depth`` [rows, n] is refused and changes no state."""
         if not self.forces:
             return
         length, cap = self.session.length.copy(), self.session.cap.copy()
@@ -478,7 +477,7 @@ class CheckedSession:
         self._require_state("after a step")
 
     def _keep(self, what: str, returned: np.ndarray) -> np.ndarray:
-        """Store ``returned`` beside a copy made at once, and return the copy."""
+        """Store ``returned`` with an immediate copy, and return the copy."""
         copied = np.array(returned)
         self._returned.append((what, returned, copied))
         return copied
@@ -496,7 +495,7 @@ class CheckedSession:
 
 
 def feed_slices(tokens: int, widest: int) -> list[slice]:
-    """``tokens`` columns cut into feeds of one token and of the widest allowed (``WIDEST_FEED`` at most), in turn."""
+    """Slices of ``tokens`` columns for feeds of one token and of the widest allowed (≤ ``WIDEST_FEED``), in turn."""
     cut: list[slice] = []
     start = 0
     while start < tokens:

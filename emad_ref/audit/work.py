@@ -1,22 +1,22 @@
-"""Check counted work: against the decisions that imply it, between points, and against observed matrix products.
+"""Check counted work against the decisions that imply it, between points, and against observed matrix products.
 
 The work of a row follows from depths alone, for single-token steps after a prompt of n tokens whose first n − 1 run in
 one forward at the ceiling:
 
     tokens[ℓ]   (n − 1) + #{t : D_t ≥ ℓ}
     context[ℓ]  (n − 1)² + Σ_{t : D_t ≥ ℓ} (position_t + 1)
-    readout[ℓ]  #{t : the signal at ℓ was read, or D_t = ℓ}      a full probe's readout doubles as the exit's
+    readout[ℓ] #{t : the signal at ℓ was read, or D_t = ℓ} a full probe's readout also serves the exit
 
-The rule determines what a probe runs, and whether it doubles (``lens.ProbeReadouts``). Estimates and pruned
+The rule determines a probe's cost, and whether it also serves the exit (``lens.ProbeReadouts``). Estimates and pruned
 vocabularies are separate kinds of readouts with their own multiply-adds; a tuned lens adds some to every full head
-below the last layer. A rule that compares several layers reads every one of its probes up to the exit. If nothing can
-exit below the ceiling, the whole prompt may run in one forward: context[ℓ] is then larger by n − 1. Under
-``free_eager`` layers above D_t still need K and V: tokens + fills cover every position up to the ceiling.
+below the last layer. A rule that compares several layers reads every one of its probes up to the exit. If no token can
+exit below the ceiling, the whole prompt may run in one forward, and context[ℓ] is larger by n − 1. Under ``free_eager``
+layers above D_t still need K and V, so tokens + fills cover every position up to the ceiling.
 
-A count that is too high is as wrong: savings are shares of it. Of several rows no block runs for more tokens than if
-all of them, padded to a power of two, went as far as the deepest at every step, or in every feed; for deferred layers,
-stacks of several rows have no such bound. A query meets no more keys than a buffer that grows by doubling, or one of
-constant size, holds; and no layer meets more than the one below it.
+A count that is too high is also wrong, since savings are shares of it. For several rows, no block may run more tokens
+than if all rows, padded to a power of two, ran as deep as the deepest at every step, or in every feed; stacks of
+deferred layers over several rows have no such bound. A query may meet at most the keys of a buffer that grows by
+doubling, or has constant size; and no layer may meet more keys than the one below it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from emad_ref.record import HEAD, READOUTS, Bools, Ints, Work
 
 FULL = READOUTS.index("full")
 MIN_BUFFER_KEYS = 256  # keys that a query may meet in a padded buffer of a short row
-ROW_ROUNDING = 0.01  # rows; shares of sliced matrices are no exact binary fractions
+ROW_ROUNDING = 0.01  # rows; shares of sliced matrices are not exact in binary
 
 MatrixRows = Mapping[tuple[int, str], float]  # (layer, matrix) → rows multiplied with it
 
 
-# ---------------------------------------------------------------- what decisions imply
+# ---------------------------------------------------------------- work implied by decisions
 
 
 def implied_work(
@@ -68,7 +68,7 @@ def implied_work(
 
 
 def _read_probes(trajectory: Trajectory, point: OperatingPoint) -> Bools:
-    """[m, probes] read probes: those with a signal, or all up to the exit for a rule that needs them all."""
+    """Mask [m, probes] of read probes: those with a signal, or all up to the exit for a rule that needs all."""
     if point.confidence is None:
         return ~np.isnan(trajectory.signal)
     upto = np.asarray(point.probes, dtype=np.int64) <= trajectory.depth[:, None]
@@ -139,14 +139,14 @@ def require_counted_work(
 def _judge_upper_bounds(
     judge: Judge, label: str, work: Work, covered: Ints, trajectories: list[Trajectory], implied: Work, widest: int
 ) -> None:
-    """Require no more than padding explains: ``covered`` [L] tokens, their keys, and the read heads.
+    """Require at most the work that padding explains: ``covered`` [L] tokens, their keys, and the read heads.
 
     ``implied``: the most work that the decisions imply of each row alone.
     """
     tally, point = judge.tally, judge.point
     slots = 1 << (len(trajectories) - 1).bit_length()
     longest, steps = max(each.first for each in trajectories), max(len(each.depth) for each in trajectories)
-    deepest = np.zeros(steps, dtype=np.int64)  # of all rows, by decoding step
+    deepest = np.zeros(steps, dtype=np.int64)  # deepest token of all rows, by decoding step
     for each in trajectories:
         deepest[: len(each.depth)] = np.maximum(deepest[: len(each.depth)], each.depth)
     for _ in range(1, widest):
@@ -155,7 +155,7 @@ def _judge_upper_bounds(
     below, ran = layers <= point.ceiling, (deepest[:, None] >= layers).sum(axis=0)
     most = slots * (longest * below + (steps * below if point.schedule == "free_eager" else ran))
     if point.schedule == "free_deferred" and len(trajectories) > 1:
-        # rows complete deferred layers together, each as often as the longest of their stacks: no simple bound
+        # rows complete deferred layers together, each as often as their longest stack, without a simple bound
         most = np.maximum(most, covered)
     bounds = [("tokens", covered, most), ("readout_rows", work.readout_rows[FULL], slots * steps * below)]
     for i, kind in enumerate(READOUTS):
@@ -209,12 +209,12 @@ def constant_keys_per_query(work: Work, prompts: Iterable[int]) -> set[int]:
 def check_work_counters(
     full: Decoder, exiting: Decoder, prompt: Prompt, continuation: Ints, new: int, source: int
 ) -> Finding:
-    """Check that the same tokens cost the same at full depth and at a point with exits, if both run the same layers.
+    """Check that equal layers and tokens cost the same at full depth and at a point with exits.
 
-    Layer 1 runs for every token, whatever the rule: a higher count at full depth would claim savings that were never
-    realised. One row is fed ``continuation`` int64 [n], and ``new`` tokens are generated. The prompt may run in one
-    forward at full depth, and all but its last position at a point: keys may differ by two more rows of the prompt's
-    attention. ``source``: encoder tokens besides the prompt; 0: no encoder.
+    Layer 1 runs for every token under any rule, so a higher count at full depth would claim unrealised savings. One row
+    is fed ``continuation`` int64 [n], and ``new`` tokens are generated. The prompt may run in one forward at full
+    depth, but without its last position at a point, so keys may differ by two more rows of the prompt's attention.
+    ``source``: encoder tokens besides the prompt; 0: no encoder.
     """
     tally = Tally("counters", needed=1)
     if not (full.capabilities.counted and exiting.capabilities.counted):
@@ -265,7 +265,7 @@ def _work_generated(decoder: Decoder, prompt: Prompt, new: int) -> Work:
 
 
 def _judge_encoder_work(tally: Tally, what: str, work: Work, source: int) -> None:
-    """Judge encoder and cross-attention: nothing without a source; with one, each state written once per layer."""
+    """Judge encoder and cross-attention: no work without a source; with one, each state is written once per layer."""
     ran = work.tokens > 0
     for name, counted, least, most in (
         ("encoder_tokens", work.encoder_tokens, source, source),
@@ -280,7 +280,7 @@ def _judge_encoder_work(tally: Tally, what: str, work: Work, source: int) -> Non
         )
 
 
-# ---------------------------------------------------------------- what was observed to run
+# ---------------------------------------------------------------- observed matrix products
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,9 +299,8 @@ def check_observed_work(requests: Sequence[ObservedRequest]) -> Finding:
 
     refuted       a matrix met more rows than tokens[ℓ] + fills[ℓ], or each of them more than tokens[ℓ]: blocks ran
                   uncounted, for example all layers at every step with a router that chooses among them afterwards
-    refuted       the head met more than two rows per readout, besides the prompt's. Two, since a deciding readout may
-    be
-                  recomputed to be shown; a plain forward computes the prompt's logits in any case
+    refuted       the head met more than two rows per readout, besides the prompt's: two, since a decoder may recompute
+    a deciding readout for output; a plain forward also computes the prompt's logits
     passed        the busiest matrix of every layer met tokens[ℓ] + fills[ℓ] rows, in every request
     inconclusive  fewer were observed: the rest ran elsewhere (custom kernels, another process)
     """
