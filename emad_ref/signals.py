@@ -138,7 +138,7 @@ class Signal:
 
     ``label``        its name in tables.
     ``sense``        ``falls``: a rule fires at or below τ; ``rises``: at or above.
-    ``needs``        its inputs; ``ALONE``: one layer's logits.
+    ``needs``        its inputs; ``LAYER_LOGITS``: one layer's logits.
     ``cost``         kind of ``record.READOUTS`` that a probe runs over the whole vocabulary; None: no readout.
     ``from_logits``  logits [..., V] → [...], float32 (float64 for float64 logits); None if it needs more.
     ``from_lens``    the same in NumPy, float64 [..., V] → [...], for audits; None: audits run the rule's own probe.

@@ -134,6 +134,25 @@ def _resolves(reference: str) -> bool:
     return True
 
 
+OF_OTHERS = (
+    "HF_HUB_OFFLINE",
+    "Q4_1",
+    "QUESTIONS",
+)  # an environment variable, a GGUF format, what a claim's module defines
+
+
+def test_a_constant_that_a_sentence_names_is_there() -> None:
+    """In docstrings and comments: the module holds the constant, or the sentence names the module that does."""
+    constant = re.compile(r"``([A-Z][A-Z_0-9]{3,})``")
+    found = []
+    for source in PRODUCT:
+        text = source.read_text(encoding="utf-8")
+        known = set(re.findall(r"[A-Z_0-9]+", constant.sub("", text)))
+        found += [(source.relative_to(ROOT).as_posix(), name, name in known) for name in constant.findall(text)]
+    assert len(found) > 50, "the references were not found"
+    assert not [(place, name) for place, name, known in found if not known and name not in OF_OTHERS]
+
+
 def test_a_module_that_a_sentence_names_is_there() -> None:
     """In docstrings, comments and messages: a package of ours, a dot, and a module or a name of it."""
     packages = "|".join([*sorted(path.parent.name for path in (ROOT / "emad_ref").glob("*/__init__.py")), "exit_rules"])

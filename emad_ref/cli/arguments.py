@@ -156,7 +156,7 @@ def parse_whole_number(text: str) -> int:
 
 
 def parse_real_number(text: str) -> float:
-    """Type of an argument: a number in plain digits. NaN and infinity pass: ``BOUNDS`` refuses them by name."""
+    """Type of an argument: a number in plain digits. NaN and infinity pass: ``cli.BOUNDS`` refuses them by name."""
     try:
         return parse_number(text)
     except ValueError:

@@ -233,7 +233,7 @@ def make_openings_task(models: PairModels) -> PairTask:
 
 
 def group_by_prompt_length(items: Sequence[TextRequest]) -> list[list[int]]:
-    """Indices of items in groups of equally long prompts, at most ``ROWS`` each."""
+    """Indices of items in groups of equally long prompts, at most ``PAIR_ROWS`` each."""
     groups: list[list[int]] = []
     for index in sorted(range(len(items)), key=lambda index: len(items[index].prompt)):
         last = groups[-1] if groups else []
@@ -300,7 +300,7 @@ class PairAnswers:
     # ------------------------------------------------------------ ways to answer
 
     def answer_by_one_model(self, model: int, task: str, split: Split, count: int) -> ItemAnswers:
-        """Items answered by the ``SMALL`` or the ``LARGE`` model alone, at full depth."""
+        """Items answered by one model of the pair alone, at full depth."""
         return self.answer_by_switching(self.make_single_model_rule(model), task, split, count)
 
     def make_single_model_rule(self, model: int) -> SwitchingRule:

@@ -8,7 +8,7 @@ hooks              of every kind, as objects
 methods            those that the instance overrides (``forward``, …), and its class's own ``forward``
 training, config   the flag; the model's config and generation config, attention kernel included
 
-Bytes are digested piece by piece. Each comparison reads a model of at most ``AT_ONCE`` bytes completely. Of a larger
+Bytes are digested piece by piece. Each comparison reads a model of at most ``BYTES_PER_CHECK`` completely. Of a larger
 one it reads each tensor's first piece and the next share of the others: a change of whole matrices shows at once, a
 change of a single number after at most as many comparisons as there are shares.
 

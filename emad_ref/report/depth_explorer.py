@@ -1,7 +1,7 @@
 """Texts that the page shows token by token: one text at every margin (the depth explorer), and texts of a pair.
 
-Both are built from ``EMBEDDED`` tables. All texts are written here; the page's script only selects among them. Lists
-that do not match their table are rejected as a whole, since they would colour the wrong token.
+Both are built from ``report.figures.EMBEDDED`` tables. All texts are written here; the page's script only selects
+among them. Lists that do not match their table are rejected as a whole, since they would colour the wrong token.
 """
 
 from __future__ import annotations

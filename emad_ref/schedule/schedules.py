@@ -121,6 +121,10 @@ class ExitFlow:
         self.running, self.layer = np.arange(len(self.hidden)), 0  # batch rows that have not stopped; layers run so far
 
     def run_layers(self, first: int, last: int) -> Tensor:
+        """See ``Flow.run_layers``. Counts rows · n tokens and rows · n · keys of context in each layer.
+
+        ``context.executed`` is ``context.keys``, or more where a captured graph fixes the number.
+        """
         state = self.state
         self.hidden, self.layer = state.stepper.run_layers(self.hidden, first, last, self.context, state.cache), last
         state.work.count_blocks(first, last, len(self.hidden), self.context.queries, self.context.executed)

@@ -111,7 +111,7 @@ class ThresholdTest(NamedTuple):
 class Guarantee:
     """The guarantee: what is promised, for which threshold, from how many documents of which text.
 
-    ``loss``       one of ``LOSSES``; ``cap`` B and ``risk`` δ in its unit, ``error`` ε.
+    ``loss``       one of ``BOUNDED_LOSSES``; ``cap`` B and ``risk`` δ in its unit, ``error`` ε.
     ``text``       a description of the calibration documents.
     ``tested``     thresholds from strict to loose up to the first that failed; ``chosen``: the last that passed, None:
                    full depth, which needs no promise.

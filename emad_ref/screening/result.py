@@ -80,8 +80,8 @@ def recommend(
     """The first of ``judged`` that evaluation confirms and that saves enough, or why none does.
 
     ``within_reach``: the largest possible saving of each family with any number of documents. ``inconclusive``: why
-    nothing can be recommended on so little text, or "". ``documents``: of evaluation. With ``FEWEST`` or more, the text
-    may say that further documents would not change the result.
+    nothing can be recommended on so little text, or "". ``documents``: of evaluation. With ``MIN_DOCUMENTS`` or more,
+    the text may say that further documents would not change the result.
     """
     if inconclusive and documents < MIN_DOCUMENTS:
         return _no_exit(inconclusive)

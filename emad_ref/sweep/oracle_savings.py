@@ -99,7 +99,7 @@ def oracle_curve(
 
 
 def with_oracle_signal(trace: Trace) -> Trace:
-    """The same trace with an exact, free estimate of the signal ``divergence``, named ``KNOWN``.
+    """The same trace with an exact, free estimate of the signal ``divergence``, by ``ORACLE_ESTIMATOR``.
 
     Raises:
         BadArgument: a trace without divergences.
