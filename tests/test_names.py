@@ -32,7 +32,7 @@ BANNED_MODULES = frozenset({
 
 @cache
 def classes() -> list[tuple[str, str]]:
-    """Name and place of every class of the product."""
+    """Return name and place of every class of the product."""
     return [
         (node.name, f"{source.relative_to(ROOT).as_posix()}:{node.lineno}")
         for source in PRODUCT
@@ -110,7 +110,7 @@ SETTINGS_OF_MATPLOTLIB = ("text.usetex", "text.parse_math")
 
 @cache
 def _defined(source: Path) -> frozenset[str]:
-    """Names of functions, classes, attributes and variables that a module defines or imports."""
+    """Return the names of functions, classes, attributes and variables that a module defines or imports."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -154,7 +154,7 @@ def test_a_constant_that_a_sentence_names_is_there() -> None:
 
 
 def test_a_module_that_a_sentence_names_is_there() -> None:
-    """In docstrings, comments and messages: a package of ours, a dot, and a module or a name of it."""
+    """In docstrings, comments and messages: a package of the product, a dot, and a module or a name of it."""
     packages = "|".join([*sorted(path.parent.name for path in (ROOT / "emad_ref").glob("*/__init__.py")), "exit_rules"])
     dotted = re.compile(rf"(?<![\w./])(?:emad_ref\.)?(?:{packages})(?:\.\w+)+(?![\w/])")
     found = [

@@ -125,5 +125,5 @@ def test_full_depth_is_faster_than_generate_and_never_slower_than_the_modules(na
 
 
 def shares(layers):
-    """¾, ½ and ¼ of the layers."""
+    """Return ¾, ½ and ¼ of the layers."""
     return tuple(layers * quarter // 4 for quarter in (3, 2, 1))

@@ -34,7 +34,7 @@ class Cell:
 
     @property
     def each(self) -> int:
-        """Items of a cluster."""
+        """Number of items in a cluster."""
         return TOGETHER if self.icc else 1
 
     @property
@@ -43,7 +43,7 @@ class Cell:
 
     @property
     def cluster(self) -> np.ndarray:
-        """int64 [items]."""
+        """Cluster of each item, int64 [items]."""
         return np.repeat(np.arange(self.n), self.each)
 
     def noise(self, rng: np.random.Generator) -> np.ndarray:

@@ -160,7 +160,7 @@ def test_times_of_something_else_are_falsified_though_no_point_was_usable():
 
 
 def sweep(**more: float) -> dict[int, TimedBatch]:
-    """2 and 8 rows, from twelve pairs."""
+    """Return a sweep of 2 and 8 rows, from twelve pairs."""
     return {2: timed(1.3, n=12, seed=2, **more), 8: timed(0.9, n=12, seed=8, **more)}
 
 

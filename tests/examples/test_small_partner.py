@@ -27,7 +27,7 @@ def module() -> ModuleType:
 
 
 def divergence(module: ModuleType, student: torch.nn.Module, windows: torch.Tensor) -> float:
-    """Nats per token on windows that the student did not read."""
+    """Return nats per token on windows that the student did not read."""
     taught = load("emad-tiny").model.base_model(windows).last_hidden_state
     with torch.no_grad():
         return float(module.loss_of(student, windows, taught, torch.Generator().manual_seed(0))[1])

@@ -218,7 +218,7 @@ def with_a_new_setting(made):
 
 
 def words() -> PreTrainedTokenizerFast:
-    """A character for each id."""
+    """Return a tokenizer with one character for each id."""
     backend = Tokenizer(BPE({chr(ord("0") + i): i for i in range(VOCABULARY)}, []))
     backend.decoder = Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=backend)

@@ -225,7 +225,7 @@ def against_full(
 def contrastive_scores(
     *gained: float | None, cell: Cell = PLAIN, share: float = SHALLOW
 ) -> Callable[[np.random.Generator], RuleComparisons]:
-    """One task per gain, at one minimum layer; None for the same score on every item."""
+    """Return one task per gain, at one minimum layer; None for the same score on every item."""
 
     def draw(rng: np.random.Generator) -> RuleComparisons:
         made = (against_full(rng, f"t{i}", gain, cell, share) for i, gain in enumerate(gained))

@@ -315,7 +315,7 @@ def test_logits_that_are_not_numbers_are_refused():
 
 
 def loaded(name, text="one", vocabulary=512):
-    """Its tokenizer has ids up to 499."""
+    """Return a model whose tokenizer has ids up to 499."""
     tokenizer = None
     if text is not None:
         backend, ids = SimpleNamespace(to_str=lambda: text), {"a": 0, "z": 499, "b": 1}
