@@ -8,11 +8,10 @@ each model: timing a decoder with a wrong K/V cache is useless. Tests of other p
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from emad_ref.claims.base import About, Suite, find_questions_by_claim
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR, NOT_OF_TIER
 from emad_ref.report.tiers import STATED_CLAIM, is_tier_test, parse_test_parameters
@@ -21,12 +20,17 @@ from pytest_emad import environment
 from pytest_emad.environment import is_shipped_test, shipped_file_name
 from pytest_emad.options import RunSettings
 
+if TYPE_CHECKING:
+    from emad_ref.claims.base import About, Suite
+
 EXIT_FIXTURE = "emad_exit"  # the fixture with the exit of --emad-exit
 PAIR_FIXTURES = frozenset({"emad_pair", "emad_pair_names"})  # the fixtures with the pair of --emad-pair
 
 
 def claim_pytest_params(suite: Suite, *about: About) -> list[Any]:
     """One parameter per claim that ``suite`` asks of such evidence, in the register's order, marked by its question."""
+    from emad_ref.claims.base import find_questions_by_claim  # brings SciPy: not at the start of every run
+
     return [
         pytest.param(claim, marks=pytest.mark.emad(claim=claim, budget=question.budget, measures=question.measures))
         for claim, question in find_questions_by_claim(load_register()).items()
