@@ -78,7 +78,7 @@ def build_argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def plan_steps(chosen: argparse.Namespace) -> Iterator[MachineMeasurement]:
+def plan_machine_measurements(chosen: argparse.Namespace) -> Iterator[MachineMeasurement]:
     """The chosen steps, in the chosen order."""
     of = [(model, dtype) for model in chosen.models for dtype in chosen.dtypes]
     from emad_ref.measurements.hardware import (
@@ -117,7 +117,7 @@ def run_steps(chosen: argparse.Namespace, clock: Callable[[], float] = time.mono
     record: dict[str, Any] = {
         FACTS: machine_facts(chosen.device) | {"copied, bytes/s": measure_copy_bandwidth(chosen.device)}
     }
-    for step in plan_steps(chosen):
+    for step in plan_machine_measurements(chosen):
         began = clock()
         print(f"{step.name} …", flush=True)
         if ends - began < LEAST and step.what in SHARES:

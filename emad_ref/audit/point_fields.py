@@ -197,7 +197,7 @@ def make_part_change(part: str, **fields: Any) -> PointChange:
     return changed
 
 
-def drop_bins(point: OperatingPoint) -> OperatingPoint:
+def point_without_bins(point: OperatingPoint) -> OperatingPoint:
     return replace(point, bins=BinSpec(), thresholds=point.thresholds[:1])
 
 
@@ -311,13 +311,13 @@ VARIANTS: dict[str, PointVariant] = {
     "bins of position": PointVariant(
         ("bins.features", "bins.position_edges"),
          plain_point_factory(bins=BinSpec(("position",), position_edges=(9, 14))),
-        (drop_bins, make_part_change("bins", position_edges=(32, 128)))),
+        (point_without_bins, make_part_change("bins", position_edges=(32, 128)))),
     "bins of confidence": PointVariant(
         ("bins.features", "bins.confidence_edges"), confidence_bins_point,
-        (drop_bins, make_part_change("bins", confidence_edges=(0.4, 0.7)))),
+        (point_without_bins, make_part_change("bins", confidence_edges=(0.4, 0.7)))),
     "bins of frequency": PointVariant(
         ("bins.features", "bins.frequency"), frequency_bins_point,
-        (drop_bins, make_part_change("bins",
+        (point_without_bins, make_part_change("bins",
          frequency=lambda bins: bytes((bucket + 1) % 3 for bucket in bins.frequency)))),
     "exits between probes": PointVariant(
         ("interpolate",), lambda sizes,

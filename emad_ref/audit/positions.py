@@ -75,7 +75,7 @@ def draw_block_end_lengths(rng: np.random.Generator, room: int) -> list[int]:
 PositionLogits = tuple[int, int, Floats]
 
 
-def check_positions(
+def check_positions_in_window(
     under_test: DecoderUnderTest,
     own: Callable[[Ints], Floats],
     texts: Ints,

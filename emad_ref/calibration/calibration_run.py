@@ -236,7 +236,7 @@ def _read_corpus(
     """Yield the state after each further unit of one corpus."""
     stream = limit_tokens(windows, plan.tokens)
     if name not in state.places:
-        state = replace(state, statistics=state.statistics.close_document())
+        state = replace(state, statistics=state.statistics.with_document_ended())
     digest, place = hashlib.sha256(), state.places.get(name, CorpusPosition())
     for window in islice(stream, place.windows):
         digest.update(window_to_bytes(window))

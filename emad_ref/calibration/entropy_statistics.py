@@ -84,7 +84,7 @@ class DocumentMoments:
 
     __hash__ = None  # type: ignore[assignment]  # holds an array
 
-    def close_document(self) -> DocumentMoments:
+    def with_document_ended(self) -> DocumentMoments:
         """The same moments at the end of a text: the next one begins with another document, whatever its number."""
         return DocumentMoments(self.count, self.products)
 
@@ -138,9 +138,9 @@ class EntropyStatistics:
     def layers(self) -> int:
         return self.sums.shape[1]
 
-    def close_document(self) -> EntropyStatistics:
-        """The same statistics at the end of a corpus (``DocumentMoments.close_document``)."""
-        return self if self.documents is None else replace(self, documents=self.documents.close_document())
+    def with_document_ended(self) -> EntropyStatistics:
+        """The same statistics at the end of a corpus (``DocumentMoments.with_document_ended``)."""
+        return self if self.documents is None else replace(self, documents=self.documents.with_document_ended())
 
     def has_shape(self, bins: int, layers: int) -> bool:
         """Whether every array has the shape and dtype for ``bins`` and ``layers``."""

@@ -554,7 +554,7 @@ def profile_from_statistics(
         corpora=dict(corpora),
         minimum_tokens=minimum_tokens,
     )
-    return _fit_profile(blank, bins, statistics.close_document())
+    return _fit_profile(blank, bins, statistics.with_document_ended())
 
 
 def merge(profiles: Sequence[Profile]) -> Profile:

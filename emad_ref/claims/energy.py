@@ -172,10 +172,10 @@ def measure_energy(evidence: ModelMeasurements, counter: EnergyCounter, rows: in
             counter,
             synchronize=full.synchronize,
         )
-    return energies if isinstance(energies, NoEnergyReason) else make_checked_result(energies, refresh, agreement)
+    return energies if isinstance(energies, NoEnergyReason) else with_counter_checks(energies, refresh, agreement)
 
 
-def make_checked_result(energies: EnergyResult, refresh_s: float, agreement: float | NoEnergyReason) -> EnergyResult:
+def with_counter_checks(energies: EnergyResult, refresh_s: float, agreement: float | NoEnergyReason) -> EnergyResult:
     """``energies`` with the counter's refresh time and its agreement with the power readings."""
     if isinstance(agreement, NoEnergyReason):
         said = [f"no self-check: {agreement.reason}"]

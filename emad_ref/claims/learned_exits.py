@@ -169,7 +169,7 @@ def gather_criterion_evidence(beyond: ExitEvaluation) -> CriterionEvidence:
     return CriterionEvidence(
         beyond.full_depth_in_flops,
         beyond.recommended_point_costs,
-        beyond.criterion_costs,
+        beyond.criterion_losses_and_work,
         beyond.oracle_saving_bound,
         beyond.exit.why_none,
     )

@@ -270,14 +270,14 @@ def answer_quality(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         return Answer(verdict, evidence.corpus, evidence.fingerprint, refused=decoder_unusable_reason(evidence))
     points, subject = evidence.points, evidence.subject
     windows = subject.cut_windows("evaluate", subject.budget.evaluate)
-    for point in points.proposed_points:
+    for point in points.selected_points:
         evidence.replay_validity.spot_check_bridge(point, windows, evidence.task_scores.reference_sequences).require()
     found = QualityEvidence(
-        [measure_point(evidence, loss) for loss in points.proposed_losses], evidence.task_scores.unavailable_reasons
+        [measure_point(evidence, loss) for loss in points.selected_losses], evidence.task_scores.unavailable_reasons
     )
     verdict = decide_quality(found, asked)
     by_leg = {leg.name: leg.interval for leg in verdict.legs}
-    names = [loss.point.name for loss in points.proposed_losses]
+    names = [loss.point.name for loss in points.selected_losses]
     intervals = {name: by_leg.get(format_perplexity_leg_name(name, evidence.corpus)) for name in names}
     exhibits = make_point_attachments(points, intervals) + make_task_attachments(points)
     return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits)

@@ -270,7 +270,7 @@ def choose_point_to_time(evidence: ModelMeasurements, asked: ClaimContext) -> tu
         )
         return evidence.latency.most_saving_point, reason
     f1 = asked.verdict_of("EMAD-F1", evidence)
-    standing = [loss for loss in evidence.points.proposed_losses if is_point_usable(f1, loss.point.name)]
+    standing = [loss for loss in evidence.points.selected_losses if is_point_usable(f1, loss.point.name)]
     if not standing:
         return evidence.latency.most_saving_point, f"no usable point: {_refuted(f1, asked)}"
     return max(standing, key=lambda loss: loss.net_reduction).point, ""

@@ -160,7 +160,7 @@ class LatencyBenchmark:
         """The proposed point that saves most, whatever its quality."""
         if not self.subject.loaded.trained:
             return self._points.traces.profile.point(0.0)
-        return max(self._points.proposed_losses, key=lambda loss: loss.net_reduction).point
+        return max(self._points.selected_losses, key=lambda loss: loss.net_reduction).point
 
     @cached_property
     def compiled_unavailable_reason(self) -> str:

@@ -234,7 +234,7 @@ class ExitEvaluation:
         return excess.with_values(excess.values[:, 0])
 
     @cached_property
-    def criterion_costs(self) -> list[DocumentLossAndWork]:
+    def criterion_losses_and_work(self) -> list[DocumentLossAndWork]:
         """Every screened family at settings spaced evenly in what they save on validation."""
         points = [(family, point) for family in self._families for point in self._spaced(family)]
         columns = replay_split_columns(

@@ -75,7 +75,7 @@ class CandidatePoints:
         return cheapest_within_bounds(table, reference.perplexity, self.task_scores.compute_validation_drops)
 
     @property
-    def proposed_points(self) -> list[OperatingPoint]:
+    def selected_points(self) -> list[OperatingPoint]:
         """Calibrated default, the user's margin, the margin chosen on validation: each once."""
         return list(self.roles_by_point)
 
@@ -93,9 +93,9 @@ class CandidatePoints:
         return roles
 
     @cached_property
-    def proposed_losses(self) -> list[PointLoss]:
+    def selected_losses(self) -> list[PointLoss]:
         """Evaluation losses of the points put forward."""
-        return point_losses(self.traces.evaluation, self.subject.loaded.geometry, self.proposed_points)
+        return point_losses(self.traces.evaluation, self.subject.loaded.geometry, self.selected_points)
 
     @cached_property
     def full_loss(self) -> PointLoss:
@@ -147,7 +147,7 @@ def make_point_attachments(points: CandidatePoints, intervals: Mapping[str, Inte
         judged_text_note(points),
         *worse_than_chance_notes(points),
         *scored_note,
-        *(depth_collapse_note(points, loss) for loss in points.proposed_losses),
+        *(depth_collapse_note(points, loss) for loss in points.selected_losses),
     )
     return Attachments(notes=notes, points=tuple(make_point_rows(points, intervals)))
 
@@ -162,7 +162,7 @@ def worse_than_chance_notes(points: CandidatePoints) -> tuple[str, ...]:
 def make_task_attachments(points: CandidatePoints) -> Attachments:
     """lm-eval's tasks at the proposed points; empty if none was scored."""
     published: LmEvalScores = points.task_scores.published
-    rows = published.make_task_rows(points.proposed_points)
+    rows = published.make_task_rows(points.selected_points)
     if not rows:
         return Attachments()
     return Attachments(
@@ -175,13 +175,13 @@ def make_point_rows(points: CandidatePoints, intervals: Mapping[str, Interval]) 
     scored = points.task_scores
     tasks = [
         {task: scored.measure_accuracy(task, loss.point) for task in scored.accuracy_tasks}
-        for loss in (points.full_loss, *points.proposed_losses)
+        for loss in (points.full_loss, *points.selected_losses)
     ]
     rivals = find_best_truncations(points)
     return [
         _row(points, loss, scores, intervals.get(loss.point.name))
         for loss, scores in zip(
-            [points.full_loss, *points.proposed_losses, *rivals], [*tasks, *({} for _ in rivals)], strict=True
+            [points.full_loss, *points.selected_losses, *rivals], [*tasks, *({} for _ in rivals)], strict=True
         )
     ]
 
@@ -190,7 +190,7 @@ def find_best_truncations(points: CandidatePoints) -> list[PointLoss]:
     """For each proposed point with a saving, the best fixed depth that saves as much; each once."""
     rivals = [
         best_at_equal_flops(points.truncation_sweep_losses, loss.net_reduction)
-        for loss in points.proposed_losses
+        for loss in points.selected_losses
         if loss.net_reduction > 0
     ]
     return list(dict.fromkeys(rival for rival in rivals if rival is not None))
@@ -289,7 +289,7 @@ def make_explorer_tables(points: CandidatePoints) -> Attachments:
 
 def compute_margin_losses(points: CandidatePoints) -> list[PointLoss]:
     """Full depth, then every margin of the sweep and of the proposed points, by rising saving."""
-    at = {loss.point.margin_nats: loss for loss in (*points.emad_sweep_losses, *points.proposed_losses)}
+    at = {loss.point.margin_nats: loss for loss in (*points.emad_sweep_losses, *points.selected_losses)}
     return [points.full_loss, *sorted(at.values(), key=lambda loss: -(loss.point.margin_nats or 0.0))]
 
 

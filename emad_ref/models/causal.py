@@ -44,7 +44,7 @@ from emad_ref.models.fused_blocks import (
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.graph_capture import make_step_graphs
 from emad_ref.models.kv_cache import CacheWriter, KVCache
-from emad_ref.models.placement import device_of, to_device, without_hooks, wrap_with_device_moves
+from emad_ref.models.placement import copy_without_hooks, device_of, to_device, wrap_with_device_moves
 from emad_ref.models.stepper import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
@@ -191,7 +191,7 @@ class CausalStepper(StepperAliases):
         require_parameters_match_geometry(model, self.geometry)
         decoder = model.get_decoder()
         blocks: Any = get_decoder_submodule(config.model_type, decoder, self.anatomy.blocks)
-        self._head = without_hooks(model.get_output_embeddings())
+        self._head = copy_without_hooks(model.get_output_embeddings())
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
         self._blocks = [
             (self._state_of(block), LayerPlacement(kind, device_of(f"layer {number}", block) or self.device))
@@ -213,7 +213,7 @@ class CausalStepper(StepperAliases):
         self._project_out = self._part(decoder, self.anatomy.project_out)
         self._positions: Any = get_decoder_submodule(config.model_type, decoder, self.anatomy.positions)
         rotary = get_decoder_submodule(config.model_type, decoder, self.anatomy.rotary)
-        self.rotary: Any = None if rotary is None else without_hooks(rotary)
+        self.rotary: Any = None if rotary is None else copy_without_hooks(rotary)
         self.logit_softcap: float | None = _config_number(config, self.anatomy.softcap)
         self._embedding_factor = _config_number(config, self.anatomy.embedding_factor)
         self._logits_divisor = _config_number(config, self.anatomy.logits_divisor)
@@ -249,7 +249,7 @@ class CausalStepper(StepperAliases):
         """The modules of the readout, in order."""
         return [part for part in (self._final_norm, self._project_out, self._head) if part is not None]
 
-    def fused_steps(self, first: int, last: int) -> list[tuple[FusedBlock | None, LayerPlacement]]:
+    def fused_steps_and_placements(self, first: int, last: int) -> list[tuple[FusedBlock | None, LayerPlacement]]:
         """The fused steps of layers first+1 … last, None for a block without one, and the placement of each."""
         placements = (placement for _, placement in self._blocks[first:last])
         return list(zip(self._steps[first:last], placements, strict=True))
@@ -400,7 +400,7 @@ class CausalStepper(StepperAliases):
 
     def _state_of(self, block: Any) -> Any:
         """``block`` without its hooks, as a function that returns only the state."""
-        plain = without_hooks(block)
+        plain = copy_without_hooks(block)
         return (lambda *args, **kwargs: plain(*args, **kwargs)[0]) if self.anatomy.in_a_tuple else plain
 
     def _part(self, decoder: Any, name: str | None) -> Any:

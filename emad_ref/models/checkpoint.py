@@ -183,10 +183,10 @@ def require_no_adapter(name: str, folder: Path) -> None:
     for place in (folder, *subfolders):
         adapter = next((file for file in ADAPTERS if os.path.exists(place / file)), None)  # False for a locked folder
         if adapter is not None:
-            refuse_adapter(name, (place / adapter).relative_to(folder).as_posix())
+            raise_adapter_error(name, (place / adapter).relative_to(folder).as_posix())
 
 
-def refuse_adapter(name: str, file: str) -> None:
+def raise_adapter_error(name: str, file: str) -> None:
     """Raise BadArgument, always."""
     raise BadArgument("name", name, "a whole model without an adapter", f"it holds {file}: {MERGE_ADAPTER}")
 

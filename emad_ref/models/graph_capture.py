@@ -58,7 +58,7 @@ class CapturableStepper(Stepper, Protocol):
     def blocks(self) -> list[Any]: ...
     @property
     def head_modules(self) -> list[Any]: ...
-    def fused_steps(self, first: int, last: int) -> list[tuple[FusedBlock | None, LayerPlacement]]: ...
+    def fused_steps_and_placements(self, first: int, last: int) -> list[tuple[FusedBlock | None, LayerPlacement]]: ...
     def compute_logits_uncaptured(self, hidden: Tensor) -> Tensor: ...
     def signed_rotary_table(self, placement: LayerPlacement, positions: int) -> RotaryTables: ...
 
@@ -185,7 +185,7 @@ class CapturedSegment:
     def __init__(
         self, stepper: CapturableStepper, first: int, last: int, buffers: KVBuffers, inputs: StepBuffers, keys: int
     ):
-        self._steps = _require_fused(stepper.fused_steps(first, last))
+        self._steps = _require_fused(stepper.fused_steps_and_placements(first, last))
         self._inputs, self._writer = inputs, _BucketWriter(buffers, inputs, keys)
         self._dtype, self._window = stepper.dtype, stepper.window
         placements = {placement for _, placement in self._steps}
@@ -392,7 +392,7 @@ def make_step_graphs(stepper: CapturableStepper, backend: str) -> tuple[StepGrap
         return None, ""
     if stepper.devices != (stepper.device,):
         return None, "the model is spread over several devices"
-    if any(step is None for step, _ in stepper.fused_steps(0, stepper.layers)):
+    if any(step is None for step, _ in stepper.fused_steps_and_placements(0, stepper.layers)):
         return None, "some block has no fused step"
     types = {parameter.dtype for block in stepper.blocks for parameter in block.parameters()}
     if types != {stepper.dtype}:

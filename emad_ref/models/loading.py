@@ -55,8 +55,8 @@ from emad_ref.models.checkpoint import (
     GENERATION_CONFIG,
     Checkpoint,
     describe_defaulted_heads,
+    raise_adapter_error,
     read_config,
-    refuse_adapter,
     require_all_weights_loaded,
     require_finite_weights,
     require_no_adapter,
@@ -375,7 +375,7 @@ def _commit_of(source: ModelSource, name: str, revision: str | None) -> str:
         path = _wrap_errors(source, name, lambda: hf_hub_download(source.place, bundled.CONFIG, **where))
     except ModelUnavailable as error:
         if isinstance(error.__cause__, EntryNotFoundError) and _is_stored(source, ADAPTERS[0], where):
-            refuse_adapter(name, ADAPTERS[0])
+            raise_adapter_error(name, ADAPTERS[0])
         raise
     return Path(path).parent.name  # the cache keeps each commit's files in snapshots/COMMIT
 
@@ -394,7 +394,7 @@ def _load_stored(source: ModelSource, name: str, dtype: torch.dtype, commit: str
     _wrap_errors(source, name, lambda: require_regular_files(name, folder))
     _wrap_errors(source, name, lambda: require_no_adapter(name, folder))
     if source.hub_id is not None and _is_stored(source, ADAPTERS[0], where):  # its files are not complete yet
-        refuse_adapter(name, ADAPTERS[0])
+        raise_adapter_error(name, ADAPTERS[0])
     settings = read_config(name, folder) if (folder / bundled.CONFIG).is_file() else {}
     config = _wrap_errors(
         source, name, lambda: AutoConfig.from_pretrained(source.place, trust_remote_code=False, **where)

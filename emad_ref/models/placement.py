@@ -45,13 +45,13 @@ def device_of(name: str, part: nn.Module) -> torch.device | None:
 
 def wrap_with_device_moves(name: str, part: nn.Module, home: torch.device) -> Any:
     """``part`` as a function from tensors on ``home`` to tensors on ``home``. Raises as ``device_of``."""
-    place, plain = device_of(name, part), without_hooks(part)
+    place, plain = device_of(name, part), copy_without_hooks(part)
     if place is None or place == home:
         return plain
     return lambda tensor: to_device(plain(to_device(tensor, place)), home)
 
 
-def without_hooks(part: Any) -> Any:
+def copy_without_hooks(part: Any) -> Any:
     """``part`` without accelerate's hooks, on the same weights; ``part`` itself without hooks.
 
     Only hooks that move inputs are removed, and only if they wrap the class's own forward.

@@ -38,7 +38,7 @@ from emad_ref.models.forward_context import ForwardContext, attention_mask, make
 from emad_ref.models.fused_blocks import apply_linear
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.kv_cache import CacheWriter, KVCache
-from emad_ref.models.placement import device_of, to_device, without_hooks, wrap_with_device_moves
+from emad_ref.models.placement import copy_without_hooks, device_of, to_device, wrap_with_device_moves
 from emad_ref.models.stepper import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
@@ -273,10 +273,10 @@ class Seq2SeqStepper(StepperAliases):
         require_parameters_match_geometry(model, self.geometry)
         decoder = model.get_decoder()
         blocks: Any = get_decoder_submodule(config.model_type, decoder, anatomy.blocks)
-        self._head = without_hooks(model.get_output_embeddings())
+        self._head = copy_without_hooks(model.get_output_embeddings())
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
         self._blocks = [
-            (without_hooks(block), device_of(f"layer {number}", block) or self.device)
+            (copy_without_hooks(block), device_of(f"layer {number}", block) or self.device)
             for number, block in enumerate(blocks, start=1)
         ]
         self._bias = self._blocks[0][0].layer[0].SelfAttention

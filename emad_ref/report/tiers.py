@@ -46,7 +46,7 @@ MAXIMA = ("rows_together",)  # counts of which the largest counts; others are ad
 
 
 @dataclass(frozen=True)
-class Tier:
+class DecoderTier:
     """``feature``: what a decoder must have answered besides ``includes``; "" for plain requests.
 
     ``tests``: (shipped test or folder, a part of its parameters or "" for all). ``promise``: the fewest of each count.
@@ -67,8 +67,8 @@ _STREAMS = f"{_REQUESTS}test_streamed_tokens_are_those_of_whole_answers"
 _AT_ONCE = f"{_REQUESTS}test_requests_at_once_get_the_answers_that_each_gets_alone"
 _PREFIXES = f"{_REQUESTS}test_prompts_that_share_a_beginning_are_read_to_their_ends"
 
-TIERS: dict[str, Tier] = {
-    "tokens": Tier(
+TIERS: dict[str, DecoderTier] = {
+    "tokens": DecoderTier(
         "",
         (
             (f"{_FULL_DEPTH}test_without_exits_tokens_are_the_models_own_greedy_continuation", ""),
@@ -96,13 +96,13 @@ TIERS: dict[str, Tier] = {
             "samples_at_once": 1500,
         },
     ),
-    "logprobs": Tier(
+    "logprobs": DecoderTier(
         LOG_PROBS,
         (("suites/fidelity/test_log_probs.py::test_log_probabilities_are_the_models", ""),),
         {"log_probs": 200},
         includes=("tokens",),
     ),
-    "sessions": Tier(
+    "sessions": DecoderTier(
         SESSIONS,
         (
             (f"{_FULL_DEPTH}test_last_layer_readout_is_the_models_distribution", ""),
@@ -120,13 +120,15 @@ TIERS: dict[str, Tier] = {
         {"session_positions": 500, "rollbacks": 8, "dropped_rows": 3},
         includes=("tokens", "logprobs"),
     ),
-    "depth": Tier(
+    "depth": DecoderTier(
         EXITS,
         (("suites/invariants", ""), ("suites/fidelity", "")),
         {"forced_positions": 200},
         includes=("tokens", "logprobs", "sessions"),
     ),
-    "claims": Tier(OWN_RULE, (("suites/cost/test_claims.py::test_claim", STATED_CLAIM),), {}, includes=("tokens",)),
+    "claims": DecoderTier(
+        OWN_RULE, (("suites/cost/test_claims.py::test_claim", STATED_CLAIM),), {}, includes=("tokens",)
+    ),
 }
 
 

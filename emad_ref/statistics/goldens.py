@@ -151,7 +151,7 @@ def summarise_seed_outcomes(seeds: Mapping[str, str]) -> str:
     return outcomes.pop() if len(seeds) >= AGREEING else UNSETTLED
 
 
-def add_verdict_entry(
+def with_verdict_entry(
     entries: Sequence[Entry], key: Mapping[str, str], name: str, seed: int, outcome: str
 ) -> tuple[list[Entry], Change]:
     """``entries`` with the outcome of ``seed`` added or replaced; sorted, so that a diff shows nothing else."""
@@ -454,7 +454,7 @@ def record_verdict(folder: Path, key: Mapping[str, str], name: str, seed: int, o
         DamagedGolden: the file cannot be read, or is of another schema; it stays unchanged.
     """
     with _folder_lock(folder):
-        entries, change = add_verdict_entry(read_entries_for_update(folder), key, name, seed, outcome)
+        entries, change = with_verdict_entry(read_entries_for_update(folder), key, name, seed, outcome)
         if change != "unchanged":
             write_atomically(folder / VERDICTS, _to_text({"schema": SCHEMA, "verdicts": entries}))
     return change

@@ -13,7 +13,7 @@ import pytest
 from emad_ref.audit.decoding_checks import check_decisions, check_generation, require_valid_record
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.positions import (
-    check_positions,
+    check_positions_in_window,
     draw_block_end_lengths,
     draw_buffer_edge_lengths,
     draw_long_lengths,
@@ -72,7 +72,7 @@ def test_every_position_is_written_and_read(
     with subject.open_decoder(subject.full_depth_point, max_rows=rows) as decoder:
         under_test = subject.wrap_for_audit(decoder, subject.full_depth_point)
         edges = draw_buffer_edge_lengths if ours else draw_block_end_lengths
-        emad_audit(check_positions(under_test, subject.compute_model_logits, texts, emad_rng, edges))
+        emad_audit(check_positions_in_window(under_test, subject.compute_model_logits, texts, emad_rng, edges))
 
 
 def test_generation_passes_every_position(

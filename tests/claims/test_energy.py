@@ -87,12 +87,12 @@ def test_on_a_processor_its_packages_are_read_where_there_is_time_for_it(monkeyp
 
 
 def test_the_instrument_and_its_self_check_are_told():
-    told = energy.format_energy_note(energy.make_checked_result(energies(0.8), 0.1, 1.02))
+    told = energy.format_energy_note(energy.with_counter_checks(energies(0.8), 0.1, 1.02))
     where = "in this process alone (another on the device spoils a window)"
     assert (
         told == f"energy counter; {where}; moves every 100 ms; counted over integrated power: 1.02; 0 windows spoiled"
     )
-    alone = energy.make_checked_result(energies(0.8), 0.1, NoEnergyReason("not offered by this driver"))
+    alone = energy.with_counter_checks(energies(0.8), 0.1, NoEnergyReason("not offered by this driver"))
     assert alone.caveats == ("no self-check: not offered by this driver",)
 
 

@@ -269,7 +269,7 @@ def evidence(trained: bool = True):
     return SimpleNamespace(
         loaded=SimpleNamespace(trained=trained),
         subject=SimpleNamespace(quality_unavailable_reason="random weights: noise"),
-        points=SimpleNamespace(proposed_losses=points),
+        points=SimpleNamespace(selected_losses=points),
         latency=SimpleNamespace(most_saving_point=points[2].point),
     )
 

@@ -390,7 +390,7 @@ def replays_of(stepper: CausalStepper, engines: list[TapeEngine], backend_says: 
 def test_other_backends_capture_nothing(backend, engines):
     stepper = CausalStepper(small_model("llama"), backend=backend)
     assert replays_of(stepper, engines, backend) == 0
-    assert all((step is None) == (backend == "walked") for step, _ in stepper.fused_steps(0, LAYERS))
+    assert all((step is None) == (backend == "walked") for step, _ in stepper.fused_steps_and_placements(0, LAYERS))
 
 
 def test_a_device_without_an_engine_has_caches_of_its_own():

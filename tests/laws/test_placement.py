@@ -24,7 +24,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.models import causal, placement
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.families import anatomy_of
-from emad_ref.models.placement import without_hooks
+from emad_ref.models.placement import copy_without_hooks
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
@@ -267,12 +267,12 @@ def test_foreign_hooks_are_left_alone() -> None:
 
     for hook in (Heard(), hooks.SequentialHook(hooks.AlignDevicesHook("cpu"), Heard())):
         layer = hooks.add_hook_to_module(nn.Linear(2, 2), hook)
-        assert without_hooks(layer) is layer
+        assert copy_without_hooks(layer) is layer
     patched = nn.Linear(2, 2)
     patched.forward = lambda given: given  # type: ignore[method-assign]
-    assert without_hooks(hooks.add_hook_to_module(patched, hooks.AlignDevicesHook("cpu"))) is patched
+    assert copy_without_hooks(hooks.add_hook_to_module(patched, hooks.AlignDevicesHook("cpu"))) is patched
     plain = nn.Linear(2, 2)
-    assert without_hooks(plain) is plain
+    assert copy_without_hooks(plain) is plain
 
 
 def test_offloaded_weights_are_refused() -> None:

@@ -61,7 +61,7 @@ def test_each_step_is_on_record_before_the_next_begins(chosen, tmp_path, monkeyp
 
     said = {"a": lambda left: {"x": 1}, "b": looking}
     steps = [hardware.MachineMeasurement("cost", name, "float32", measure) for name, measure in said.items()]
-    monkeypatch.setattr(hardware, "plan_steps", lambda chosen: iter(steps))
+    monkeypatch.setattr(hardware, "plan_machine_measurements", lambda chosen: iter(steps))
     hardware.run_steps(chosen)
     assert seen == [["machine", "cost a float32"]]
     assert json.loads((tmp_path / "record.json").read_text())["cost a float32"]["x"] == 1
@@ -69,7 +69,9 @@ def test_each_step_is_on_record_before_the_next_begins(chosen, tmp_path, monkeyp
 
 
 def test_a_step_that_is_refused_takes_no_other_down(chosen, monkeypatch):
-    monkeypatch.setattr(hardware, "plan_steps", given(EmadError("no such kernel here"), {"exit status": 0}))
+    monkeypatch.setattr(
+        hardware, "plan_machine_measurements", given(EmadError("no such kernel here"), {"exit status": 0})
+    )
     record = hardware.run_steps(chosen)
     assert record["cost model-0 float32"]["reason"] == "no such kernel here"
     assert record["cost model-1 float32"]["status"] == "done"
@@ -88,7 +90,7 @@ def test_what_does_not_apply_to_a_device_is_on_record_and_no_failure(chosen):
 
 
 def test_a_suite_run_is_not_begun_where_no_time_is_left(chosen, monkeypatch):
-    monkeypatch.setattr(hardware, "plan_steps", given({}, {}))
+    monkeypatch.setattr(hardware, "plan_machine_measurements", given({}, {}))
     now = iter([0.0, 1.0, 2.0, 475.0, 476.0])  # of eight minutes; the second suite run would have five seconds
     record = hardware.run_steps(chosen, clock=lambda: next(now))
     assert record["cost model-0 float32"]["status"] == "done"

@@ -92,9 +92,9 @@ def test_every_point_put_forward_has_its_own_identity(stepper, named, chosen, na
         None if chosen is None else SimpleNamespace(point=run.traces.profile.point(chosen))
     )
     assert {point.name: roles for point, roles in run.points.roles_by_point.items()} == names
-    assert [point.name for point in run.points.proposed_points] == list(names)
+    assert [point.name for point in run.points.selected_points] == list(names)
     wanted = {0.0, *(margin for margin in (named, chosen) if margin is not None)}
-    assert {point.margin_nats for point in run.points.proposed_points} == wanted
+    assert {point.margin_nats for point in run.points.selected_points} == wanted
 
 
 def test_a_margin_is_chosen_with_validation_accuracy_in_mind(stepper, monkeypatch) -> None:

@@ -54,19 +54,19 @@ def points(evidence: ModelMeasurements) -> CandidatePoints:
 
 
 def test_full_depth_comes_first_then_points_put_forward_then_their_rivals(points: CandidatePoints):
-    rows = make_point_rows(points, {points.proposed_losses[0].point.name: (0.001, 0.002)})
-    names = [loss.point.name for loss in (points.full_loss, *points.proposed_losses, *find_best_truncations(points))]
+    rows = make_point_rows(points, {points.selected_losses[0].point.name: (0.001, 0.002)})
+    names = [loss.point.name for loss in (points.full_loss, *points.selected_losses, *find_best_truncations(points))]
     assert [row["name"] for row in rows] == names
     assert [row["roles"][:1] for row in rows[:2]] == [[], ["calibrated default"]]
     assert [row["interval"] for row in rows[:2]] == [None, (0.001, 0.002)]
     assert all(
-        row["net_reduction"] == loss.net_reduction for row, loss in zip(rows[1:], points.proposed_losses, strict=False)
+        row["net_reduction"] == loss.net_reduction for row, loss in zip(rows[1:], points.selected_losses, strict=False)
     )
     json.dumps(rows, allow_nan=False)
 
 
 def test_a_rival_is_the_best_truncation_that_saves_as_much_and_has_no_accuracy(points: CandidatePoints):
-    saving = [loss for loss in points.proposed_losses if loss.net_reduction > 0]
+    saving = [loss for loss in points.selected_losses if loss.net_reduction > 0]
     rivals = find_best_truncations(points)
     assert rivals
     assert len(set(rivals)) == len(rivals)
@@ -81,7 +81,7 @@ def test_a_rival_is_the_best_truncation_that_saves_as_much_and_has_no_accuracy(p
 def test_a_row_says_which_tasks_do_not_count_and_why(points: CandidatePoints):
     rows = {row["name"]: row for row in make_point_rows(points, {})}
     assert rows["full depth"]["not_counted"] == {}, "full depth needs no saving"
-    for loss in points.proposed_losses:
+    for loss in points.selected_losses:
         said = rows[loss.point.name]["not_counted"]
         held = {
             task: points.task_scores.measure_accuracy(task, loss.point) for task in points.task_scores.accuracy_tasks
@@ -94,7 +94,7 @@ def test_notes_say_what_was_read_and_how_soon_depth_was_down(points: CandidatePo
     notes = make_point_attachments(points, {}).notes
     assert notes[0] == judged_text_note(points)
     assert notes[0].startswith("emad-nano: perplexity on world:premise, 9 documents in 9 windows of up to 512 tokens")
-    assert len(notes) == 1 + len(points.proposed_losses)
+    assert len(notes) == 1 + len(points.selected_losses)
     assert "mean depth by position" in notes[1]
     assert depth_collapse_note(points, points.full_loss) == "emad-nano: full depth: no probes, depth is fixed"
 
@@ -108,10 +108,10 @@ def test_tasks_make_a_table_only_where_some_were_scored(points: CandidatePoints)
         return [{"task": "arc_easy", "point": point.name} for point in at]
 
     published = SimpleNamespace(make_task_rows=rows, scored_documents_note="lm-eval's arc_easy")
-    held = SimpleNamespace(task_scores=SimpleNamespace(published=published), proposed_points=points.proposed_points)
+    held = SimpleNamespace(task_scores=SimpleNamespace(published=published), selected_points=points.selected_points)
     (table,) = make_task_attachments(held).tables
     assert table.title == "lm-eval's tasks at the points put forward"
-    assert len(table.rows) == len(asked) == len(points.proposed_points)
+    assert len(table.rows) == len(asked) == len(points.selected_points)
     assert make_task_attachments(held).notes == ("lm-eval's arc_easy",)
 
 
@@ -205,7 +205,7 @@ def test_a_corpus_of_few_documents_has_a_text_and_one_of_none_so_long_says_so(ex
 
     monkeypatch.setattr(explored.subject, "cut_windows", windows)
     lengths = [5, 20, 3]
-    rows = make_token_rows(explored, [explored.full_loss.point, explored.proposed_points[0]])
+    rows = make_token_rows(explored, [explored.full_loss.point, explored.selected_points[0]])
     assert [row["token"] for row in rows[:3]] == ["⟨0⟩", "⟨1⟩", "⟨2⟩"]
     lengths = [5, 3]
     with pytest.raises(Unsupported, match="no document of 12 tokens"):
@@ -234,7 +234,7 @@ def test_the_text_shown_is_in_words_even_if_depth_differs_more_on_letters(points
     windows = [
         TokenSequence(np.array(tokenizer.encode(text, add_special_tokens=False))) for text in (LETTERS, SENTENCE)
     ]
-    margin = points.proposed_points[0]
+    margin = points.selected_points[0]
     shown = []
     for given in (windows, windows[::-1], windows[:1]):
         monkeypatch.setattr(points.subject, "cut_windows", lambda split, count, given=given: given)

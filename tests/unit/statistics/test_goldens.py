@@ -19,7 +19,6 @@ from emad_ref.statistics.goldens import (
     DamagedGolden,
     KnownVerdicts,
     RunConditions,
-    add_verdict_entry,
     format_comparison_summary,
     list_register_changes,
     load_known_verdicts,
@@ -27,6 +26,7 @@ from emad_ref.statistics.goldens import (
     require_known_verdicts,
     summarise_seed_outcomes,
     verdict_key,
+    with_verdict_entry,
 )
 from emad_ref.statistics.verdicts import OUTCOMES, load_register
 
@@ -38,7 +38,7 @@ ENTRY = {**KEY, "name": "m", "seeds": {"0": "survived"}, "verdict": "unsettled"}
 def record(*seeds: str) -> KnownVerdicts:
     entries: list[Any] = []
     for seed, outcome in enumerate(seeds):
-        entries, _ = add_verdict_entry(entries, KEY, "m", seed, outcome)
+        entries, _ = with_verdict_entry(entries, KEY, "m", seed, outcome)
     return KnownVerdicts(tuple(entries))
 
 
@@ -56,7 +56,7 @@ def test_every_part_of_the_key_keeps_unlike_runs_apart(part: str) -> None:
     known = record("survived", "survived", "survived")
     assert known.find_outcome(KEY, 9).outcomes == {"survived"}
     assert known.find_outcome(KEY | {part: "other"}, 9) is None
-    entries, change = add_verdict_entry(known.entries, KEY | {part: "other"}, "m", 9, "falsified")
+    entries, change = with_verdict_entry(known.entries, KEY | {part: "other"}, "m", 9, "falsified")
     assert (len(entries), change) == (2, "added")
 
 
