@@ -1,1 +1,1 @@
-"""One claim, one module: what evidence it asks for, and the pure function that turns it into a verdict."""
+"""Claims: each gathers its evidence, and a pure function turns the evidence into a verdict."""

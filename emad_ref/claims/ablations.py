@@ -1,6 +1,6 @@
 """Ablations at equal net FLOPs, by replay: EMAD against rivals (EMAD-R1 to R4), and a profile of another corpus (E6).
 
-None applies to weights without quality, or behind a decoder for which replay does not speak.
+No claim here applies to weights without quality, or to a decoder for which replay is not valid.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ NO_SAVING = "own and foreign thresholds do not both save 15 % of FLOPs on valida
 
 
 def decide_against_baseline(found: tuple[PointFamily, PointFamily], asked: ClaimContext) -> Verdict:
-    """EMAD-R1 to R4: a leg per net saving, EMAD's relative rise of perplexity over the rival's at exactly the same.
+    """EMAD-R1 to R4: a leg per net saving, EMAD's relative rise of perplexity over the rival's at equal savings.
 
-    At every saving that both sweeps reach on validation, the mixture of two of EMAD's points that saves exactly that on
-    evaluation meets the rival's (``sweep.front``); the interval draws both splits anew (``statistics.fronts``). Sides
-    that decide the same tie: neither is better.
+    At every saving that both sweeps reach on validation, each side is the mixture of two points with exactly this
+    saving on evaluation (``sweep.front``); the interval resamples both splits (``statistics.fronts``). Sides with equal
+    decisions tie.
     """
     threshold = asked.claim.thresholds["perplexity_rise"]
     met = compare_at_equal_flops(
-        *found,  # ours, and the rival's
+        *found,  # EMAD's, and the rival's
         SAVING_LEVELS,
         threshold=math.log1p(threshold),
         rng=asked.rng,
@@ -56,7 +56,7 @@ def decide_against_baseline(found: tuple[PointFamily, PointFamily], asked: Claim
 
 
 def _equal_flops_leg(met: EqualFlopsComparison, asked: ClaimContext, threshold: float) -> LegTest:
-    """One saving, before Holm; nats per token become a rise of perplexity."""
+    """The leg of one saving, before Holm; nats per token become a rise of perplexity."""
     estimate = met.estimate
     if estimate is not None:
         rise, low, high = (perplexity_rise_from_nats(nats) for nats in (estimate.value, estimate.low, estimate.high))
@@ -82,11 +82,11 @@ class ProfileShiftEvidence:
 
 
 def decide_profile_shift(found: ProfileShiftEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-E6: a leg per remedy, its damage beyond that of plain foreign thresholds, at the same net FLOPs.
+    """EMAD-E6: a leg per remedy, its damage minus that of plain foreign thresholds, at the same net FLOPs.
 
-    Own, foreign and conditioned thresholds stand at m = 0 and give some documents full depth instead, as many as bring
-    all to one net saving (``sweep.front``): the highest level that own and foreign thresholds reach on validation.
-    Where no damage is shown there, nothing can be lowered, and the claim does not apply.
+    Own, foreign and conditioned thresholds have m = 0. Each gives some documents full depth instead, so that all have
+    one net saving (``sweep.front``): the highest level that own and foreign thresholds reach on validation. Without
+    proven damage there, no remedy can lower it, and the claim does not apply.
     """
     reached = [
         level
@@ -119,7 +119,7 @@ def decide_profile_shift(found: ProfileShiftEvidence, asked: ClaimContext) -> Ve
 
 
 def _at_level(ours: PointFamily, rival: PointFamily, level: float, asked: ClaimContext) -> EqualFlopsComparison:
-    """Both at ``level``, which both reach on validation."""
+    """Both sides at ``level``, which both reach on validation."""
     threshold = asked.claim.thresholds["damage_nats"]
     resamples = resamples_for_legs(len(CONDITIONINGS) + 1 + asked.other_legs)
     (met,) = compare_at_equal_flops(
@@ -129,7 +129,7 @@ def _at_level(ours: PointFamily, rival: PointFamily, level: float, asked: ClaimC
 
 
 def _lost_text(damage: EqualFlopsComparison) -> str:
-    """What was lost, where that was more than nothing at all."""
+    """Text about the loss, if any."""
     if damage.estimate is None:
         return f": it decides as the own one at {damage.saving:.1%} net"
     found = damage.estimate
@@ -137,7 +137,7 @@ def _lost_text(damage: EqualFlopsComparison) -> str:
 
 
 def make_unmet_profile_shift_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
-    """The verdict if quality, a second corpus or savings of the own profile are absent; None if nothing is."""
+    """The verdict if quality, a second corpus or savings of the own profile are absent; None if all are present."""
     absent = make_unmet_quality_verdict(evidence, asked)
     if absent is None and evidence.on_shifted_corpus is None:
         absent = asked.unmeasured(f"no second corpus beside {evidence.corpus}")
@@ -177,9 +177,7 @@ def make_baseline_question(claim: str, family: str) -> Question[ModelMeasurement
 QUESTIONS = (
     make_baseline_question("EMAD-R1", "fixed truncation"),  # the same first layers for every token, at the best depth
     make_baseline_question("EMAD-R2", "fixed entropy"),  # one threshold after every probe, without a profile
-    make_baseline_question(
-        "EMAD-R3", "softmax response"
-    ),  # it exits where the two largest probabilities lie far enough apart
+    make_baseline_question("EMAD-R3", "softmax response"),  # it exits if the two largest probabilities differ enough
     make_baseline_question("EMAD-R4", "chunked"),  # EMAD's profile, but decided once per chunk of tokens
     make_model_question(
         "EMAD-E6",

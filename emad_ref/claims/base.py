@@ -1,5 +1,5 @@
-"""What every claim shares: a question and its answer, the context in which it is decided, the plan of a run, which
-counts Holm's family, and the premises of several claims, with the leg that says on what a verdict about FLOPs rests.
+"""Base of all claims: question, answer, context of a decision, plan of a run (with the size of Holm's family), and
+premises of several claims.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Suite = Literal["claims", "cost", "invariants"]
 
 
 class NamedMeasurements(Protocol):
-    """What the measurements of a model, of a pair and of a pair's names have in common."""
+    """Common interface of the measurements of a model, of a pair and of a pair's names."""
 
     @property
     def name(self) -> str:
@@ -63,13 +63,13 @@ def _outside_a_run(claim: str, evidence: NamedMeasurements | None = None) -> Any
 
 @dataclass(frozen=True)
 class ClaimContext:
-    """Everything but measurements that decides a claim: its row, random generator, and other claims of the run.
+    """Context of a claim's decision besides measurements: its row, random generator, and other claims of the run.
 
     ``model``       the name that the verdict carries.
     ``rng``         source of resamples, fresh for every claim.
     ``other_legs``  gating legs of the run that are decided elsewhere (``RunPlan.count_other_legs``).
-    ``verdict_of``  (id, evidence) → the verdict of a claim that this one needs: decided once a run, whoever asks first,
-                    whether or not the run reports it.
+    ``verdict_of``  (id, evidence) → the verdict of a claim that this one needs: decided once a run, at the first
+                    request, also if the run does not report it.
     ``row_of``      id → the row in force of such a claim.
     """
 
@@ -81,7 +81,7 @@ class ClaimContext:
     row_of: Callable[[str], Claim] = _outside_a_run
 
     def make_leg_test(self, name: str, estimate: Estimate, bad: Side, threshold: float) -> LegTest:
-        """A leg whose estimate fails on side ``bad`` of ``threshold``, under the claim's minimum of units."""
+        """Make a leg that fails on side ``bad`` of ``threshold``, under the claim's minimum of units."""
         return build_leg_test(name, estimate, bad, threshold, self.claim.minimum)
 
     def combine_legs(self, legs: Sequence[Leg]) -> Verdict:
@@ -95,11 +95,11 @@ class ClaimContext:
     def judge_against_threshold(
         self, legs: Mapping[str, Estimate], bad: Side, threshold: float, beside: Sequence[Leg] = ()
     ) -> Verdict:
-        """The verdict of ``legs``, each tested against ``threshold``: a value on its ``bad`` side fails."""
+        """The verdict of ``legs``, each tested against ``threshold``; values on its ``bad`` side fail."""
         others = self.other_legs
         return judge_against_threshold(self.claim, self.model, legs, bad, threshold, other_legs=others, beside=beside)
 
-    judge_side = judge_against_threshold  # its earlier name, for code of others
+    judge_side = judge_against_threshold  # its earlier name, for users' code
 
     def not_applicable(self, reason: str) -> Verdict:
         """The verdict ``not applicable``: a premise of the claim is unmet, for this ``reason``."""
@@ -114,9 +114,9 @@ class ClaimContext:
 class Answer:
     """The verdict on a claim, with its corpus, fingerprint and tables.
 
-    ``corpus``       what it was decided on; "" for claims that read no text.
-    ``fingerprint``  of the weights, so that known verdicts follow them and not the name; "" for arithmetic.
-    ``refused``      why the decoder under test, and not the model or the text, left the claim undecided; else "".
+    ``corpus``       name of the corpus; "" for claims that read no text.
+    ``fingerprint``  of the weights, which identifies known verdicts instead of the name; "" for arithmetic.
+    ``refused``      reason why the decoder under test left the claim undecided; "" for other causes.
     """
 
     verdict: Verdict
@@ -131,18 +131,18 @@ E = TypeVar("E", bound=NamedMeasurements)
 
 @dataclass(frozen=True)
 class Question(Generic[E]):
-    """One claim as a question to evidence: a row of a module's ``QUESTIONS``, or an extension's ``QUESTION``.
+    """Definition of one claim: a row of a module's ``QUESTIONS``, or an extension's ``QUESTION``.
 
-    ``about``     whether ``answer`` takes the evidence of a model (``measurements.model_measurements``), of a pair
-                  (``measurements.pair_measurements``), or no more than the pair's names (``measurements.study``).
-    ``answer``    gathers, and hands what was found to ``decide``.
-    ``decide``    the verdict on what was found, a pure function; None where an extension keeps its own to itself.
-    ``legs``      statistical legs of the row at a study, on a model of so many layers: an upper bound, for Holm.
+    ``about``     whether ``answer`` takes the measurements of a model (``measurements.model_measurements``), of a pair
+                  (``measurements.pair_measurements``), or only the pair's names (``measurements.study``).
+    ``answer``    gathers the evidence and passes it to ``decide``.
+    ``decide``    pure function from evidence to verdict; None if an extension does not expose its own.
+    ``legs``      (study, layers) → upper bound of the row's number of statistical legs, for Holm.
     ``needs``     claims whose verdict or thresholds it reads (``ClaimContext.verdict_of`` and ``row_of``).
-    ``measures``  whether it takes time or energy, and so needs the machine to itself.
-    ``suite``     the folder of ``suites`` that asks it.
-    ``budget``    the smallest at which it is asked unless it gates or is asked for by name: a user who waits for a gate
-                  must not wait for rows that take long and gate nothing.
+    ``measures``  whether it measures time or energy, and so needs an otherwise idle machine.
+    ``suite``     the folder of ``suites`` with its test.
+    ``budget``    the smallest budget that includes it by default; gating or named claims always run. So a user who
+                  waits for a gate does not wait for slow rows that do not gate.
     """
 
     claim: str
@@ -161,7 +161,7 @@ class Question(Generic[E]):
 
 
 def answer_question(question: Question[E], evidence: E, asked: ClaimContext) -> Answer:
-    """The answer, or ``not applicable`` with the reason for which the decoder under test declined."""
+    """The answer, or ``not applicable`` with the decoder's reason for declining."""
     try:
         return question.answer(evidence, asked)
     except Unsupported as refusal:
@@ -185,13 +185,13 @@ def _own_questions() -> dict[str, Question[Any]]:
 
 
 def find_question(claim: str) -> Question[Any]:
-    """The question that decides ``claim``: a row of this package, or ``QUESTION`` of the module an extension names.
+    """The question that decides ``claim``: a row of this package, or ``QUESTION`` of an extension's module.
 
     >>> find_question("EAD-H1").about
     'names'
 
     Raises:
-        BadArgument: no row and no extension is about it.
+        BadArgument: no row or extension for this claim.
     """
     place = added_part_locations("questions").get(claim)
     if place is None:
@@ -215,9 +215,9 @@ def find_questions_by_claim(register: Mapping[str, Claim]) -> dict[str, Question
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Plan of one run: the register in force, which further rows gate, and the number of models.
+    """Plan of one run: the register in force, additional gating rows, and the number of models.
 
-    It keeps every answer as long as the evidence lives, so that a claim is decided once.
+    It caches every answer for the lifetime of the evidence, so that a claim is decided once.
     """
 
     register: Mapping[str, Claim]
@@ -229,11 +229,11 @@ class RunPlan:
     )
 
     def is_gating(self, claim: str) -> bool:
-        """Whether the row fails the run when it is falsified."""
+        """Whether a falsified row fails the run."""
         return self.register[claim].is_gating(self.gate_claims)
 
     def should_ask(self, claim: str, *, pair_named: bool = False) -> bool:
-        """Whether the run includes the row by default: its budget allows it, it gates, or it is about the user's exit.
+        """Whether the run includes the row by default: by budget, as a gate, or because it judges the user's exit.
 
         ``pair_named``: whether a user named a pair, which includes the rows about pairs.
         """
@@ -254,23 +254,23 @@ class RunPlan:
         """The answer of ``claim``, decided now unless another claim needed it before.
 
         Args:
-            question: in place of the registered one, for a suite that draws its evidence in a way of its own.
+            question: replaces the registered one, for a suite that draws its own evidence.
 
         Raises:
-            AuditRefutedError: what the verdict would be read from is refuted.
+            AuditRefutedError: an audit refutes the evidence.
         """
         asks = question or find_question(claim)
         once = replace(asks, answer=partial(self._decided, asks))
         return answer_question(once, evidence, self.make_context(claim, evidence.name, layers))
 
     def _decided(self, question: Question[Any], evidence: NamedMeasurements, asked: ClaimContext) -> Answer:
-        """The answer given before in this run, else a new one. Raises Unsupported again where the decoder declined."""
+        """The run's cached answer, else a new one. Raises Unsupported again if the decoder declined."""
         outcomes = self._outcomes.setdefault(evidence, {})
         if question.claim not in outcomes:
             try:
                 outcomes[question.claim] = question.answer(evidence, asked)
             except Unsupported as refusal:
-                outcomes[question.claim] = str(refusal)  # the error itself holds frames, and so the evidence
+                outcomes[question.claim] = str(refusal)  # the error itself refers to frames, and so to the evidence
         outcome = outcomes[question.claim]
         if isinstance(outcome, str):
             raise Unsupported(outcome)
@@ -292,7 +292,7 @@ class RunPlan:
         """Gating statistical legs of the run outside ``claim``; 0 for a row that does not gate.
 
         Args:
-            layers: of the model under test; the other models of the run are taken to have as many.
+            layers: of the model under test; assumed for the other models of the run.
         """
         if not self.is_gating(claim):
             return 0
@@ -300,8 +300,8 @@ class RunPlan:
         family = sum(question.legs(self.study, layers) * self._times(question) for question in gating)
         return family - find_question(claim).legs(self.study, layers)
 
-    def _times(self, question: Question[object]) -> int:  # type: ignore[type-var]  # any evidence will do
-        """How often a run decides a row: of a pair once, however many models it judges."""
+    def _times(self, question: Question[object]) -> int:  # type: ignore[type-var]  # any evidence
+        """How often a run decides a row: once for a pair, else once per model."""
         return self.models if question.about == "model" else 1
 
 
@@ -316,7 +316,7 @@ def make_unmet_quality_verdict(evidence: ModelMeasurements, asked: ClaimContext)
 
 
 def is_point_usable(verdict: Verdict, point: str) -> bool:
-    """Whether a verdict of ``decide_quality`` lets the point of this name stand: judged, and no leg of it falsified."""
+    """Whether a verdict of ``decide_quality`` judged the point of this name and falsified none of its legs."""
     outcomes = [leg.outcome for leg in verdict.legs if leg.name.startswith(f"{point}: ")]
     return "falsified" not in outcomes and any(said in ("survived", "inconclusive") for said in outcomes)
 
@@ -330,9 +330,10 @@ def make_model_question(
     attach: Callable[[ModelMeasurements], Attachments] = lambda evidence: Attachments(),
     **options: Any,
 ) -> Question[ModelMeasurements]:
-    """The question of a claim on one model: ``decide`` judges what ``gather`` returns, if ``premise`` returns None.
+    """Make a question about one model: ``decide`` judges the result of ``gather`` if ``premise`` returns None.
 
-    ``premise``: the verdict if a premise is unmet. ``attach``: tables beside the verdict. ``options``: of ``Question``.
+    ``premise``: the verdict if a premise is unmet. ``attach``: attachments of the verdict. ``options``: of
+    ``Question``.
     """
 
     def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -345,13 +346,13 @@ def make_model_question(
 
 
 def decoder_unusable_reason(evidence: ModelMeasurements) -> str:
-    """Why quality cannot be judged through the decoder under test; empty if it can, or if the weights have none."""
+    """Reason why the decoder under test prevents judging quality; empty if none, or if the weights have no quality."""
     return "" if evidence.subject.quality_unavailable_reason else evidence.replay_validity.replay_invalid_reason
 
 
 def make_unmet_decoder_only_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
     """``not applicable`` for an encoder-decoder, which does not continue plain documents; else None."""
-    from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL  # brings torch: not at the start
+    from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL  # imports torch, so only on demand
 
     return asked.not_applicable(ENCODER_DECODER_REFUSAL) if evidence.subject.is_seq2seq else None
 
@@ -364,7 +365,7 @@ def make_unmet_exit_verdict(evidence: ModelMeasurements, asked: ClaimContext) ->
 
 
 def answer_unmet_exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Answer | None:
-    """The answer if an exit cannot be judged, or the decoder under test refuses it; None if it can be judged."""
+    """The answer if no exit can be judged, or the decoder under test refuses it; else None."""
     verdict, refused = make_unmet_exit_verdict(evidence, asked), ""
     if verdict is None and (refused := evidence.exit_evaluation.decoder_unusable_reason):
         verdict = asked.not_applicable(refused)
@@ -372,7 +373,7 @@ def answer_unmet_exit_premise(evidence: ModelMeasurements, asked: ClaimContext) 
 
 
 def add_flop_evidence_leg(verdict: Verdict, witnessed: FlopVerification) -> Verdict:
-    """``verdict`` with a last leg that states how its FLOPs are evidenced; unchanged if nothing was measured."""
+    """``verdict`` with a last leg about the evidence for its FLOPs; unchanged without measured legs."""
     if verdict.verdict in ("not applicable", "unmeasured"):
         return verdict
     finding = witnessed.finding

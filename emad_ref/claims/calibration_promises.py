@@ -1,9 +1,9 @@
-"""Promises of calibration: EE-7 and EMAD-X2, and how many calibration sets are shown to have kept theirs.
+"""Promises of calibration (EE-7 and EMAD-X2), and the number of calibration sets shown to keep them.
 
-A promise P(risk ≤ δ) ≥ 1 − ε is about sets drawn anew, so sets are the unit, and no two share a member. Each has chosen
-a threshold; what that risks is known from a pool which no set has a member of. A set has broken the promise where its
-choice is shown to risk more than δ there, and kept it where it is shown to risk less, or chose full depth; what the
-pool leaves open counts against either verdict, and so does the chance that the pool misleads.
+A promise P(risk ≤ δ) ≥ 1 − ε concerns newly drawn sets, so sets are the unit, and no two share a member. Each set
+chooses a threshold; a separate pool estimates its risk. A set breaks the promise if the pool shows a risk above δ, and
+keeps it if the pool shows a risk below δ, or if the set chose full depth. Undecided sets count against either verdict,
+and so does the chance of a misleading pool.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from emad_ref.sweep.risk import (
     select_threshold,
 )
 
-MISLED = 0.01  # chance, over pools, that any threshold is taken for another than it is
+MISLED = 0.01  # chance, over pools, of misjudging any threshold
 NOUN = "calibration sets"
 
 
 def make_risk_bound_masks(pool: Floats, delta: float) -> tuple[Bools, Bools]:
-    """Masks [λ]: risk shown above ``delta``, and risk shown below it, from independent losses [n, λ] in 0–1.
+    """Masks [λ] of risk shown above, and below, ``delta``, from independent losses [n, λ] in 0–1.
 
-    Hoeffding–Bentkus on either side, for the mean of 1 − loss against 1 − δ is the same question asked the other way.
+    Uses Hoeffding–Bentkus on either side; the upper side tests the mean of 1 − loss against 1 − δ.
     """
     n, error = len(pool), MISLED / (2 * pool.shape[1])
     risky = hoeffding_bentkus_pvalues((1 - pool).sum(axis=0), n, 1 - delta)
@@ -67,11 +67,11 @@ def make_set_share_leg(
     minimum: Mapping[str, int],
     misled: float = MISLED,
 ) -> LegTest:
-    """A leg for the share of ``sets`` that did something, against ``least``: exact binomial tests.
+    """Make a leg for a share of ``sets`` against ``least``, with exact binomial tests.
 
     Args:
-        sure: sets that are shown to have done it; ``not_so``: shown not to have; ``seen``: that look as if they did.
-        misled: chance that any of this is shown wrongly.
+        sure: sets shown to count; ``not_so``: sets shown not to count; ``seen``: sets that appear to count. misled:
+        chance that any of this is wrong.
     """
     open_at_most = sets - not_so
     low = stats.binomtest(sure, sets, least, alternative="greater")
@@ -92,7 +92,7 @@ def make_set_share_leg(
 
 
 def compute_needed_calibration_sets(least: float, misled: float = MISLED) -> int:
-    """The fewest sets that can show a share of ``least``: all of them do it.
+    """The fewest sets that can show a share of ``least`` if all of them count.
 
     >>> compute_needed_calibration_sets(0.95)
     63
@@ -104,10 +104,10 @@ def compute_needed_calibration_sets(least: float, misled: float = MISLED) -> int
 
 
 THRESHOLDS = (0.99, 0.9, 0.7, 0.4, 0.1)  # of softmax response, strict to loose
-ENOUGH = 0.5  # share of sets that must choose an exit for the promise to be worth something
+ENOUGH = 0.5  # share of sets that must choose an exit for a useful promise
 
 
-# consistency by task, blocks of the model, task that could not be asked → why
+# consistency by task, blocks of the model, unavailable task → reason
 PromiseEvidence = tuple[Mapping[str, TextConsistency], int, Mapping[str, str]]
 
 
@@ -115,8 +115,8 @@ PromiseEvidence = tuple[Mapping[str, TextConsistency], int, Mapping[str, str]]
 class PromiseCounts:
     """Numbers of calibration sets that kept or broke the promise.
 
-    ``exiting``: chose a threshold at all. ``broken``, ``safe``: whose choice is shown to risk more than δ, or less.
-    ``seen``: whose choice risks at most δ as the pool has it. ``saved``: blocks per token, mean over sets.
+    ``exiting``: sets that chose a threshold. ``broken``, ``safe``: choices shown to risk more than δ, or less.
+    ``seen``: choices with a pool mean of at most δ. ``saved``: blocks per token, mean over sets.
     """
 
     sets: int
@@ -128,11 +128,11 @@ class PromiseCounts:
 
 
 def decide_kept_promises(found: PromiseEvidence, asked: ClaimContext) -> Verdict:
-    """EE-7: a leg per task, the share of calibration sets whose choice kept the promise, against 1 − ε.
+    """EE-7: a leg per task, the share of calibration sets that kept the promise, against 1 − ε.
 
-    No two sets share an item: sets drawn again from the same items agree because of those items. Each chooses by
-    ``sweep.risk.certify_threshold``; what became of the promise is looked up in a pool. It cannot fail where no
-    threshold on the grid risks more than δ, and is worth little where most sets choose full depth: neither survives.
+    No two sets share an item, since sets redrawn from the same items would agree because of these items. Each chooses
+    by ``sweep.risk.certify_threshold``; a pool shows the result. If no threshold on the grid risks more than δ, the
+    promise cannot fail; if most sets choose full depth, it is worth little. The row survives in neither case.
     """
     delta = asked.claim.thresholds["tolerance"]
     tests: list[LegTest] = []
@@ -156,7 +156,7 @@ def decide_kept_promises(found: PromiseEvidence, asked: ClaimContext) -> Verdict
 def count_kept_promises(
     each: TextConsistency, more: Bools, less: Bools, layers: int, asked: ClaimContext
 ) -> PromiseCounts:
-    """Choose a threshold on each calibration set, and count the choices of safe and of broken ones."""
+    """Choose a threshold on each calibration set, and count safe and broken choices."""
     delta, level = asked.claim.thresholds["tolerance"], 1 - asked.claim.thresholds["coverage"]
     chosen = [select_threshold(losses, each.mean_exit, layers, tolerance=delta, level=level) for losses in each.sets]
     exiting = [index for one in chosen if (index := one.certificate.index) is not None]
@@ -174,7 +174,7 @@ def count_kept_promises(
 def _undecidable_promise_leg(
     name: str, each: TextConsistency, more: Bools, kept: PromiseCounts, asked: ClaimContext
 ) -> Leg | None:
-    """Why these items could not falsify the claim, or let it survive, whatever the truth; None where they could."""
+    """A leg that explains why these items cannot decide the claim; None if they can."""
     delta, items, least = asked.claim.thresholds["tolerance"], len(each.pool), asked.claim.minimum.get("items", 0)
     if items < least:
         return make_undecided_leg(name, f"{items} items, at least {least} are needed", items, "inconclusive")
@@ -195,7 +195,7 @@ def _undecidable_promise_leg(
 
 
 def _promise_worth_legs(task: str, each: TextConsistency, kept: PromiseCounts, unit: str) -> list[Leg]:
-    """What the promise is worth: whether any exit is chosen, what it saves, and how each threshold differs."""
+    """Legs about the promise's value: share of chosen exits, savings, and difference of each threshold."""
     legs = [
         build_count_leg(f"{task}: sets that chose any exit", kept.exiting / max(1, kept.sets), kept.sets, unit),
         build_count_leg(f"{task}: blocks saved per token", kept.saved, kept.sets, "blocks"),
@@ -218,17 +218,17 @@ def gather_promise_evidence(exits: EarlyExitMeasurements) -> PromiseEvidence:
 SHARE = "share of calibration sets"
 
 
-# int64 [sets] the threshold that each set certified, by its place, −1 for full depth; and [documents, λ] losses in 0–B
-# at each threshold, of documents that no set has
+# (int64 [sets] index of each set's certified threshold, −1 for full depth; [documents, λ] losses in 0–B at each
+# threshold, of documents outside all sets)
 CalibrationDraws = tuple[Ints, ByDocument]
 
 
 @dataclass(frozen=True)
 class GuaranteeEvidence:
-    """``losses`` [documents] in 0–B of the exit on evaluated ones; None: full depth was chosen, and ``why`` says why.
+    """``losses`` [documents] in 0–B of the exit on evaluated ones; None: full depth was chosen, for the reason ``why``.
 
-    ``risk``, ``error``, ``cap``: δ, ε and B. ``documents``: it was calibrated on.
-    ``power``: what it states of itself, or None.
+    ``risk``, ``error``, ``cap``: δ, ε and B. ``documents``: number used for calibration. ``power``: stated power, or
+    None.
     """
 
     losses: ByDocument | None
@@ -244,15 +244,15 @@ class GuaranteeEvidence:
 def decide_guarantee(found: GuaranteeEvidence, asked: ClaimContext) -> Verdict:
     """EMAD-X2: whether the guarantee of an exit holds (``screening.guarantee``), and sets are large enough. Legs:
 
-    risk   mean loss on fresh documents against δ. Of one exit there is but one draw, so an ε of honest guarantees fail.
-           It survives by betting, as certified as the guarantee itself: a mean of few documents that lose nothing knows
-           nothing of the twentieth that loses B.
-    draws  where text can be drawn again, the share of disjoint calibration sets that keep the promise, against 1 − ε.
-           It does not apply where no threshold on the grid risks more than δ.
-    power  the share of such sets that certify any exit. Without sets it is the power that the guarantee states, which
-           opens the row where it is too small, and cannot decide it.
+    risk   mean loss on fresh documents against δ. One exit is only one draw, so a share ε of honest guarantees fails.
+           It survives by a betting bound, as in the guarantee: a mean of a few documents without loss does not show a
+           rare document that loses B.
+    draws  if text can be drawn again, the share of disjoint calibration sets that keep the promise, against 1 − ε. It
+           does not apply if no threshold on the grid risks more than δ.
+    power  the share of such sets that certify any exit. Without sets it is the guarantee's stated power: too small a
+           value leaves the row open, and no value decides it.
 
-    Full depth keeps any promise: where it was chosen and no sets were drawn, the row does not apply.
+    Full depth keeps any promise: if it was chosen and no sets were drawn, the row does not apply.
     """
     if found.losses is None and found.draws is None:
         return asked.not_applicable(f"full depth was chosen, which keeps any promise: {found.why or 'no exit'}")
@@ -290,7 +290,7 @@ def _fresh_risk(losses: ByDocument, found: GuaranteeEvidence, asked: ClaimContex
 
 
 def _promises_kept(draws: CalibrationDraws, found: GuaranteeEvidence, asked: ClaimContext) -> LegTest | Leg:
-    """Sets whose choice is shown to keep the promise, among all; or why none could have broken it."""
+    """Leg about the share of sets shown to keep the promise, or the reason why none can break it."""
     chosen, pool = draws
     risk = found.risk
     name = f"promises kept, δ={risk:g}"
@@ -329,7 +329,7 @@ def _certifying(chosen: Ints, asked: ClaimContext) -> LegTest:
 
 
 def _stated(found: GuaranteeEvidence, asked: ClaimContext) -> Leg:
-    """The power that the guarantee states: enough, too little, or none stated."""
+    """Leg about the guarantee's stated power: enough, too little, or none stated."""
     name, least = "power of its calibration set, as stated", asked.claim.thresholds["power"]
     if found.power is None:
         return Leg(name, "unmeasured", None, None, 0, least, SHARE, "the guarantee states none")
@@ -341,7 +341,7 @@ def _stated(found: GuaranteeEvidence, asked: ClaimContext) -> Leg:
 
 
 def answer_guarantee(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """From the guarantee that the exit carries, and its losses on evaluated documents."""
+    """Answer EMAD-X2 from the exit's guarantee and its losses on evaluated documents."""
     if unjudged := answer_unmet_exit_premise(evidence, asked):
         return unjudged
     return Answer(_guarantee_verdict(evidence.exit_evaluation, asked), evidence.corpus, evidence.fingerprint)
@@ -372,7 +372,7 @@ def _guarantee_verdict(beyond: ExitEvaluation, asked: ClaimContext) -> Verdict:
 
 QUESTIONS = (
     make_early_exit_question("EE-7", gather_promise_evidence, decide_kept_promises, legs=EXIT_TASKS),
-    # Risk, promises kept, sets that certify.
+    # Risk, kept promises, certifying sets.
     Question(
         "EMAD-X2",
         "model",

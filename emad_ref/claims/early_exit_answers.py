@@ -1,8 +1,8 @@
-"""Early exits: the same items answered under two rules (EE-3, 9, 10, 12, 13 and 15), and what claims on items share.
+"""Early exits: answers to the same items under two rules (EE-3, 9, 10, 12, 13 and 15), and the base of claims on items.
 
-No such claim applies to decoder-only models, to random weights, nor to a model without room for the paper's settings.
-A row that compares scores or exits asks only tasks that the model solves. Where both rules exit alike on every item,
-neither is earlier, and the leg takes no part.
+These claims do not apply to decoder-only models, random weights, or models too small for the paper's settings. A row
+that compares scores or exits uses only tasks that the model solves. If both rules exit equally on every item, the leg
+does not count.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def make_early_exit_answer(
     verdict: Callable[[], Verdict],
     tables: Callable[[], tuple[AttachedTable, ...]] = tuple,
 ) -> Answer:
-    """The answer with ``verdict()`` and the items' corpus, or why there are no items.
+    """The answer with ``verdict()`` and the items' corpus, or the reason for no items.
 
-    Notes on the items stand beside the verdict, whether or not the decoder under test declines the rules.
+    Attaches notes on the items also if the decoder under test declines the rules.
 
     Raises:
-        RunStopped: a file that does not fit; every file is read before anything is decoded.
+        RunStopped: a file that does not fit; all files are read before decoding.
     """
     if absent := make_unmet_early_exit_verdict(evidence, asked):
         return Answer(absent, evidence.corpus, evidence.fingerprint)
@@ -75,7 +75,7 @@ def make_early_exit_question(
     legs: int = 0,
     measures: bool = False,
 ) -> Question[ModelMeasurements]:
-    """The question of a claim on items: ``decide`` judges what ``gather`` returns; ``tables``: shown beside it."""
+    """Make the question of a claim on items: ``decide`` judges the result of ``gather``; ``tables``: attachments."""
 
     def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         exits = evidence.early_exits
@@ -91,30 +91,30 @@ def make_early_exit_question(
 def make_missing_task_legs(missing: Mapping[str, str], unsolved: Mapping[str, str] | None = None) -> list[Leg]:
     """An unmeasured leg for each task that cannot be scored (task → why): the claim cannot survive without it.
 
-    ``unsolved``: tasks that the model does not solve (task → why): no exit can cost anything on them.
+    ``unsolved``: tasks that the model does not solve (task → why), on which exits cannot lower the score.
     """
     idle = [make_undecided_leg(task, reason) for task, reason in (unsolved or {}).items()]
     return [*(unmeasured_leg(task, reason) for task, reason in missing.items()), *idle]
 
 
 def make_undecided_leg(name: str, reason: str, n: int = 0, outcome: Outcome = "not applicable") -> Leg:
-    """A leg that these data cannot decide, whatever the truth.
+    """A leg that these data cannot decide.
 
-    ``outcome``: ``inconclusive`` in a row that must not survive without it.
+    ``outcome``: ``inconclusive`` if the row must not survive without it.
     """
     return Leg(name, outcome, None, None, n, None, "", reason)
 
 
-ACTS = 0.05  # share of depth that a rule must save before a score under it says anything of the rule
+ACTS = 0.05  # share of depth that a rule must save for a meaningful score
 SAME_EXITS = "both exit after the same blocks on every item"
 SAME_SCORES = "both score the same on every item"
 
 
 @dataclass(frozen=True)
 class RuleComparison:
-    """The same items, in the same order, under two rules; ``where``: task and minimum layer, in words.
+    """The same items, in the same order, under two rules; ``where``: text with task and minimum layer.
 
-    ``sizes``: how much either keeps of the vocabulary, in words; "" where neither prunes.
+    ``sizes``: text with the kept vocabulary of both; "" without pruning.
     """
 
     where: str
@@ -124,7 +124,7 @@ class RuleComparison:
 
     @property
     def has_same_depth_sums(self) -> bool:
-        """Whether both sides decide the same on every item: then neither is earlier, whatever the truth."""
+        """Whether both sides have equal depths on every item, so that neither is earlier."""
         return self.ours.has_same_depth_sums(self.theirs)
 
     @property
@@ -133,16 +133,16 @@ class RuleComparison:
         return np.array_equal(self.ours.score.values, self.theirs.score.values)
 
     def estimate_blocks_earlier(self, layers: int, threshold: float, rng: np.random.Generator) -> Estimate:
-        """Blocks by which ours exits earlier; ``layers``: of the model."""
+        """Blocks by which the tested rule exits earlier; ``layers``: of the model."""
         blocks = self.ours.mean_exit_by_item, self.theirs.mean_exit_by_item
         return estimate_exit_depth_difference(*blocks, layers=layers, threshold=threshold, rng=rng)
 
     def estimate_score_gain(self, threshold: float, rng: np.random.Generator, unit: str = "score gained") -> Estimate:
-        """Score that ours has more."""
+        """Score gain of the tested rule."""
         return estimate_score_difference(self.ours.score, self.theirs.score, threshold=threshold, rng=rng, unit=unit)
 
     def estimate_score_loss(self, threshold: float, rng: np.random.Generator) -> Estimate:
-        """Score that ours has less."""
+        """Score loss of the tested rule."""
         return estimate_score_difference(
             self.theirs.score, self.ours.score, threshold=threshold, rng=rng, unit="score lost"
         )
@@ -152,7 +152,7 @@ class RuleComparison:
 class RuleComparisons:
     """``contests``: of a model of ``layers`` blocks, on tasks that it solves.
 
-    ``missing``: task that could not be asked → why; ``unsolved``: task that was asked and does not count → why.
+    ``missing``: unavailable task → reason; ``unsolved``: unsolved task → reason.
     """
 
     contests: tuple[RuleComparison, ...]
@@ -162,7 +162,7 @@ class RuleComparisons:
 
     @classmethod
     def from_measurements(cls, exits: EarlyExitMeasurements, contests: Iterable[RuleComparison]) -> RuleComparisons:
-        """``contests`` of the model of ``exits``, with the tasks that it could not be asked or does not solve."""
+        """``contests`` of the model of ``exits``, with its unavailable and unsolved tasks."""
         return cls(tuple(contests), exits.subject.stepper.layers, exits.unavailable_reasons, exits.unsolved_reasons)
 
     @property
@@ -176,7 +176,7 @@ def make_rule_comparisons(
 ) -> RuleComparisons:
     """Compare rule ``ours`` with ``theirs`` (None: full depth) at every minimum layer of every solved task.
 
-    ``other``: the model of ``theirs``, if it is another one.
+    ``other``: the model of ``theirs``, if it differs.
     """
     found, against = [], other or exits
     for task, minimum in exits.solved_task_layer_pairs:
@@ -200,9 +200,9 @@ ContrastiveExits = tuple[RuleComparisons, RuleComparisons]
 def decide_contrastive_exit(found: ContrastiveExits, asked: ClaimContext) -> Verdict:
     """EE-3: two legs per reading of JSD, task and minimum layer: blocks earlier, and score lost.
 
-    In the paper's reading nothing can be contrasted at the minimum layer j, so JSD decides from j + 1 on, and softmax
-    response waits as long: a block given away would decide the row. In the authors' code amateurs run from layer 2 on,
-    and JSD decides at j itself. The paper's own comparison, one block apart, stands beside both.
+    In the paper's reading no layer can be contrasted at the minimum layer j, so JSD decides from j + 1 on, and so does
+    softmax response here: one block of advantage would decide the row. In the authors' code amateurs start at layer 2,
+    and JSD decides at j itself. The paper's own comparison, one block apart, is attached to both.
     """
     fair, published = found
     sooner, drop = asked.claim.thresholds["blocks_earlier"], asked.claim.thresholds["score_drop"]
@@ -223,14 +223,14 @@ def decide_contrastive_exit(found: ContrastiveExits, asked: ClaimContext) -> Ver
 
 
 def gather_contrastive_exits(exits: EarlyExitMeasurements) -> ContrastiveExits:
-    """Both readings of JSD against softmax response: from the same layer on, and from the same minimum layer on."""
+    """Gather both readings of JSD against softmax response, from the same layer or the same minimum layer on."""
     return RuleComparisons.from_measurements(exits, iterate_jsd_comparisons(exits)), make_rule_comparisons(
         exits, "JSD", "softmax"
     )
 
 
 def iterate_jsd_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
-    """Both readings of JSD, each against softmax response that may exit from the same layer on."""
+    """Iterate over both readings of JSD, each against softmax response from the same layer on."""
     for task, minimum in exits.solved_task_layer_pairs:
         for reading, rule, first in (("paper", "JSD", minimum + 1), ("as coded", AS_CODED, minimum)):
             jsd, softmax = exits.answer_by_rule(task, rule, minimum), exits.answer_by_rule(task, "softmax", first)
@@ -243,10 +243,10 @@ RIVALS = "JSD, fixed", "JSD, decaying"
 
 
 def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict:
-    """EE-9: a leg per task, minimum layer and rival: blocks earlier; the score gained stands beside it.
+    """EE-9: a leg per task, minimum layer and rival: blocks earlier; a second number is the score gained.
 
-    Prunings often exit alike on every item: a contrast compares the plausible tokens alone, on which both normalisers
-    cancel (``probes.contrast``). Then the leg says how many tokens each keeps.
+    Prunings often exit equally on every item: a contrast compares only plausible tokens, on which both normalisers
+    cancel (``probes.contrast``). Then the leg gives the number of tokens that each keeps.
     """
     least = asked.claim.thresholds["blocks_earlier"]
     blocks, beside = {}, found.left_out_legs
@@ -261,7 +261,7 @@ def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict
 
 
 def iterate_pruning_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
-    """Adaptive against fixed and decaying pruning, with the sizes that each keeps."""
+    """Iterate over adaptive against fixed and decaying pruning, with the sizes that each keeps."""
     stepper = exits.subject.stepper
     for task, minimum in exits.solved_task_layer_pairs:
         ours = exits.answer_by_rule(task, "JSD, adaptive", minimum).exited
@@ -306,7 +306,7 @@ def make_pruning_size_table(exits: EarlyExitMeasurements) -> AttachedTable:
 
 
 def decide_weighted_contrast(found: RuleComparisons, asked: ClaimContext) -> Verdict:
-    """EE-10: a report, for the paper does not say how near "about" is: blocks earlier and score gained."""
+    """EE-10: a report of blocks earlier and score gained, as the paper does not define "about"."""
     legs: list[Leg] = []
     for each in found.contests:
         legs.append(build_report_leg(f"{each.where}: exit", each.estimate_blocks_earlier(found.layers, 0.0, asked.rng)))
@@ -314,14 +314,14 @@ def decide_weighted_contrast(found: RuleComparisons, asked: ClaimContext) -> Ver
     return asked.combine_legs([*legs, *found.left_out_legs])
 
 
-# (state copying against deferred fill; of each contest, [items] bool: the same text under both)
+# (state copying against deferred fill; per contest [items] bool: equal text under both)
 StateCopies = tuple[RuleComparisons, Sequence[ByItem]]
 
 
 def decide_state_copying(found: StateCopies, asked: ClaimContext) -> Verdict:
     """EE-12: a report per task and rule: score gained, blocks earlier, share of unchanged texts.
 
-    Copied states may move later exits, so both are shown.
+    Copied states may move later exits, so the report has both.
     """
     copied, texts = found
     legs: list[Leg] = []
@@ -337,7 +337,7 @@ def decide_state_copying(found: StateCopies, asked: ClaimContext) -> Verdict:
 
 
 def gather_state_copies(exits: EarlyExitMeasurements) -> StateCopies:
-    """Softmax response and JSD on every task, at the least minimum layer."""
+    """Gather softmax response and JSD on every task, at the smallest minimum layer."""
     contests, texts, minimum = [], [], exits.minimum_exit_layers[0]
     for task in exits.task_names:
         for rule in ("softmax", "JSD"):
@@ -350,9 +350,9 @@ def gather_state_copies(exits: EarlyExitMeasurements) -> StateCopies:
 
 
 def decide_tuning(found: RuleComparisons, asked: ClaimContext) -> Verdict:
-    """EE-13: a leg per task and minimum layer: blocks earlier after tuning; exits and scores of both models beside it.
+    """EE-13: a leg per task and minimum layer: blocks earlier after tuning; attaches exits and scores of both models.
 
-    It applies to the bundled pair of T5s alone, the only model of which both states are at hand.
+    It applies only to the bundled pair of T5s, the only model available before and after tuning.
     """
     least = asked.claim.thresholds["blocks_earlier"]
     blocks, beside = {}, found.left_out_legs
@@ -369,7 +369,7 @@ def decide_tuning(found: RuleComparisons, asked: ClaimContext) -> Verdict:
 
 
 def answer_tuning(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """From answers of both models under softmax response."""
+    """Answer EE-13 from answers of both models under softmax response."""
     exits = evidence.early_exits
 
     def judged() -> Verdict:
@@ -383,9 +383,9 @@ def answer_tuning(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
 
 
 def decide_contrastive_score(found: RuleComparisons, asked: ClaimContext) -> Verdict:
-    """EE-15: a leg per task and minimum layer: score gained over full depth, whose own score stands beside it.
+    """EE-15: a leg per task and minimum layer: score gained over full depth; attaches full depth's score.
 
-    Where JSD saves less than a twentieth of the depth, or changes no item's score, it says nothing of exits.
+    If JSD saves less than a twentieth of the depth, or changes no item's score, the leg cannot judge exits.
     """
     least = asked.claim.thresholds["score_gain"]
     gains, beside = {}, found.left_out_legs

@@ -1,7 +1,7 @@
 """Early exits: FLOPs that a pruned readout saves, and whether time follows (EE-1, 2, 4, 8 and 14).
 
-FLOPs are counted, so such a leg has no interval: at one operating point and on these items, that is what was executed.
-Beside it stands the token that never exits, by arithmetic, on the model under test and on the paper's T5-large.
+FLOPs are counted at one operating point on these items, so such a leg has no interval. The claims also list a token
+that never exits, by arithmetic, on the model under test and on the paper's T5-large.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
 from emad_ref.sweep.diagnostics import efficiency_gain_bound, published_efficiency_gain, work_without_exit
 
 PAPERS = "t5-large"
-CONTEXT = {"keys": 16, "source_keys": 128}  # a short answer to a paragraph
+CONTEXT = {"keys": 16, "source_keys": 128}  # from a short answer to a paragraph
 UNIT = "× fewer FLOPs"
 NEVER = 2.0  # a threshold that no confidence reaches
 
 
 @dataclass(frozen=True)
 class PruningComparison:
-    """The same items under a rule (``before``: their scores) and under its pruned sister (``after``)."""
+    """Scores of the same items under a rule (``before``) and under its pruned version (``after``)."""
 
     where: str
     saved: FlopSaving
@@ -61,7 +61,7 @@ class PruningComparison:
 
     @property
     def has_same_scores(self) -> bool:
-        """Whether pruning changes no item's score: then none could be lost."""
+        """Whether pruning changes no item's score, so that no loss is possible."""
         return np.array_equal(self.before.values, self.after.values)
 
     def estimate_score_loss(self, threshold: float, rng: np.random.Generator) -> Estimate:
@@ -69,7 +69,7 @@ class PruningComparison:
         return estimate_score_difference(self.before, self.after, threshold=threshold, rng=rng, unit="score lost")
 
 
-# place → what pruning saves a token that never exits; adaptive sizes as if every readout were sure
+# place → saving of pruning for a token that never exits; adaptive sizes at confidence 1
 NeverExiting = Mapping[str, FlopSaving]
 
 
@@ -90,7 +90,7 @@ def compare_vocabulary_pruning(
 
 
 def compute_never_exiting_ratios(subject: ModelUnderTest, before: str, after: str) -> NeverExiting:
-    """On the model under test, at the paper's minimum layers; empty for a model that has no room for them."""
+    """Ratios on the model under test, at the paper's minimum layers; empty for a model too small for them."""
     geometry = subject.loaded.geometry
     if not subject.is_seq2seq or not can_use_paper_settings(geometry):
         return {}
@@ -103,7 +103,7 @@ def compute_paper_model_ratios(before: str, after: str) -> NeverExiting:
 
 
 def compute_token_ratios(name: str, geometry: Geometry, minima: Iterable[int], before: str, after: str) -> NeverExiting:
-    """One token of ``geometry`` that never exits, under two rules of ``RULES``."""
+    """FLOP ratios of one token of ``geometry`` that never exits, under two rules of ``RULES``."""
     found = {}
     for minimum in minima:
         signals = (RULES[rule] for rule in (before, after))
@@ -117,7 +117,7 @@ def compute_token_ratios(name: str, geometry: Geometry, minima: Iterable[int], b
 
 
 def make_flop_legs(found: PruningComparison, least: float | None) -> list[Leg]:
-    """FLOP ratios of the three parts; the confidence part is judged where a threshold is given."""
+    """Legs for FLOP ratios of the three parts; judges the confidence part if there is a threshold."""
     items, (confidence, decoding, together) = len(found.before), found.saved
     return [
         make_counted_leg(f"{found.where}: confidence FLOPs", confidence, items, least),
@@ -127,7 +127,7 @@ def make_flop_legs(found: PruningComparison, least: float | None) -> list[Leg]:
 
 
 def make_never_exiting_legs(found: NeverExiting, least: float | None) -> list[Leg]:
-    """Both parts that a rule touches, token by token; the confidence part is judged where a threshold is given."""
+    """Legs for both parts that a rule changes, for one token; judges the confidence part if there is a threshold."""
     legs = []
     for where, (confidence, decoding, _) in found.items():
         legs.append(make_counted_leg(f"{where}: confidence FLOPs", confidence, 1, least))
@@ -136,7 +136,7 @@ def make_never_exiting_legs(found: NeverExiting, least: float | None) -> list[Le
 
 
 def make_counted_leg(name: str, value: float, n: int, least: float | None) -> Leg:
-    """A counted number against a threshold, or a measured one where there is none."""
+    """A leg for a counted number against a threshold; only measured without one."""
     if least is None:
         return build_count_leg(name, value, n, UNIT)
     outcome: Outcome = "survived" if value >= least else "falsified"
@@ -148,11 +148,11 @@ def make_counted_leg(name: str, value: float, n: int, least: float | None) -> Le
 
 @dataclass(frozen=True)
 class PruningEvidence:
-    """``pruned``: () where no item could be decoded. ``missing``: task, or items, that could not be asked → why;
-    ``unsolved``: task that was asked and does not count → why.
+    """``pruned``: () if no item could be decoded. ``missing``: unavailable task or items → reason; ``unsolved``:
+    unsolved task → reason.
 
-    ``never``: a token that never exits, of the model under test; ``papers``: of the paper's. Empty where no arithmetic
-    belongs to the claim.
+    ``never``: a token that never exits, of the model under test; ``papers``: of the paper's model. Empty for claims
+    without arithmetic.
     """
 
     pruned: tuple[PruningComparison, ...] = ()
@@ -163,11 +163,10 @@ class PruningEvidence:
 
 
 def decide_fixed_pruning(found: PruningEvidence, asked: ClaimContext) -> Verdict:
-    """EE-1: counted confidence FLOPs against the threshold; and per task and minimum layer the score lost, tested.
+    """EE-1: counted confidence FLOPs against the threshold, and a test of the score lost per task and minimum layer.
 
-    Where items cannot be decoded, geometry decides alone: scores of random weights say nothing, arithmetic does. Where
-    pruning changes no score, nothing shows that it costs nothing, and the row does not survive. Falsified counts stand
-    first.
+    If items cannot be decoded, only geometry decides, which is valid also for random weights. If pruning changes no
+    score, its cost cannot be tested, and the row does not survive. Falsified counts come first.
     """
     least, drop = asked.claim.thresholds["flop_ratio"], asked.claim.thresholds["score_drop"]
     legs = [
@@ -190,7 +189,7 @@ def decide_fixed_pruning(found: PruningEvidence, asked: ClaimContext) -> Verdict
 def decide_pruning_costs(found: PruningEvidence, asked: ClaimContext) -> Verdict:
     """EE-2, EE-4: a report, three FLOP ratios and the score lost, per task and minimum layer.
 
-    Beside EE-4 stands the arithmetic of a token that never exits; where items cannot be decoded, that stands alone.
+    EE-4 also lists the arithmetic of a token that never exits, or only that if items cannot be decoded.
     """
     legs: list[Leg] = []
     for each in found.pruned:
@@ -211,8 +210,8 @@ def make_pruning_question(
     """The question of a claim on ``rules``, without and with pruning.
 
     Args:
-        arithmetic: whether a token that never exits belongs to it.
-        scores: whether scores decide, so that tasks which the model does not solve take no part.
+        arithmetic: whether the claim includes a token that never exits. scores: whether scores decide, so that unsolved
+        tasks do not count.
     """
 
     def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -248,7 +247,7 @@ PrunedModel = tuple[int, int, int, int]  # layers, vocabulary, minimum layer, to
 
 
 def decide_gain_formula(found: tuple[Iterable[PrunedModel], NeverExiting], asked: ClaimContext) -> Verdict:
-    """EE-8: an exact leg per minimum layer: the paper's formula on T5-large; its bound and executed FLOPs beside it."""
+    """EE-8: an exact leg per minimum layer: the paper's formula on T5-large; attaches its bound and executed FLOPs."""
     legs: list[Leg] = []
     pruned, never = found
     for layers, vocabulary, minimum, kept in pruned:
@@ -263,7 +262,7 @@ def decide_gain_formula(found: tuple[Iterable[PrunedModel], NeverExiting], asked
 
 
 def answer_gain_formula(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """From the paper's geometry; no text is read."""
+    """Answer EE-8 from the paper's geometry, without text."""
     if not evidence.subject.is_seq2seq:
         reason = "the claim needs an encoder-decoder model, not a decoder-only model"
         return Answer(asked.not_applicable(reason))
@@ -285,12 +284,12 @@ NEW = 12
 PAIRS = 30
 
 
-# rule → seconds [pairs] of full depth and under the rule, and how many times fewer FLOPs it runs
+# rule → (seconds [pairs] of full depth and of the rule, ratio of their FLOPs)
 RuleTimings = Mapping[str, tuple[ByPair, ByPair, float]]
 
 
 def decide_exit_runtime(found: RuleTimings, asked: ClaimContext) -> Verdict:
-    """EE-14: a report per rule, against full depth, encoder included: speed and FLOP saving, above 1 a gain."""
+    """EE-14: a report per rule: speed and FLOP ratio against full depth, encoder included; above 1 is a gain."""
     legs: list[Leg] = []
     for rule, (full, own, saved) in found.items():
         legs.append(build_report_leg(f"{rule}: speed", estimate_speedup_per_request(full, own), f"FLOPs {saved:.2f} ×"))
@@ -299,9 +298,9 @@ def decide_exit_runtime(found: RuleTimings, asked: ClaimContext) -> Verdict:
 
 
 def time_exit_rules(exits: EarlyExitMeasurements) -> RuleTimings:
-    """Every rule of ``TIMED``, timed together; then the FLOPs of the same requests, one rule after the other.
+    """Time every rule of ``TIMED`` together; then count the FLOPs of the same requests, one rule after the other.
 
-    Requests are about the last task, at the least minimum layer.
+    Requests are of the last task, at the smallest minimum layer.
 
     Raises:
         Unsupported: the decoder under test declines a rule, or does not count its work.

@@ -1,7 +1,7 @@
-"""Early exits: what every layer's readout says of the reference answers, read under teacher forcing (EE-5, 6 and 11).
+"""Early exits: readouts of every layer on the reference answers, under teacher forcing (EE-5, 6 and 11).
 
-All three report. They do not apply to decoder-only models, to random weights, nor to a model without room for the
-paper's settings. Intervals resample items.
+All three report. They do not apply to decoder-only models, random weights, or models too small for the paper's
+settings. Intervals resample items.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from emad_ref.sweep.diagnostics import RANK_QUANTILES, expected_calibration_erro
 MEDIAN = RANK_QUANTILES.index(0.5)
 
 
-Readings = Mapping[str, LayerReadings]  # task → what every layer says of the reference answers, token by token
+Readings = Mapping[str, LayerReadings]  # task → every layer's readouts of the reference answers, by token
 
 
 def gather_layer_readings(exits: EarlyExitMeasurements) -> Readings:
@@ -88,9 +88,9 @@ def make_rank_table(exits: EarlyExitMeasurements) -> AttachedTable:
 
 
 def decide_contrast_calibration(found: Readings, asked: ClaimContext) -> Verdict:
-    """EE-11: per task, contrast and α, over all layers that can decide: confidence minus whether the token is right.
+    """EE-11: per task, contrast and α, over all deciding layers: mean of confidence minus correctness of the token.
 
-    The paper gives no decay rate; every leg names ours.
+    The paper gives no decay rate; every leg names the one used here.
     """
     legs: list[Leg] = []
     for task, read in found.items():

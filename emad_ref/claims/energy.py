@@ -1,14 +1,14 @@
 """Energy: EMAD-N1, joules per generated token.
 
-Windows of the device's own counter in pairs (``benchmark.energy``), requests of the same shape as those timed. What the
-counter's steps may add or leave out widens the interval at its worst. On a CPU it is the energy of its packages where
-the system shows it (``benchmark.energy.RaplCounter``), including other programs' share.
+The claim pairs windows of the device's own counter (``benchmark.energy``), with requests of the same shape as the timed
+ones. The largest error by the counter's steps widens the interval. On a CPU it uses the energy of the packages, if the
+system shows it (``benchmark.energy.RaplCounter``), including other programs' share.
 
-All windows are this process's: NVML lists who is on a device, and a window that another process shared is spoiled, so
-that one which measured for this one could not be told from a stranger's.
+All windows run in this process: a window that another process shares is invalid, and NVML's list of processes cannot
+distinguish a helper process from a foreign one.
 
-Random weights draw as much as trained ones: quality is no premise. Without a counter, or where it sees one of several
-devices, the row is unmeasured, with the reason and no number. It does not apply to an encoder-decoder.
+Random weights consume as much energy as trained ones, so quality is no premise. Without a counter, or with a counter of
+one of several devices, the row is unmeasured, with the reason and no number. It does not apply to an encoder-decoder.
 """
 
 from __future__ import annotations
@@ -39,24 +39,22 @@ from emad_ref.statistics.speedup import estimate_ratio_with_meter_error
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Verdict
 
-SMOKE_PAIRS = 6  # of windows of five seconds; thirty, which decide, take minutes that the smallest budget has not
-HALF = (
-    2  # as many pairs of requests make a pair of windows, which holds dozens of them: ``standard`` takes half an hour
-)
+SMOKE_PAIRS = 6  # pairs of five-second windows; thirty, which decide, take more minutes than the smallest budget has
+HALF = 2  # pairs of requests per pair of windows, dozens of which take ``standard`` half an hour
 ARMS = ("adaptive", "full")  # in the order of ``JoulesPerToken``
 ALONE = "in this process alone (another on the device spoils a window)"
 
 
-# joules per generated token [pairs] under the point and at full depth; by what share each may be off
+# joules per generated token [pairs] under the point and at full depth; relative error of each
 JoulesPerToken = tuple[ByPair, ...]
-# batch size → joules; or why one could not be measured, so that none is judged
+# batch size → joules; or the reason why one is missing, so that none is judged
 EnergyEvidence = Mapping[int, JoulesPerToken] | str
 
 
 def decide_energy(found: EnergyEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-N1: a leg per batch size, how many times full depth's joules a token takes.
+    """EMAD-N1: a leg per batch size, the ratio of joules per token to full depth's.
 
-    It estimates the ratio of joules per token summed over windows, which together are one mix of requests.
+    The ratio uses sums over windows, which together are one mix of requests.
     """
     if isinstance(found, str):
         return asked.unmeasured(found)
@@ -72,9 +70,9 @@ def decide_energy(found: EnergyEvidence, asked: ClaimContext) -> Verdict:
 
 
 def answer_energy(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """From the counter of the device that the model lies on.
+    """Answer EMAD-N1 from the counter of the model's device.
 
-    The smallest budget has not the minutes for a processor's, and would decide nothing by them.
+    The smallest budget is too short for a processor's counter.
     """
     with open_energy_counter(evidence.subject.stepper, packages=evidence.study.budget.rank > 0) as counter:
         energies = measure_energy_by_batch_size(evidence, counter)
@@ -99,7 +97,7 @@ def gather_energy_evidence(energies: Mapping[int, EnergyResult | NoEnergyReason]
 
 
 def format_energy_note(energies: EnergyResult) -> str:
-    """Which instrument was read, how often it moves, what was and what could not be checked, what was thrown away."""
+    """Text about the instrument, its refresh time, the checks, unavailable checks, and discarded windows."""
     moves = (f"moves every {1000 * energies.refresh_s:.3g} ms",) if energies.refresh_s else ()
     spoiled = f"{len(energies.spoiled)} windows spoiled"
     return "; ".join((energies.source, ALONE, *moves, *energies.caveats, spoiled))
@@ -108,9 +106,9 @@ def format_energy_note(energies: EnergyResult) -> str:
 def open_energy_counter(
     stepper: Stepper, packages: bool = False
 ) -> AbstractContextManager[EnergyCounter | NoEnergyReason]:
-    """NVML's counter of the one GPU that the model lies on, or why there is none.
+    """NVML's counter of the model's GPU, or the reason for none.
 
-    ``packages``: that of the processor (RAPL), where the model lies on no GPU.
+    ``packages``: the processor's counter (RAPL), for a model without GPU.
     """
     places = {stepper.device, *stepper.devices}
     if len(places) > 1:
@@ -121,14 +119,14 @@ def open_energy_counter(
 
 
 def find_device_uuid(device: torch.device) -> str | None:
-    """The UUID by which NVML knows the decoder's device; None where it is not a GPU."""
+    """NVML's UUID of the decoder's device; None unless it is a GPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
 def measure_energy_by_batch_size(
     evidence: ModelMeasurements, counter: EnergyCounter | NoEnergyReason
 ) -> dict[int, EnergyResult | NoEnergyReason]:
-    """Batch size → windows of it; nothing is tried after the first that cannot be measured."""
+    """Batch size → its windows; stops at the first that cannot be measured."""
     energies: dict[int, EnergyResult | NoEnergyReason] = {}
     for rows in evidence.study.budget.batch_sizes:
         energies[rows] = counter if isinstance(counter, NoEnergyReason) else measure_energy(evidence, counter, rows)
@@ -138,7 +136,7 @@ def measure_energy_by_batch_size(
 
 
 def measure_energy(evidence: ModelMeasurements, counter: EnergyCounter, rows: int) -> EnergyResult | NoEnergyReason:
-    """Joules and tokens of full depth and of the timed point, requests of the same shape as those timed.
+    """Joules and tokens of full depth and of the timed point, for requests of the same shape as the timed ones.
 
     Raises:
         Unsupported: the decoder under test declines one of them.

@@ -1,7 +1,7 @@
-"""What users of inference engines ask (ENG-1 to ENG-7): the same model, alone or beside others, again, as precise as it
-states, with drafts accepted and tokens sampled as stated, and as fast as it states.
+"""Claims about inference engines (ENG-1 to ENG-7): same model, batch invariance, repeatability, stated precision,
+accepted drafts, sampling, and stated speed.
 
-Every request is at full depth, and the oracle is the folder's own model. The rows apply to any decoder that answers
+Every request is at full depth, and the reference is the folder's own model. The rows apply to any decoder that answers
 plain requests; ENG-1 and ENG-4 need log-probabilities (``protocol.TokenLogProbs``).
 """
 
@@ -38,21 +38,21 @@ from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict
 
 AGREEMENT = "top-1 agreement"
-POSITIONS = 8  # drafted positions that a record may hold
+POSITIONS = 8  # most drafted positions of a record
 SAMPLING_LEGS = 14
 
 
 def compute_divergence_bound(found: DistributionEvidence) -> float:
-    """Largest mean KL of the stated precision, nats: twice what the folder's twin in it shows, and rounding."""
+    """Largest mean KL of the stated precision, nats: twice that of the folder's model in it, plus rounding."""
     twin = found.twins.get(found.dtype)
     return found.noise + (0.0 if twin is None else 2 * twin[0])
 
 
 def decide_same_model(found: DistributionEvidence, asked: ClaimContext) -> Verdict:
-    """ENG-1: mean KL of the oracle's next-token distribution from the engine's, and the rise of perplexity.
+    """ENG-1: mean KL of the reference's next-token distribution from the engine's, and the rise of perplexity.
 
-    The second pays for ruined documents that no sample shows (``statistics.rates.estimate_perplexity_rise``), which
-    would diverge, too; so the first pays for skew alone. Top-1 agreement stands beside them.
+    The second allows for ruined documents outside the sample (``statistics.rates.estimate_perplexity_rise``), which
+    would diverge too; so the first allows only for skew. Top-1 agreement is attached.
     """
     bound, rise = compute_divergence_bound(found), asked.claim.thresholds["perplexity_rise"]
     divergence = mean_rate(found.divergence, found.positions, threshold=bound, rng=asked.rng, unit="nats", worst=0.0)
@@ -67,16 +67,16 @@ def decide_same_model(found: DistributionEvidence, asked: ClaimContext) -> Verdi
 
 
 def decide_parted_rows(found: PartedRows, asked: ClaimContext) -> Verdict:
-    """ENG-2, up to ties, and ENG-3, without: one row that parts from its reference falsifies."""
+    """ENG-2 (up to ties) and ENG-3 (without ties): one row that differs from its reference falsifies."""
     return judge_within_tolerance(
         asked.claim, asked.model, {name: rows.astype(float) for name, rows in found.items()}, 0
     )
 
 
 def decide_precision(found: DistributionEvidence, asked: ClaimContext) -> Verdict:
-    """ENG-4: the mean error of log-probabilities, against the middle between the stated and the next coarser precision.
+    """ENG-4: the mean error of log-probabilities against the middle between the stated and the next coarser precision.
 
-    The coarser one is run on the folder; the stated one's error is that one's, scaled by their roundings.
+    The folder's model runs in the coarser one; its error, scaled by the ratio of roundings, gives the stated one's.
     """
     coarser = [name for name in found.twins if UNIT_ROUNDOFF[name] > UNIT_ROUNDOFF[found.dtype]]
     if not coarser:
@@ -90,11 +90,11 @@ def decide_precision(found: DistributionEvidence, asked: ClaimContext) -> Verdic
 
 
 def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict:
-    """ENG-5: are drafted tokens accepted as often as on record?
+    """ENG-5: whether drafted tokens are accepted as often as on record.
 
     One leg for each position on record (thresholds ``acceptance_1`` …): the share of drafts that accepted it, against
-    the record less ``slack``. A position that the engine never drafts is never accepted. Acceptance length and other
-    positions stand beside; without a record they are all there is.
+    the record minus ``slack``. A position that the engine never drafts is never accepted. Acceptance length and other
+    positions are listed; without a record only these.
     """
     slack, zeros = asked.claim.thresholds["slack"], found.drafts.with_values(0 * found.drafts.values)
     total = found.drafts.with_values(sum((each.values for each in found.accepted), found.drafts.values))
@@ -113,12 +113,11 @@ def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict
 
 
 def decide_sampling(found: SamplingEvidence, asked: ClaimContext) -> Verdict:
-    """ENG-6: are tokens drawn from softmax(logits / T), head and tail, anew for each seed and row?
+    """ENG-6: whether tokens are drawn from softmax(logits / T), head and tail, anew for each seed and row.
 
-    At each temperature the likeliest half of the probability and the least likely tenth are drawn as often as that,
-    up to the share ``effect`` of it on either side. Of two draws of one prompt, under two seeds or in two rows of a
-    request, at most a share ``copied`` repeats the first token where chance would not. All legs share Holm's
-    correction.
+    At each temperature the likeliest half of the probability and the least likely tenth are drawn with these
+    frequencies, up to a relative ``effect`` on either side. Of two draws of one prompt, under two seeds or in two rows
+    of a request, at most a share ``copied`` repeats the first token beyond chance. All legs share Holm's correction.
     """
     effect, copied, tests = asked.claim.thresholds["effect"], asked.claim.thresholds["copied"], []
     parts = (("likeliest half", HEAD, found.head), (f"least likely {TAIL:.0%}", TAIL, found.tail))
@@ -142,11 +141,11 @@ def decide_sampling(found: SamplingEvidence, asked: ClaimContext) -> Verdict:
 
 
 def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
-    """ENG-7: a leg for each stated number, measured against it less ``slack``, and one for the rise of perplexity.
+    """ENG-7: a leg for each stated number, measured against it minus ``slack``, and one for the rise of perplexity.
 
-    A speed-up beyond what the blocks that ran explain is no result: full depth was slowed, or something else left out.
-    Where no block was seen, a full depth that is slower than the model's own ``generate`` leaves the row open. It does
-    not apply to a decoder that states neither number.
+    A speed-up that the executed blocks do not explain is no result: full depth was slowed, or other work omitted. If no
+    block was observed, a full depth slower than the model's own ``generate`` leaves the row open. The row does not
+    apply to a decoder that states neither number.
     """
     stated, slack = found.stated, asked.claim.thresholds["slack"]
     rise = asked.claim.thresholds["perplexity_rise"]
@@ -176,7 +175,7 @@ def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
 
 
 def _slow_full_depth(full_s: ByPair, generate_s: ByPair) -> list[Leg]:
-    """An unmeasured leg if full depth is shown to take longer than the model's own ``generate``; else none."""
+    """An unmeasured leg if full depth is shown slower than the model's own ``generate``; else none."""
     ratio = estimate_total_speedup(ByPair(full_s.values[: len(generate_s)]), generate_s, threshold=1.0)
     if ratio.p_above > LEVEL:
         return []

@@ -1,6 +1,6 @@
-"""What EMAD assumes of entropy (EMAD-E1, E3, E4, E9, E11 and E13).
+"""Premises of EMAD about entropy (EMAD-E1, E3, E4, E9, E11 and E13).
 
-It falls by layer (E1) and with context (E9). Probes are cheap (E3) and rank tokens as the full softmax does (E4). A
+Entropy falls by layer (E1) and with context (E9). Probes are cheap (E3) and rank tokens like the full softmax (E4). A
 steeper profile gains more (E11). One matrix embeds and unembeds (E13).
 """
 
@@ -67,7 +67,7 @@ EntropySums = tuple[ByDocument, ByDocument]  # Σ_t H_ℓ(t) [documents, L], nat
 def decide_entropy_profile(found: EntropySums, asked: ClaimContext) -> Verdict:
     """EMAD-E1: a leg per step between adjacent layers of the trace; the slope over all layers is listed as measured.
 
-    A step that is flat within its interval leaves the row inconclusive. The decoder under test plays no part in it.
+    A step that is flat within its interval leaves the row inconclusive. The decoder under test does not matter.
     """
     threshold = asked.claim.thresholds["entropy_rise_nats"]
     steps = estimate_entropy_changes(*found, threshold=threshold, rng=asked.rng)
@@ -85,7 +85,7 @@ def format_step_name(layer: int) -> str:
 
 
 def answer_entropy_profile(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """From the evaluation trace; beside it what each layer's readout is worth, and where the run's profile rises."""
+    """Answer EMAD-E1 from the evaluation trace; attaches each layer's readout quality, and rises of the profile."""
     if reason := evidence.subject.quality_unavailable_reason:
         return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
     traces = evidence.traces
@@ -103,10 +103,10 @@ def answer_entropy_profile(evidence: ModelMeasurements, asked: ClaimContext) -> 
 def make_readout_rows(
     trace: Trace, targets: Mapping[int, float], rises: Mapping[str, float | None]
 ) -> list[dict[str, Any]]:
-    """A row per layer: mean entropy, how often it echoes its input, and how often it agrees with the last layer.
+    """A row per layer: mean entropy, share of echoed inputs, and share of agreement with the last layer.
 
-    ``targets``: probe layer → isotonic target of the calibration text, nats. ``rises``: step → its rise, nats, where
-    it is shown to be one.
+    ``targets``: probe layer → isotonic target of the calibration text, nats. ``rises``: step → its rise, nats, if
+    proven.
     """
     columns = zip(
         trace.entropy_nats.mean(axis=0),
@@ -129,7 +129,7 @@ def make_readout_rows(
     ]
 
 
-# ---------------------------------------------------------------- EMAD-E3: what probes cost
+# ---------------------------------------------------------------- EMAD-E3: cost of probes
 
 
 GEOMETRIES = ("pythia-410m", "pythia-1.4b", "opt-1.3b", "llama-7b")
@@ -138,15 +138,15 @@ CONTEXT = 512
 K, RANK = 64, 64
 
 
-# geometry → estimator and stride → FLOPs of all probes of a token at full depth as a share of its blocks'
+# geometry → estimator and stride → FLOPs of all probes of a full-depth token over those of its blocks
 ProbeShares = Mapping[str, Mapping[str, float]]
 
 
 def decide_probe_cost(found: ProbeShares, asked: ClaimContext) -> Verdict:
-    """EMAD-E3: a leg per geometry, estimator and stride, by arithmetic; a share survives below the threshold alone.
+    """EMAD-E3: a leg per geometry, estimator and stride, by arithmetic; a share survives only below the threshold.
 
-    A token that runs to full depth has read every probe: the share of the paper's bound at its largest. The first
-    geometry is the model under test: its worst leg is the row's number wherever it decided alike.
+    A token at full depth reads every probe, which gives the largest share of the paper's bound. The first geometry is
+    the model under test: its worst leg gives the row's number if it decided equally.
     """
     threshold = asked.claim.thresholds["probe_share"]
     by_geometry = [
@@ -189,7 +189,7 @@ def answer_probe_cost(evidence: ModelMeasurements, asked: ClaimContext) -> Answe
 
 
 def compute_probe_shares(geometry: Geometry) -> dict[str, float]:
-    """Estimator and stride → share, at a context of ``CONTEXT`` tokens; strides that leave a probe."""
+    """Estimator and stride → share, at a context of ``CONTEXT`` tokens, for strides with a probe."""
     return {
         f"{estimator.name}, stride {stride}": probe_to_block_flops_ratio(
             geometry, (geometry.layers - 1) // stride, CONTEXT, probe_flops(geometry, estimator)
@@ -201,7 +201,7 @@ def compute_probe_shares(geometry: Geometry) -> dict[str, float]:
 
 
 def make_paper_estimators(geometry: Geometry) -> tuple[EntropyEstimator, ...]:
-    """Full, top-K by exact and by low-rank retrieval, low-rank logits, and the linear probe, at sizes that fit."""
+    """Full softmax, top-K by exact and low-rank retrieval, low-rank logits, and the linear probe, at fitting sizes."""
     k, rank = min(K, geometry.vocabulary), min(RANK, geometry.embedding_width)
     return (
         EntropyEstimator(),
@@ -212,7 +212,7 @@ def make_paper_estimators(geometry: Geometry) -> tuple[EntropyEstimator, ...]:
     )
 
 
-# ---------------------------------------------------------------- EMAD-E4: what cheap probes rank
+# ---------------------------------------------------------------- EMAD-E4: ranking by cheap probes
 
 
 ESTIMATORS = len(PAPER_KS) + len(PAPER_RANKS)  # of the paper
@@ -235,8 +235,8 @@ class EstimatorRankingEvidence:
 def decide_estimator_ranking(found: EstimatorRankingEvidence, asked: ClaimContext) -> Verdict:
     """EMAD-E4: a leg per estimator, size and probe: Spearman's ρ against the threshold, resampled by document.
 
-    At the sizes the paper means (``EntropyEstimators.paper_estimators``), with uncorrected estimates. The
-    linear probe, which is ours, is listed beside.
+    Uses the paper's sizes (``EntropyEstimators.paper_estimators``) and uncorrected estimates. The linear probe, which
+    is not the paper's, is only listed.
     """
     threshold = asked.claim.thresholds["spearman"]
     legs: dict[str, Estimate] = {}
@@ -254,7 +254,7 @@ def decide_estimator_ranking(found: EstimatorRankingEvidence, asked: ClaimContex
 
 
 def answer_estimator_ranking(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """Estimators fitted on two splits, read on documents of the third; beside it what they err and change."""
+    """Answer EMAD-E4 from estimators fitted on two splits, read on the third; attaches errors and changed exits."""
     if absent := make_unmet_quality_verdict(evidence, asked):
         return Answer(absent, evidence.corpus, evidence.fingerprint)
     estimates = evidence.entropy_estimators
@@ -295,7 +295,7 @@ def make_estimator_rows(
 
 
 HARD_LEG = "hard tokens that come after depth has fallen below what they would take"
-EXERCISED = 0.05  # share of blocks that must be left out for depth to have fallen at all, as for a task to count
+EXERCISED = 0.05  # least share of skipped blocks for depth to count as falling, as for tasks
 
 
 @dataclass(frozen=True)
@@ -315,11 +315,11 @@ class ContextDepthEvidence:
 
 
 def decide_context_depth(found: ContextDepthEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-E9: two legs, both within documents: the slope of entropy, and how many hard tokens come too late.
+    """EMAD-E9: two legs, both within documents: the slope of entropy, and the share of hard tokens above the cap.
 
-    Each document's own mean is removed: long easy documents would make a slope of their own. A text may grow easier on
-    average and still ask for depth when it is gone (``hard_above_cap``). Depths are replayed at the calibrated default.
-    Where no token is hard, or depth hardly falls, the second leg is unmeasured, and the row does not survive.
+    Each document's own mean is removed, since long easy documents would cause a slope. A text may become easier on
+    average and still need depth above the cap (``hard_above_cap``). Depths are replayed at the calibrated default. If
+    no token is hard, or depth falls too little, the second leg is unmeasured, and the row does not survive.
     """
     tests, beside = [_entropy_slope(found, asked)], _free_depth(found, asked)
     if reason := _why_none_is_late(found, asked):
@@ -337,7 +337,7 @@ def _entropy_slope(found: ContextDepthEvidence, asked: ClaimContext) -> LegTest:
 
 
 def _why_none_is_late(found: ContextDepthEvidence, asked: ClaimContext) -> str:
-    """Why no hard token could have come too late, whatever the text; empty where one could."""
+    """Reason why no hard token can exceed the cap on any text; empty if one can."""
     least_nats = asked.claim.thresholds["hard_nats"]
     if not (found.entropy_nats > least_nats).any():
         return f"no token is above {least_nats:g} nats at the last layer: none can come too late"
@@ -347,7 +347,7 @@ def _why_none_is_late(found: ContextDepthEvidence, asked: ClaimContext) -> str:
 
 
 def _late_hard_tokens(found: ContextDepthEvidence, asked: ClaimContext) -> LegTest:
-    """Of the hard tokens of each document, those above the cap; documents without a hard token say nothing."""
+    """Share of each document's hard tokens above the cap; omits documents without a hard token."""
     most, hard = asked.claim.thresholds["hard_above_cap"], found.entropy_nats > asked.claim.thresholds["hard_nats"]
     document = DocumentMembership(found.document.number[hard])
     late = ByDocument.from_windows(found.above_cap[hard].astype(np.int64), document)
@@ -383,7 +383,7 @@ def gather_context_depth(evidence: ModelMeasurements) -> ContextDepthEvidence:
 
 
 def make_context_depth_table(evidence: ModelMeasurements) -> Attachments:
-    """In every doubling of the position, depth at the calibrated default, and what it would be were it free to rise."""
+    """Table by doubling of the position: depth at the calibrated default, and without the monotone constraint."""
     rows = [
         {
             "positions": f"{part.first}–{part.last}" if part.first < part.last else str(part.first),
@@ -397,13 +397,13 @@ def make_context_depth_table(evidence: ModelMeasurements) -> Attachments:
     return Attachments((AttachedTable(f"depth by position on {evidence.corpus}", rows, "depth by position"),))
 
 
-# ---------------------------------------------------------------- EMAD-E11: what a flat profile gains
+# ---------------------------------------------------------------- EMAD-E11: gain of a flat profile
 
 
 def decide_flat_profile(found: tuple[EntropySums, MarginGain], asked: ClaimContext) -> Verdict:
-    """EMAD-E11: the slope of the profile, the gain at equal quality, and what it loses on evaluation; no threshold.
+    """EMAD-E11: the slope of the profile, the gain at equal quality, and its loss on evaluation; no threshold.
 
-    The trend over models and corpora is an ablation's (``measurements.pareto.compute_flatness_trend``).
+    An ablation gives the trend over models and corpora (``measurements.pareto.compute_flatness_trend``).
     """
     sums, (point, saved, rise) = found
     slope, documents = estimate_entropy_slope(*sums, threshold=0.0, rng=asked.rng), len(sums[1])
@@ -431,7 +431,7 @@ def answer_flat_profile(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
 
 
 def decide_tied_embedding(tied: bool, asked: ClaimContext) -> Verdict:
-    """EMAD-E13: read off the model's own description; it always applies."""
+    """EMAD-E13: whether the config ties the embeddings; it always applies."""
     outcome: Outcome = "survived" if tied else "falsified"
     said = "the premise holds" if tied else "the premise does not hold: embedding and unembedding are separate"
     leg = Leg("tied unembedding", outcome, float(tied), None, 1, 1.0, asked.claim.unit, said, good="higher")

@@ -1,6 +1,6 @@
 """Identities of monotone depth: logits need no backfill (EMAD-E2) and blocks are counted exactly (E5).
 
-EMAD-E12 asks the first of them of an int8 copy, and what perplexity loses there.
+EMAD-E12 tests the first of them, and the rise of perplexity, on an int8 copy.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
 from emad_ref.sweep.losses import PointLoss, point_losses
 
 PROMPT, FED = 6, 8  # tokens: before the first forced depth, and under forced depths
-SEEDS = 2**16  # of the tokens that are fed
+SEEDS = 2**16  # seed of the fed tokens
 
 
-# [comparisons] largest |difference| of a logit at a position; and the honest one: of the dtype, or of declared noise
+# ([comparisons] largest |difference| of a logit at a position; largest honest one, by dtype or declared noise)
 LogitDifferences = tuple[Floats, float]
 
 
 def decide_forced_depths(found: LogitDifferences, asked: ClaimContext) -> Verdict:
     """EMAD-E2: one leg, every logit of the decoder under test within the tolerance of the judge's readout at its depth.
 
-    A suite may bring depth sequences of its own (ours draws them with Hypothesis) to ``measure_logit_differences``, and
-    hand all differences to ``answer_from_differences``. It does not apply to a decoder that takes no depth from
-    outside.
+    A suite may pass its own depth sequences (the bundled suite draws them with Hypothesis) to
+    ``measure_logit_differences``, and all differences to ``answer_from_differences``. The row does not apply to a
+    decoder without forced depths.
     """
     differences, tolerance = found
     return judge_within_tolerance(asked.claim, asked.model, {"logits under drawn depths": differences}, tolerance)
 
 
 def answer_forced_depths(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """Depth sequences from the run's generator, as many as the budget has examples."""
+    """Answer EMAD-E2 with depth sequences from the run's generator, as many as the budget has examples."""
     layers, rng = evidence.subject.stepper.layers, asked.rng
     drawn = [
         measure_logit_differences(evidence, np.sort(rng.integers(1, layers + 1, FED))[::-1], int(rng.integers(SEEDS)))
@@ -61,7 +61,7 @@ def answer_forced_depths(evidence: ModelMeasurements, asked: ClaimContext) -> An
 
 
 def answer_from_differences(evidence: ModelMeasurements, asked: ClaimContext, drawn: Sequence[Floats]) -> Answer:
-    """The answer from ``measure_logit_differences`` of every depth sequence drawn; no text is read."""
+    """The answer from ``measure_logit_differences`` of every drawn depth sequence, without text."""
     differences = np.concatenate(drawn) if drawn else np.zeros(0)
     allowed = evidence.subject.compute_allowed_difference(evidence.subject.capabilities)
     return Answer(decide_forced_depths((differences, allowed), asked), fingerprint=evidence.fingerprint)
@@ -71,12 +71,12 @@ def measure_logit_differences(evidence: ModelMeasurements, falls: Sequence[int] 
     """Largest |difference| of a logit at the last position of a prompt and at every position fed after it.
 
     Args:
-        falls: depths 1…L; their running minimum, which is admissible, is what tokens are forced to.
-        seed: of the tokens, which are drawn from the whole vocabulary.
+        falls: depths 1…L; tokens are forced to their running minimum, which is admissible. seed: of the tokens, drawn
+        from the whole vocabulary.
 
     Returns:
-        [1 + len(falls)] of the prompt's last position, at full depth, and of each forced one. Where the measured
-        rounding of a position allows more than the tolerance, its difference is divided by as much.
+        [1 + len(falls)] of the prompt's last position, at full depth, and of each forced one. If the measured rounding
+        of a position exceeds the tolerance, the difference is divided by their ratio.
 
     Raises:
         Unsupported: the decoder under test declines full depth or a depth from outside.
@@ -102,19 +102,19 @@ def measure_logit_differences(evidence: ModelMeasurements, falls: Sequence[int] 
 # ---------------------------------------------------------------- EMAD-E5: blocks executed
 
 
-REQUESTS, FEWEST_REQUESTS = 6, 3  # those of our own decoder over a large model
-NEW, LENGTH = 24, 8  # tokens of a request: new ones, and of its prompt; of two none may ever fall
+REQUESTS, FEWEST_REQUESTS = 6, 3  # requests of the reference decoder with a large model
+NEW, LENGTH = 24, 8  # new tokens and prompt tokens of a request; with only two, depth may never fall
 
 
-# blocks of each request's decoded tokens, int64 [requests]: executed by the decoder's count, Σ D_t of what it says it
-# decided, and tokens × L
+# blocks of each request's decoded tokens, int64 [requests]: executed by the decoder's count, Σ D_t of its reported
+# depths, and tokens × L
 BlockCounts = tuple[Ints, Ints, Ints]
 
 
 def decide_block_count(found: BlockCounts, asked: ClaimContext) -> Verdict:
-    """EMAD-E5: equal as integers, request by request, prompt left out; the share of full depth's blocks is listed.
+    """EMAD-E5: equal integers for each request, without the prompt; lists the share of full depth's blocks.
 
-    It does not apply to a decoder that does not count its work, nor where depth never fell.
+    It does not apply to a decoder that does not count its work, or if depth never fell.
     """
     executed, decided, full = found
     errors = {"executed blocks = Σ D_t": np.abs(executed - decided).astype(float)}
@@ -131,7 +131,7 @@ def decide_block_count(found: BlockCounts, asked: ClaimContext) -> Verdict:
 
 
 def answer_block_count(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """Requests under a point whose depth comes down in many steps; what they say does not matter.
+    """Answer EMAD-E5 from requests under a point with many depth steps; their text does not matter.
 
     Raises:
         Unsupported: the decoder under test declines, or does not count its work.
@@ -145,7 +145,7 @@ def answer_block_count(evidence: ModelMeasurements, asked: ClaimContext) -> Answ
 
 
 def count_blocks(evidence: ModelMeasurements, decoder: Decoder) -> BlockCounts:
-    """What ``decoder`` executed and decided while it continued openings of the run's text."""
+    """Executed and decided blocks of ``decoder`` while it continues openings of the run's text."""
     executed, decided, full = [], [], []
     requests = evidence.subject.scale_by_audit_share(REQUESTS, FEWEST_REQUESTS)
     for prompt in evidence.subject.make_equal_prompts(requests, LENGTH):
@@ -165,9 +165,9 @@ def count_blocks(evidence: ModelMeasurements, decoder: Decoder) -> BlockCounts:
 # ---------------------------------------------------------------- EMAD-E12: an int8 copy
 
 
-INT8_CALIBRATED = 40  # windows: means of a plain pass, in which the noise of shared scales averages out
-# Windows decoded token by token, from as many documents: of a model of 12 layers some 40 s, 8 and 16 minutes. Those of
-# smoke can falsify the row; a perplexity row survives from 300 documents on, and only if it loses nearly nothing there.
+INT8_CALIBRATED = 40  # windows: means over a plain pass, which average the noise of shared scales
+# Windows decoded token by token, one per document: about 40 s, 8 and 16 minutes with 12 layers. Those of smoke can only
+# falsify the row; it survives from 300 documents on, and only with a loss near 0.
 INT8_EVALUATED = {"smoke": 36, "standard": 400, "full": 800}
 INT8_FED, INT8_PROMPT = 12, 6
 
@@ -183,11 +183,11 @@ class QuantisationEvidence:
 
 
 def decide_quantisation(found: QuantisationEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-E12: EMAD-E2's invariant on an int8 copy against its own full depth, and perplexity where enough is saved.
+    """EMAD-E12: EMAD-E2's invariant on an int8 copy against its own full depth, and perplexity if enough is saved.
 
-    Where the calibrated default saves too little, nothing was composed: the invariant can still falsify the row, but
-    does not carry it. Both come from token-by-token passes, as the copy's dynamic scales demand, by our own stepper at
-    points calibrated on the copy: no bridge is asked.
+    If the calibrated default saves too little, the invariant can still falsify the row, but not let it survive. Both
+    use token-by-token passes, because of the copy's dynamic scales, by the project's stepper at points calibrated on
+    the copy, so no bridge is needed.
     """
     claim, saved = asked.claim, found.net_reduction
     reduction = build_count_leg(f"{found.point}: reduction", saved, len(found.sums[2]), "net FLOP reduction")
@@ -213,7 +213,7 @@ def _invariant_leg(differences: Floats, tolerance: float) -> Leg:
 
 
 def answer_quantisation(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """Decoded token by token; the reference is the copy's own full depth."""
+    """Answer EMAD-E12 by decoding token by token; the reference is the copy's own full depth."""
     if reason := evidence.subject.quality_unavailable_reason:
         return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
     try:
@@ -230,7 +230,7 @@ def answer_quantisation(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
 def trace_quantised_copy(
     evidence: ModelMeasurements, int8: LoadedModel
 ) -> tuple[OperatingPoint, list[TokenSequence], Trace]:
-    """The copy's calibrated default, the windows it is judged on, and their trace."""
+    """(The copy's calibrated default, its evaluation windows, their trace)."""
     subject = evidence.subject
     calibration = take_trace(int8.stepper, subject.cut_windows("calibrate", INT8_CALIBRATED))
     texts = subject.cut_windows("evaluate", INT8_EVALUATED[subject.budget.name])
@@ -246,7 +246,7 @@ def trace_quantised_copy(
 
 
 def sum_nll_by_document(texts: list[TokenSequence], trace: Trace, loss: PointLoss, full: PointLoss) -> NllPair:
-    """NLL of windows ``texts``, of which ``trace`` was taken, within the documents they were cut from."""
+    """NLL sums by source document of the windows ``texts`` of ``trace``."""
     document = documents_of_windows(texts)
     nll, reference, tokens = (
         ByDocument.from_windows(column, document) for column in (loss.nll_nats, full.nll_nats, trace.sequence_lengths)
@@ -255,8 +255,7 @@ def sum_nll_by_document(texts: list[TokenSequence], trace: Trace, loss: PointLos
 
 
 def measure_int8_depth_differences(evidence: ModelMeasurements, int8: LoadedModel) -> LogitDifferences:
-    """[positions] largest |difference| of a logit between forced admissible depths and the copy's own full depth, and
-    the largest honest one.
+    """([positions] largest |Δlogit| between forced depths and the copy's own full depth, largest honest one).
 
     Raises:
         Unsupported: the decoder under test declines full depth or a depth from outside.

@@ -1,6 +1,7 @@
-"""What exits save on this model: by any criterion (EMAD-X1), by an oracle (X5), with one part of EMAD exchanged (X6).
+"""Savings of exits on this model: by any criterion (EMAD-X1), by an oracle (X5), with one part of EMAD exchanged (X6).
 
-None applies to weights without quality. EMAD-X2 is in ``calibration_promises``, EMAD-X3 and X4 are in ``speedup``.
+No claim here applies to weights without quality. EMAD-X2 is in ``calibration_promises``, EMAD-X3 and X4 are in
+``speedup``.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from emad_ref.statistics.number_format import format_percent
 from emad_ref.statistics.rates import DocumentLossAndWork, FullDepthBaseline, draw_document_counts, required_resamples
 from emad_ref.statistics.verdicts import Leg, Verdict
 
-SIDES = 2  # a criterion fails by what it saves, or by what it loses
+SIDES = 2  # a criterion fails by its saving or by its loss
 
 
 @dataclass(frozen=True)
 class CriterionEvidence:
-    """``full``: full depth on the evaluated documents, FLOPs as its work.
+    """``full``: full depth on the evaluated documents, with FLOPs as work.
 
-    ``chosen``     the point chosen on validation, as it decodes; None where none was, and ``why`` says why.
-    ``criteria``   all that were screened, at their best.
-    ``slack``      the largest net share that an oracle saves at the threshold's loss; None: it was not asked.
+    ``chosen``     the point chosen on validation, decoded; None without one, for the reason ``why``.
+    ``criteria``   all screened criteria, at their best setting.
+    ``slack``      the largest net share that an oracle saves at the threshold's loss; None: not measured.
     """
 
     full: FullDepthBaseline
@@ -55,15 +56,15 @@ class CriterionEvidence:
 
 
 def decide_any_criterion(found: CriterionEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-X1: what the chosen point saves and loses, and whether any criterion is left; or that there is no slack.
+    """EMAD-X1: saving and loss of the chosen point, and whether any criterion can succeed; or that there is no slack.
 
-    survived   the point that was chosen on validation does it: it alone is tested, on both sides (intersection–union),
-               with everything executed charged.
-    falsified  no criterion of all that were screened does: each is tested twice (Bonferroni), the largest p-value is
-               the row's. Criteria are taken at their best, with exact K/V at the price of copied ones.
+    survived   the point chosen on validation saves and loses enough: only it is tested, on both sides
+               (intersection–union), with all executed work charged.
+    falsified  no screened criterion does: each is tested twice (Bonferroni), and the row has the largest p-value.
+               Criteria have their best setting, with exact K/V at the cost of copied ones.
 
-    An oracle (EMAD-X5) bounds them all: where it saves at most ``slack``, the claim does not apply. Between that and
-    the threshold it stands beside. What each task loses at the chosen point, decoded, stands beside and judges nothing.
+    An oracle (EMAD-X5) bounds them all: if it saves at most ``slack``, the claim does not apply. Between ``slack`` and
+    the threshold it is listed. The decoded loss of each task at the chosen point is listed and decides nothing.
     """
     most = asked.claim.thresholds["slack"]
     beside = [] if found.slack is None else [_oracle_leg(found.slack, len(found.full.tokens), asked)]
@@ -80,7 +81,7 @@ def decide_any_criterion(found: CriterionEvidence, asked: ClaimContext) -> Verdi
 
 
 def _chosen_point(found: CriterionEvidence, asked: ClaimContext, draws: Floats) -> list[LegTest]:
-    """Both sides of the point that was chosen; neither falsifies the claim that some criterion does it."""
+    """Legs for both sides of the chosen point; neither can falsify a claim about all criteria."""
     if found.chosen is None:
         return []
     saving, rise = _sides(found, found.chosen, asked, draws)
@@ -92,7 +93,7 @@ def _chosen_point(found: CriterionEvidence, asked: ClaimContext, draws: Floats) 
 
 
 def _falsifies_none(leg: Leg) -> Leg:
-    """One point that fails leaves the others: its leg is never falsified, and says that it fails."""
+    """The leg of one point, never falsified, since other criteria remain; its reason mentions a failure."""
     if leg.p_falsify is None:
         return leg
     failing = leg.p_falsify <= LEVEL
@@ -100,22 +101,22 @@ def _falsifies_none(leg: Leg) -> Leg:
 
 
 def _any_left(found: CriterionEvidence, asked: ClaimContext, draws: Floats, chosen: Sequence[LegTest]) -> LegTest:
-    """Whether any criterion is left: the one that is least sure to fail stands for all."""
+    """Leg on whether any criterion can succeed, by the one least certain to fail."""
     name, shown = f"any of {len(found.criteria)} criteria", [test.leg.p_survive for test in chosen]
     survive = max((1.0 if p is None else p for p in shown), default=1.0)
     if not found.criteria:
         documents, said = len(found.full.tokens), found.why or "nothing was screened"
         unscreened = Leg(name, "inconclusive", None, None, documents, None, "", said)
-        return LegTest(unscreened, "documents", lambda error: None)  # no number of documents decides it
+        return LegTest(unscreened, "documents", lambda error: None)  # more documents do not decide it
     sides = [(one, *_sides(found, one, asked, draws)) for one in found.criteria]
     nearest, saving, rise = max(sides, key=lambda each: min(1.0, SIDES * min(each[1].p_below, each[2].p_above)))
-    by_saving = saving.p_below < rise.p_above  # the side on which its failing is seen
+    by_saving = saving.p_below < rise.p_above  # the side on which it fails
     seen, p = saving if by_saving else rise, min(1.0, SIDES * min(saving.p_below, rise.p_above))
     bad: Side = "below" if by_saving else "above"
     threshold = _least(asked) if by_saving else _most(asked)
     tested = asked.make_leg_test(name, seen, bad, threshold)
     said = f"{nearest.name} is least sure to fail" + (f"; {found.why}" if found.chosen is None else "")
-    if tested.leg.p_falsify is None:  # too few documents, as its reason says
+    if tested.leg.p_falsify is None:  # too few documents; its reason mentions it
         return tested
     leg = replace(tested.leg, p_falsify=p, p_survive=survive, reason=said)
     return replace(tested, leg=leg, needed=lambda error: needed_sample_size(seen, error / SIDES))
@@ -142,7 +143,7 @@ def _oracle_leg(slack: float, documents: int, asked: ClaimContext) -> Leg:
 
 
 def answer_any_criterion(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """The exit's point, decoded; every criterion, replayed; the oracle that they are held against."""
+    """Answer EMAD-X1 from the exit's decoded point, every replayed criterion, and the oracle."""
     if unjudged := answer_unmet_exit_premise(evidence, asked):
         return unjudged
     verdict = decide_any_criterion(gather_criterion_evidence(evidence.exit_evaluation), asked)
@@ -151,7 +152,7 @@ def answer_any_criterion(evidence: ModelMeasurements, asked: ClaimContext) -> An
 
 
 def _task_legs(evidence: ModelMeasurements) -> tuple[Leg, ...]:
-    """What each task but programs loses at the chosen point, an estimate; nothing where none was chosen."""
+    """Estimated loss of each task, without programs, at the chosen point; empty without one."""
     point = evidence.exit_evaluation.recommended_point
     if point is None:
         return ()
@@ -178,12 +179,12 @@ def gather_criterion_evidence(beyond: ExitEvaluation) -> CriterionEvidence:
 # ---------------------------------------------------------------- EMAD-X5: the oracle
 
 
-# full depth, blocks as its work; and what oracles spend at a loss, a rise of perplexity, the one read by first
+# (full depth, blocks as work; costs of oracles by loss, a rise of perplexity, ``JUDGED`` first)
 OracleCosts = tuple[FullDepthBaseline, Sequence[tuple[float, DocumentLossAndWork]]]
 
 
 def decide_oracle_slack(found: OracleCosts, asked: ClaimContext) -> Verdict:
-    """EMAD-X5: a report, shares of blocks that oracles save at each loss, as measured (``sweep.oracle_savings``)."""
+    """EMAD-X5: a report of the shares of blocks that oracles save at each loss (``sweep.oracle_savings``)."""
     full, ceilings = found
     if not ceilings:
         return asked.unmeasured("no oracle was asked")
@@ -196,7 +197,7 @@ def decide_oracle_slack(found: OracleCosts, asked: ClaimContext) -> Verdict:
 
 
 def answer_oracle_slack(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """From traces of the evaluated text, through the exit's lens and by the model's own head."""
+    """Answer EMAD-X5 from traces of the evaluated text, through the exit's lens and the model's own head."""
     verdict, shown = make_unmet_exit_verdict(evidence, asked), Attachments()
     if verdict is None:
         beyond = evidence.exit_evaluation
@@ -211,7 +212,7 @@ def answer_oracle_slack(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
 
 
 def _slack_exhibits(beyond: ExitEvaluation, asked: ClaimContext) -> Attachments:
-    """Criteria on the exit's lens below the ceilings, as a figure and at exactly the same losses."""
+    """Figure and table of criteria on the exit's lens below the oracles, at equal losses."""
     geometry = beyond.subject.loaded.geometry
     found = compute_savings_figure(
         beyond.validation_traces, beyond.evaluation_traces, beyond.exit.fitted, geometry, asked.rng
@@ -230,12 +231,12 @@ def _slack_exhibits(beyond: ExitEvaluation, asked: ClaimContext) -> Attachments:
 # ---------------------------------------------------------------- EMAD-X6: one part exchanged
 
 
-# full depth, FLOPs as its work; and exchanges of one part each
+# (full depth, FLOPs as work; exchanges of one part each)
 ComponentCosts = tuple[FullDepthBaseline, Sequence[ComponentExchange]]
 
 
 def decide_failing_component(found: ComponentCosts, asked: ClaimContext) -> Verdict:
-    """EMAD-X6: a report, the net saving that each exchange gains, the largest first, and what it loses."""
+    """EMAD-X6: a report of the net saving that each exchange gains, the largest first, and its loss."""
     full, exchanges = found
     if not exchanges:
         return asked.unmeasured("no part was exchanged")
@@ -253,7 +254,7 @@ def decide_failing_component(found: ComponentCosts, asked: ClaimContext) -> Verd
 
 
 def _saving_and_loss(full: FullDepthBaseline, spent: DocumentLossAndWork, asked: ClaimContext) -> str:
-    """What it saves, and loses on the text judged."""
+    """Its saving, and its loss on the judged text."""
     saved = full.estimate_saving(spent, 0.0, asked.rng).value
     rise = full.estimate_perplexity_rise(spent, 0.0, asked.rng).value
     return f"{format_percent(saved, 'z.1f')} net at {format_percent(rise)}"

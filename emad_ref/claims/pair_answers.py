@@ -1,4 +1,4 @@
-"""What questions about a pair share: their premise, the ways to answer that were timed, and their answer's frame."""
+"""Base of questions about a pair: their premise, timed arms, and the frame of their answer."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from emad_ref.statistics.verdicts import Leg, Verdict
 
 @dataclass(frozen=True)
 class TimedArm:
-    """One arm on the timed requests: [pairs] ``seconds``, FLOPs ``spent`` (None: not counted), and of each run that
-    drafted, what share of its judged drafts was ``accepted``."""
+    """One arm on the timed requests: [pairs] ``seconds``, FLOPs ``spent`` (None: uncounted), ``accepted`` share of
+    drafts."""
 
     seconds: ByPair
     spent: ByPair | None = None
@@ -28,7 +28,7 @@ class TimedArm:
 
 
 def gather_timed_arms(pair: PairMeasurements, timed: TimingResult, arms: Iterable[str]) -> Mapping[str, TimedArm]:
-    """Arm → its times and FLOPs, for those of ``arms`` that were timed; work of one model is the large one's."""
+    """Arm → times and FLOPs of the timed ``arms``; work of a single model is the large one's."""
     found, seconds = {}, timed.seconds_by_pair()
     for arm in arms:
         if arm in seconds:
@@ -40,8 +40,7 @@ def gather_timed_arms(pair: PairMeasurements, timed: TimingResult, arms: Iterabl
 
 
 def answer_unmet_routing_premise(pair: PairMeasurements, asked: ClaimContext) -> Answer | None:
-    """Not applicable where scores mean nothing, or the large model is not better anywhere; unmeasured where no task is
-    at hand; else None."""
+    """Not applicable without meaningful scores or a better large model; unmeasured without tasks; else None."""
     reason = pair.routing_rules.routing_unavailable_reason()
     if not reason:
         return None
@@ -51,8 +50,7 @@ def answer_unmet_routing_premise(pair: PairMeasurements, asked: ClaimContext) ->
 
 
 def answer_unmet_writing_premise(pair: PairMeasurements, asked: ClaimContext) -> Answer | None:
-    """As ``answer_unmet_routing_premise``; and not applicable where every task worth routing reads options and writes
-    nothing."""
+    """As ``answer_unmet_routing_premise``; also not applicable if no task worth routing has written answers."""
     if absent := answer_unmet_routing_premise(pair, asked):
         return absent
     if pair.routing_rules.written_tasks_worth_routing:
@@ -64,22 +62,22 @@ def answer_unmet_writing_premise(pair: PairMeasurements, asked: ClaimContext) ->
 
 
 def make_pair_answer(pair: PairMeasurements, verdict: Verdict, exhibits: Attachments | None = None) -> Answer:
-    """The answer of a question that was decided on this pair's items."""
+    """The answer of a question decided on this pair's items."""
     return Answer(verdict, pair.corpus, pair.fingerprint, exhibits or Attachments())
 
 
 def make_skipped_arm_legs(absent: Mapping[str, str]) -> list[Leg]:
-    """Arms of transformers that did not run, each with the reason."""
+    """Legs for arms of transformers that did not run, each with the reason."""
     return [
         Leg(name, "not applicable", None, None, 0, None, "", f"{name} not run: {why}") for name, why in absent.items()
     ]
 
 
 def make_tokens_per_second_leg(name: str, new: int, seconds: ByPair) -> Leg:
-    """Median tokens per second of requests of ``new`` tokens."""
+    """Leg for the median tokens per second of requests of ``new`` tokens."""
     return build_count_leg(f"{name}: tokens per second", new / np.median(seconds.values), len(seconds), "tokens/s")
 
 
 def make_acceptance_leg(name: str, accepted: tuple[float, ...]) -> Leg:
-    """Mean over requests."""
+    """Leg for the mean acceptance over requests."""
     return build_count_leg(f"{name}: acceptance", float(np.mean(accepted)), len(accepted), "accepted per judged draft")

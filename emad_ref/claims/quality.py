@@ -1,23 +1,23 @@
 """Quality at operating points: EMAD-F1, its literal reading, and EMAD-E10, a margin chosen on validation.
 
 EMAD-F1 and its literal reading judge every operating point that saves enough FLOPs. Legs per judged point: one per
-corpus (perplexity rise), one for accuracy. Points that save less are listed as not applicable. No judged point → not
-applicable, never survived.
+corpus (perplexity rise), one for accuracy. Points that save less are listed as not applicable. Without a judged point
+the row is not applicable.
 
-The accuracy leg asks whether two or more of the k tasks that count at the point (``statistics.accuracy``) lose more
-than the threshold. Tasks are judged one by one, never pooled or averaged; each stands beside the leg as measured, with
-the reason where it does not count. The p-values are partial conjunctions (Benjamini & Heller 2008, Simes form; tasks
-share no items, so that given the point their p-values are independent):
+The accuracy leg tests whether two or more of the k tasks that count at the point (``statistics.accuracy``) lose more
+than the threshold. Tasks are judged one by one, never pooled or averaged; each is listed as measured, with a reason if
+it does not count. The p-values are partial conjunctions (Benjamini & Heller 2008, Simes form; tasks share no items, so
+that given the point their p-values are independent):
 
 falsify   Simes of all but the smallest of "the drop exceeds the threshold"
 survive   Simes of the two largest of "the drop stays below it": all tasks but one are shown to hold
 
-A task below the minimum of items shows neither. One counting task alone leaves the leg inconclusive, with what that
-task loses: text without tasks of its own gives one, continuation choice. None leaves the leg unmeasured. So the row
-cannot survive on perplexity alone, nor on one task beside others that cannot fall. The worst counting task and its loss
-stand in the verdict's reason, whatever the verdict.
+A task below the minimum of items shows neither. With only one counting task the leg is inconclusive and gives that
+task's loss: text without its own tasks has one, continuation choice. With none the leg is unmeasured. So the row cannot
+survive on perplexity alone, or on one task among others that cannot fall. Every verdict's reason names the worst
+counting task and its loss.
 
-No claim here applies to weights without quality, or behind a decoder for which replay does not speak.
+No claim here applies to weights without quality, or to a decoder for which replay is not valid.
 """
 
 from __future__ import annotations
@@ -63,25 +63,25 @@ from emad_ref.sweep.grids import SETTINGS_PER_FAMILY
 from emad_ref.sweep.losses import PointLoss
 from emad_ref.text import world
 
-SHOWN = 20  # legs that are listed, worst first
-USEFUL = 0.15  # net FLOP reduction below which the paper does not speak of an operating point
+SHOWN = 20  # number of listed legs, worst first
+USEFUL = 0.15  # net FLOP reduction below which the paper makes no claim about a point
 
 
 @dataclass(frozen=True)
 class QualityEvidence:
-    """``points``: those put forward, or a whole sweep. ``unmeasured``: task asked for → why it could not be scored."""
+    """``points``: proposed ones, or a whole sweep. ``unmeasured``: requested task → reason why it has no score."""
 
     points: Sequence[PointMeasurements]
     unmeasured: Mapping[str, str] = field(default_factory=dict)
 
 
 def decide_quality(found: QualityEvidence, asked: ClaimContext, shown: int | None = None) -> Verdict:
-    """EMAD-F1: at every point put forward that saves enough FLOPs, does quality hold?
+    """EMAD-F1: whether quality holds at every proposed point that saves enough FLOPs.
 
-    Points of one corpus share their bootstrap samples. A task asked for that could not be scored is a leg not seen.
+    Points of one corpus share their bootstrap samples. A requested task without a score is an unmeasured leg.
 
     Args:
-        shown: keep only the worst that many legs; the verdict's ``n`` then counts the legs judged.
+        shown: number of worst legs to keep; the verdict's ``n`` then counts the judged legs.
 
     Raises:
         BadArgument: a net reduction that is no share, and as in ``rates`` and ``shares``.
@@ -121,7 +121,7 @@ def _too_small(point: PointMeasurements, smallest: float) -> Leg:
 
 
 def _with_unmeasured(verdict: Verdict, reasons: Mapping[str, str], claim: Claim) -> Verdict:
-    """The verdict with a leg for every task asked for that could not be scored: unseen is not survived."""
+    """The verdict with an unmeasured leg for every requested task without a score, so that the row cannot survive."""
     if verdict.verdict == "not applicable" or not reasons:
         return verdict
     missing = [unmeasured_leg(f"task {name}", reason) for name, reason in reasons.items()]
@@ -129,13 +129,13 @@ def _with_unmeasured(verdict: Verdict, reasons: Mapping[str, str], claim: Claim)
 
 
 def _quality_legs(points: Sequence[PointMeasurements], asked: ClaimContext) -> tuple[list[LegTest], list[Leg]]:
-    """Legs that take part in Holm's correction, and those that do not."""
+    """(Legs in Holm's correction, other legs)."""
     claim, bound = asked.claim, asked.claim.thresholds["perplexity_rise"]
-    # as many samples as Holm's smallest level asks for: fewer could not reach the p-values it wants
+    # enough samples for Holm's smallest level
     resamples = required_resamples(sum(len(point.perplexity) + 1 for point in points) + asked.other_legs)
     draws = cache(
         lambda documents: draw_document_counts(documents, resamples, asked.rng)
-    )  # shared by points of a corpus
+    )  # points of a corpus share them
     tests: list[LegTest] = []
     listed: list[Leg] = []
     for point in points:
@@ -159,7 +159,7 @@ def format_perplexity_leg_name(point: str, corpus: str) -> str:
 
 
 def _accuracy(point: PointMeasurements, claim: Claim) -> tuple[LegTest | Leg, list[Leg]]:
-    """The accuracy leg of one point, and each task as a leg that only reports."""
+    """(The accuracy leg of one point, a reporting leg for each task)."""
     name, threshold = f"{point.name}: accuracy on two or more tasks", claim.thresholds["accuracy_drop"]
     drops = {task: estimate_task_drop(held, threshold) for task, held in point.tasks.items()}
     tasks = [
@@ -181,12 +181,12 @@ def _accuracy(point: PointMeasurements, claim: Claim) -> tuple[LegTest | Leg, li
 
 
 def estimate_task_drop(task: TaskAccuracy, threshold: float) -> Estimate:
-    """What one task loses."""
+    """Loss of one task."""
     return estimate_accuracy_drop(task.full, task.adaptive, threshold=threshold)
 
 
 def describe_uncounted_tasks(tasks: Mapping[str, TaskAccuracy]) -> str:
-    """How many of some tasks count, and of the others why not."""
+    """Text about the number of counting tasks, and the reasons of the others."""
     if not tasks:
         return "no task was scored"
     why = "; ".join(f"{task} {held.exclusion_reason}" for task, held in tasks.items() if not held.is_counted)
@@ -197,7 +197,7 @@ def describe_uncounted_tasks(tasks: Mapping[str, TaskAccuracy]) -> str:
 def _partial_conjunction(
     name: str, drops: Mapping[str, Estimate], tasks: Mapping[str, TaskAccuracy], claim: Claim
 ) -> LegTest:
-    """Whether two or more of the counting tasks lose more than the threshold; the value is the second-worst's."""
+    """Test whether two or more counting tasks lose more than the threshold; the value is the second-worst loss."""
     threshold, least = claim.thresholds["accuracy_drop"], claim.minimum.get("items", 0)
     small = {task: drop.n for task, drop in drops.items() if drop.n < least}
     second = sorted(drops, key=lambda task: drops[task].value)[-2]
@@ -230,7 +230,7 @@ def _partial_conjunction(
 
 
 def simes_pvalue(pvalues: Sequence[float]) -> float:
-    """Simes' p-value of "none of these effects is there": the smallest of n · p₍ᵢ₎ / i.
+    """Simes' p-value of the hypothesis that no effect exists: the smallest of n · p₍ᵢ₎ / i.
 
     Raises:
         BadArgument: no p-value.
@@ -241,7 +241,7 @@ def simes_pvalue(pvalues: Sequence[float]) -> float:
 
 
 def _with_worst(verdict: Verdict, points: Sequence[PointMeasurements]) -> Verdict:
-    """The verdict, with the counting task that loses most at any point in its reason."""
+    """The verdict; its reason names the counting task with the largest loss at any point."""
     losses = [
         (full - adaptive, task, point.name)
         for point in points
@@ -260,7 +260,7 @@ def _with_worst(verdict: Verdict, points: Sequence[PointMeasurements]) -> Verdic
 
 
 def answer_quality(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """The points put forward on the run's corpus and on every task; beside it the operating-point table.
+    """Answer EMAD-F1 on proposed points, the run's corpus and every task; attaches the operating-point table.
 
     Raises:
         AuditRefutedError: replay does not hold for the decoder under test (``ReplayValidity.spot_check_bridge``).
@@ -284,7 +284,7 @@ def answer_quality(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
 
 
 def measure_point(evidence: ModelMeasurements, loss: PointLoss) -> PointMeasurements:
-    """What is judged at a point: ``CandidatePoints.measure_point``, and lm-eval's perplexity tasks as corpora."""
+    """Measurements of a point: ``CandidatePoints.measure_point``, and lm-eval's perplexity tasks as corpora."""
     held = evidence.points.measure_point(loss)
     return replace(
         held, perplexity={**held.perplexity, **evidence.task_scores.published.compute_nll_by_corpus(loss.point)}
@@ -292,9 +292,9 @@ def measure_point(evidence: ModelMeasurements, loss: PointLoss) -> PointMeasurem
 
 
 def decide_every_point(found: QualityEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-F1-literal: every margin of the grid by the rule of EMAD-F1, on tasks that one trace decides everywhere.
+    """EMAD-F1-literal: every margin of the grid by the rule of EMAD-F1, on tasks that one trace replays.
 
-    Programs and lm-eval's tasks would have to be run at each. Only the worst legs are listed.
+    Excludes programs and lm-eval's tasks, which would have to run at each margin. Lists only the worst legs.
     """
     return decide_quality(found, asked, shown=SHOWN)
 
@@ -310,10 +310,10 @@ def measure_every_margin(evidence: ModelMeasurements) -> QualityEvidence:
 
 @dataclass(frozen=True)
 class SelectedMarginEvidence:
-    """The cheapest margin within bounds on validation (``name``, "" for none), and the net FLOPs it saves there.
+    """The cheapest margin within bounds on validation (``name``, "" for none), and its net FLOP savings there.
 
-    On the test split: ``sums`` there and at full depth, None where nothing ``USEFUL`` is selected; ``perplexity`` of
-    full depth; the replayed ``tasks`` at the margin, whether or not they count.
+    On the test split: ``sums`` there and at full depth, None without a ``USEFUL`` selection; ``perplexity`` of full
+    depth; the replayed ``tasks`` at the margin, counting or not.
     """
 
     name: str = ""
@@ -326,9 +326,9 @@ class SelectedMarginEvidence:
 def decide_selected_margin(found: SelectedMarginEvidence, asked: ClaimContext) -> Verdict:
     """EMAD-E10: a leg for perplexity, within the stricter of two bounds, and one for each replayed task that counts.
 
-    Tasks are judged one by one: pooled, those on which the rule never acts would dilute the one that falls. Where fewer
-    than two of the scored tasks count, the accuracy leg is unmeasured, so that perplexity or one task can refute the
-    claim and cannot carry it.
+    Tasks are judged one by one, since pooled tasks on which the rule never acts would hide the loss of one task. If
+    fewer than two scored tasks count, the accuracy leg is unmeasured, so that perplexity or one task can falsify the
+    claim, but not let it survive.
     """
     if found.net_reduction < USEFUL:
         saved = f"{found.name} ({found.net_reduction:+.1%} net)" if found.name else "none at all"
@@ -355,7 +355,7 @@ def decide_selected_margin(found: SelectedMarginEvidence, asked: ClaimContext) -
 
 
 def gather_selected_margin(evidence: ModelMeasurements) -> SelectedMarginEvidence:
-    """The margin that the run selects, replayed on the evaluation split."""
+    """Gather replays of the selected margin on the evaluation split."""
     chosen, points, scored = evidence.points.selected_margin_loss, evidence.points, evidence.task_scores
     if chosen is None:
         return SelectedMarginEvidence()
@@ -368,7 +368,7 @@ def gather_selected_margin(evidence: ModelMeasurements) -> SelectedMarginEvidenc
 
 
 QUESTIONS = (
-    # Accuracy, and perplexity on the corpus and on each task that is one, of each of the points put forward.
+    # Of each proposed point: accuracy, and perplexity on the corpus and on each perplexity task.
     Question(
         "EMAD-F1",
         "model",

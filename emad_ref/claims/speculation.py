@@ -1,7 +1,7 @@
 """Speculative decoding of a pair: switching against it (EAD-F2), EMAD against it (EMAD-R5) and within it (EMAD-E8).
 
-The time of a mix of requests is their total, and so are its FLOPs (``statistics.speedup``).
-None applies to weights without quality.
+Time and FLOPs of a mix of requests are totals (``statistics.speedup``). No claim here applies to weights without
+quality.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SPECULATING = {"speculative": "wall-clock", ASSISTED: "wall-clock, against assis
 
 @dataclass(frozen=True)
 class SwitchingScore:
-    """``rule`` on ``task``: right [items] under it and by the large model ``alone``, and the ``saving`` it has there.
+    """``rule`` on ``task``: right [items] under it and by the large model ``alone``, and its ``saving`` there.
 
     ``kept``: share of the large model's score that the paper keeps at a saving of ``wanted``.
     """
@@ -65,7 +65,7 @@ class SwitchingScore:
 class SwitchingSpeedEvidence:
     """``arms``: those of ``SWITCHING_ARMS`` that ran, on the same requests of ``new`` tokens.
 
-    ``score``: of the rule that was timed. ``absent``: arm of transformers that did not run → why.
+    ``score``: of the timed rule. ``absent``: arm of transformers that did not run → reason.
     """
 
     arms: Mapping[str, TimedArm]
@@ -77,13 +77,13 @@ class SwitchingSpeedEvidence:
 def decide_switching_speed(found: SwitchingSpeedEvidence, asked: ClaimContext) -> Verdict:
     """EAD-F2: legs for wall-clock against each speculation of the pair, for FLOPs, and for the score, at batch 1.
 
-    Transformers' assisted generation is speculation of the same pair by another implementation, so in time each is a
-    leg (intersection–union, as in EMAD-F2); its FLOPs are not counted. Prompt lookup needs no second model: a number
-    beside.
+    Transformers' assisted generation is speculation of the same pair in another implementation, so each is a leg for
+    time (intersection–union, as in EMAD-F2); its FLOPs are not counted. Prompt lookup, which needs no second model, is
+    only listed.
 
-    The score is asked first, as EAD-F1 asks: where it is shown to be lost, the row does not apply, and its ratios are
-    numbers: a decoder that may lose any amount beats any other. Where it is not shown to hold, the row cannot survive.
-    So also where no task is written; the rule that comes nearest to the paper's first saving is timed then.
+    The score is decided first, as in EAD-F1: if it is proven lost, the row does not apply, and lists its ratios, since
+    a decoder that may lose any score beats any other. If it is not proven to hold, the row cannot survive. The same
+    holds if no task has written answers; then the rule nearest to the paper's first saving is timed.
     """
     ead, speculative = found.arms["EAD"], found.arms["speculative"]
     if ead.spent is None or speculative.spent is None:
@@ -104,14 +104,12 @@ def decide_switching_speed(found: SwitchingSpeedEvidence, asked: ClaimContext) -
 def make_unscored_timing_legs(
     arms: Mapping[str, TimedArm], new: int, asked: ClaimContext, absent: Mapping[str, str]
 ) -> tuple[Leg, ...]:
-    """Legs of time ratios and speeds for a pair without a score to judge; none of them decides anything."""
+    """Legs of time ratios and speeds for a pair without a score; none of them decides."""
     return (*_numbers(_gains(arms, asked)), *_switching_beside(arms, new, absent))
 
 
 def _gains(arms: Mapping[str, TimedArm], asked: ClaimContext) -> dict[str, tuple[Estimate, float]]:
-    """Switching against speculation: how much faster than each, in how many fewer FLOPs where both are counted; and
-    thresholds.
-    """
+    """(Speed and FLOP ratios of switching against each speculation, FLOPs if both are counted; thresholds)."""
     ead, speculative = arms["EAD"], arms["speculative"]
     fastest, fewest = asked.claim.thresholds["speedup_ratio"], asked.claim.thresholds["flop_ratio"]
     gains = {
@@ -125,7 +123,7 @@ def _gains(arms: Mapping[str, TimedArm], asked: ClaimContext) -> dict[str, tuple
 
 
 def _switching_beside(arms: Mapping[str, TimedArm], new: int, absent: Mapping[str, str]) -> list[Leg]:
-    """How much faster than prompt lookup, what did not run, and the speeds of all arms."""
+    """Listed legs: ratio to prompt lookup, arms that did not run, and the speeds of all arms."""
     ead, ratios = arms["EAD"].seconds, []
     if lookup := arms.get(LOOKUP):
         ratios.append(
@@ -140,9 +138,9 @@ def _numbers(gains: Mapping[str, tuple[Estimate, float]]) -> list[Leg]:
 
 
 def _score_leg(score: SwitchingScore, held: Estimate, asked: ClaimContext) -> Leg:
-    """Survived where the score is shown to hold at the paper's saving, falsified where it is shown not to.
+    """Leg about the score at the paper's saving: survived if it is proven to hold, falsified if proven not to.
 
-    No leg of the claim, but its premise: at 5 % on either side, without correction.
+    It is the claim's premise and no leg of it: at 5 % on either side, without correction.
     """
     name = f"score kept on {score.task} by {score.rule}; speculation loses none"
     (leg,) = decide_legs([asked.make_leg_test(name, held, "below", score.kept)])
@@ -159,10 +157,10 @@ def _score_not_kept(score: SwitchingScore, held: Estimate) -> str:
 
 
 def answer_switching_speed(pair: PairMeasurements, asked: ClaimContext) -> Answer:
-    """From the timed rivals of the task most worth routing; where there is none, their ratios as numbers."""
+    """Answer EAD-F2 from the timed rivals on the task most worth routing; without one, list their ratios."""
     absent = answer_unmet_writing_premise(pair, asked)
     if absent and pair.models.quality_unavailable_reason:
-        return absent  # which model writes which token follows from the weights, and so does the time
+        return absent  # the weights decide which model writes which token, and so the time
     timed = pair.latency.switching_timings
     arms, not_run = gather_timed_arms(pair, timed, SWITCHING_ARMS), pair.latency.transformers_arms.absent
     exhibits = Attachments(notes=(pair.latency.describe_timing(timed),))
@@ -181,7 +179,7 @@ def answer_switching_speed(pair: PairMeasurements, asked: ClaimContext) -> Answe
 
 
 def _switching_score(pair: PairMeasurements, asked: ClaimContext) -> SwitchingScore:
-    """What the rule that was timed scores on the judged items of the timed task."""
+    """Score of the timed rule on the judged items of the timed task."""
     task, first, paper = pair.latency.timed_task, RESULTS[0], asked.row_of("EAD-F1").thresholds
     rule = pair.latency.timed_rule
     done = pair.routing_rules.answer_judged_items(rule, task)
@@ -202,11 +200,11 @@ AGAINST = {"speculative": f"speculation, k = {DRAFT_TOKENS}", ASSISTED: "assiste
 
 @dataclass(frozen=True)
 class SpeculationEvidence:
-    """``arms``: those of ``EMAD_ARMS`` that could be timed, on the same requests of ``new`` tokens.
+    """``arms``: the timed ones of ``EMAD_ARMS``, on the same requests of ``new`` tokens.
 
-    ``point``: EMAD's name; ``exit_layer``: after which the large model drafts for itself, None where it cannot.
-    ``tasks``: those of the large model, whether or not they count. ``unusable``: why no speed-up of the point counts.
-    ``absent``: arm of transformers that did not run → why.
+    ``point``: EMAD's name; ``exit_layer``: draft layer of the large model's self-speculation, None if it cannot.
+    ``tasks``: those of the large model, counting or not. ``unusable``: reason why no speed-up of the point counts.
+    ``absent``: arm of transformers that did not run → reason.
     """
 
     arms: Mapping[str, TimedArm]
@@ -221,13 +219,14 @@ class SpeculationEvidence:
 def decide_against_speculation(found: SpeculationEvidence, asked: ClaimContext) -> Verdict:
     """EMAD-R5: a leg for time against each speculation, one for accuracy on each counting task.
 
-    A mixture that gives a request to EMAD's point with probability w, to full depth otherwise, is itself a decoder.
-    Where speculation saves less than the point, w makes their FLOPs equal, and time and accuracy are the mixture's;
-    elsewhere the point is compared as it is. Assisted generation's FLOPs are not counted: w stays as it is for our
+    A mixture that gives a request to EMAD's point with probability w, else to full depth, is itself a decoder. If
+    speculation saves less than the point, w makes their FLOPs equal, and time and accuracy are the mixture's; otherwise
+    the point itself is compared. Assisted generation's FLOPs are not counted, so it uses the w of the project's
     speculation.
 
-    Where no task counts at the point nothing could be lost, and the row does not apply; nor does it where F1 lets no
-    point stand. The times are then numbers. Self-speculation at EMAD's first probe and prompt lookup stand beside.
+    If no task counts at the point, no accuracy can be lost, and the row does not apply; nor does it without a point
+    that survives F1. Then the times are only listed. Self-speculation at EMAD's first probe and prompt lookup are
+    listed.
     """
     claim, weight = asked.claim, compute_flop_matching_emad_share(found.arms)
     fastest, most = claim.thresholds["speedup_ratio"], claim.thresholds["accuracy_drop"]
@@ -249,7 +248,7 @@ def decide_against_speculation(found: SpeculationEvidence, asked: ClaimContext) 
 
 
 def compute_flop_matching_emad_share(arms: Mapping[str, TimedArm]) -> float:
-    """w: the share of requests under EMAD, the rest at full depth, that costs speculation's FLOPs; 1 if none does.
+    """Share w of requests under EMAD, the rest at full depth, that costs speculation's FLOPs; 1 if none does.
 
     Full depth costs F, the point E, speculation S: w E + (1 − w) F = S.
     """
@@ -267,13 +266,13 @@ def _mixed(arms: Mapping[str, TimedArm], weight: float) -> ByPair:
 
 
 def _mixture_drop(held: TaskAccuracy, weight: float, most: float) -> Estimate:
-    """Of the mixture: it loses ``weight`` of what the point loses, and stands to ``most`` as the point to most / w."""
+    """Leg of the mixture, which loses ``weight`` times the point's loss: tests the point against most / weight."""
     drop = estimate_accuracy_drop(held.full, held.adaptive, threshold=most / weight)
     return replace(drop, value=weight * drop.value, low=weight * drop.low, high=weight * drop.high)
 
 
 def _nothing_to_lose(found: SpeculationEvidence) -> str:
-    """Why accuracy cannot fall at the point; empty where it can."""
+    """Reason why accuracy cannot fall at the point; empty if it can."""
     if any(held.is_counted for held in found.tasks.values()):
         return ""
     said = "; ".join(f"{task} ({held.exclusion_reason})" for task, held in found.tasks.items())
@@ -281,7 +280,7 @@ def _nothing_to_lose(found: SpeculationEvidence) -> str:
 
 
 def _idle_tasks(found: SpeculationEvidence) -> list[Leg]:
-    """Tasks that do not count, each with the reason."""
+    """Legs of tasks that do not count, each with the reason."""
     return [
         replace(
             build_report_leg(f"{found.point}: accuracy on {task}", _mixture_drop(held, 1, 0.0)),
@@ -293,7 +292,7 @@ def _idle_tasks(found: SpeculationEvidence) -> list[Leg]:
 
 
 def _speculation_beside(found: SpeculationEvidence, emad: ByPair) -> list[Leg]:
-    """Speeds of all arms, self-speculation, acceptance, and FLOPs where they are counted."""
+    """Listed legs: speeds of all arms, self-speculation, acceptance, and counted FLOPs."""
     legs = [make_tokens_per_second_leg(name, found.new, arm.seconds) for name, arm in found.arms.items()]
     legs += make_skipped_arm_legs(found.absent)
     if lookup := found.arms.get(LOOKUP):
@@ -311,7 +310,7 @@ def _speculation_beside(found: SpeculationEvidence, emad: ByPair) -> list[Leg]:
 
 
 def _drafted(name: str, arm: TimedArm, emad: TimedArm) -> list[Leg]:
-    """Acceptance of a speculating arm and, where both count, its FLOPs over those of EMAD at its point."""
+    """Acceptance of a speculating arm and, if both count, its FLOPs over those of EMAD at its point."""
     legs = [make_acceptance_leg(name, arm.accepted)]
     if arm.spent is not None and emad.spent is not None:
         legs.append(build_report_leg(f"FLOPs against {name}", estimate_work_ratio(arm.spent, emad.spent)))
@@ -319,7 +318,7 @@ def _drafted(name: str, arm: TimedArm, emad: TimedArm) -> list[Leg]:
 
 
 def answer_against_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:
-    """At the point of the large model that F1 lets stand and that saves most; accuracy as F1 reads it there."""
+    """Answer EMAD-R5 at the large model's most saving point that survives F1; accuracy as in F1."""
     if reason := pair.models.quality_unavailable_reason:
         return make_pair_answer(pair, asked.not_applicable(reason))
     point, unusable = choose_point_to_time(pair.large, asked)
@@ -337,19 +336,18 @@ def answer_against_speculation(pair: PairMeasurements, asked: ClaimContext) -> A
 # ---------------------------------------------------------------- EMAD-E8: EMAD within speculation
 
 
-CHECKED = 4  # prompts on which the output is compared token by token
+CHECKED = 4  # prompts for comparing the output token by token
 NONE = "no EMAD"
 
 
-# where EMAD decides depth → speculation there, ``NONE`` among them; new tokens of a request; and rows on which each was
-# seen to emit its verifier's own output
+# (place of EMAD → speculation there, ``NONE`` included; new tokens of a request; compared rows of each)
 ComposedSpeculation = tuple[Mapping[str, TimedArm], int, int]
 
 
 def decide_composed_speculation(found: ComposedSpeculation, asked: ClaimContext) -> Verdict:
-    """EMAD-E8: a report per place of EMAD: speed against none, tokens per second, acceptance, rows compared.
+    """EMAD-E8: a report per place of EMAD: speed against none, tokens per second, acceptance, compared rows.
 
-    The output is compared with the verifier's own before anything is timed; a difference that no tie excuses raises.
+    Before timing, the output is compared with the verifier's own; a difference that no tie excuses raises.
     """
     legs: list[Leg] = []
     arms, new, same = found
@@ -364,7 +362,7 @@ def decide_composed_speculation(found: ComposedSpeculation, asked: ClaimContext)
 
 
 def answer_composed_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:
-    """Raises AuditRefutedError where speculation emits something else than its verifier does, ties excused."""
+    """Answer EMAD-E8. Raises AuditRefutedError if speculation's output differs from its verifier's beyond ties."""
     if reason := pair.models.quality_unavailable_reason:
         return make_pair_answer(pair, asked.not_applicable(reason))
     full, emad = (pair.small.subject.full_depth_point, pair.large.subject.full_depth_point), pair.latency.emad_point
@@ -391,7 +389,7 @@ def answer_composed_speculation(pair: PairMeasurements, asked: ClaimContext) -> 
 
 
 def check_same_output(pair: PairMeasurements, draft: Partner, verifier: Partner) -> Finding:
-    """Whether speculation emits what its verifier emits alone, up to ties of the large model's logits and signals."""
+    """Check that speculation emits its verifier's own output, up to ties of the large model's logits and signals."""
     prompts, new, large = pair.latency.make_prompts(CHECKED), pair.latency.n_new_tokens, pair.large.subject
     own = verifier.decoder.generate(prompts, new, frozenset())
     found = make_speculative_decoder(draft, verifier).generate(prompts, new, frozenset())
@@ -414,7 +412,7 @@ QUESTIONS = (
         decide=decide_switching_speed,
         needs=("EAD-F1",),
     ),
-    # Time against each speculation, and accuracy on each task that the large model is scored on.
+    # Time against each speculation, and accuracy on each scored task of the large model.
     Question(
         "EMAD-R5",
         "pair",

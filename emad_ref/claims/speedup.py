@@ -1,9 +1,9 @@
 """Wall-clock of adaptive depth (EMAD-F2, X3 and X4), and of repair without the monotone constraint (EMAD-E7).
 
-End-to-end requests, paired. The time of a mix of requests is their total: a leg estimates the ratio of totals
-(``statistics.speedup.estimate_total_speedup``). EMAD-F2 and EMAD-X3 time a point whose quality another claim lets
-stand. Where there is none the row does not apply, and its ratios are listed as numbers. So with random weights, which
-take as long as trained ones and have no quality that a speed-up could cost.
+The claims time paired end-to-end requests. The time of a mix of requests is their total: a leg estimates the ratio of
+totals (``statistics.speedup.estimate_total_speedup``). EMAD-F2 and EMAD-X3 time a point with quality that survives
+another claim. Without one the row does not apply, and lists its ratios. This includes random weights, which take as
+long as trained ones and have no quality to lose.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from emad_ref.statistics.units import ByDocument, ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict
 from emad_ref.sweep.losses import point_losses
 
-BASELINES = {  # arm → how legs call it
+BASELINES = {  # arm → its name in legs
     FULL: "full depth",
     GENERATE: "generate",
     COMPILED: "compiled generate",
@@ -65,7 +65,7 @@ ENDS = "batch size at which the gain vanishes"
 
 @dataclass(frozen=True)
 class TimedBatch:
-    """Seconds [pairs] of the same requests: at the point, and by each baseline; ``check``: what was found of them."""
+    """Seconds [pairs] of the same requests, at the point and by each baseline; ``check``: of their outputs."""
 
     adaptive: ByPair
     baselines: Mapping[str, ByPair]
@@ -74,10 +74,10 @@ class TimedBatch:
 
 @dataclass(frozen=True)
 class SpeedupEvidence:
-    """``batches``: batch size → times. ``unusable``: why no speed-up of this point counts; "" where F1 lets it stand.
+    """``batches``: batch size → times. ``unusable``: why no speed-up of this point counts; "" if it survives F1.
 
-    ``not_run``: arm of a baseline → why it did not run. ``swept``: batch sizes that decide nothing, from fewer pairs;
-    empty where there was no sweep.
+    ``not_run``: arm of a baseline that did not run → reason. ``swept``: non-deciding batch sizes, from fewer pairs;
+    empty without a sweep.
     """
 
     batches: Mapping[int, TimedBatch]
@@ -87,20 +87,20 @@ class SpeedupEvidence:
 
     @property
     def all_batches(self) -> Mapping[int, TimedBatch]:
-        """Batch sizes that decide and others, from the smallest on."""
+        """Deciding and other batch sizes, ascending."""
         return dict(sorted({**self.batches, **self.swept}.items()))
 
 
 def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-F2, X3: a leg per batch size and baseline: how many times faster, against ``speedup_ratio``.
+    """EMAD-F2, X3: a leg per batch size and baseline: the speed-up against ``speedup_ratio``.
 
-    Choosing the fastest baseline by its measured time would favour whichever the noise favoured. So the row survives
-    only if the point is faster than each (an intersection–union test, without correction), and one against which it is
-    shown not to be falsifies it (Holm). Where the whole 95 % interval of a leg lies below 1×, it is falsified without
-    Holm's correction: the distance from the threshold pays for that.
+    Choosing the fastest baseline by measured time would favour noise. So the row survives only if the point is faster
+    than each baseline (an intersection–union test, without correction), and one baseline against which it is proven not
+    faster falsifies it (Holm). A leg with its whole 95 % interval below 1× is falsified without Holm's correction,
+    because of the distance from the threshold.
 
-    Further batch sizes (``swept``) are numbers beside: a leg more would only ask more of the others. Timed requests
-    that are not what their record says (``audit.spot_checks``) falsify the row, whatever else is absent.
+    Other batch sizes (``swept``) are only listed, since more legs would make each harder to pass. Timed requests that
+    contradict their record (``audit.spot_checks``) falsify the row, even if other legs are absent.
     """
     if not found.batches:
         return asked.unmeasured("no batch size was timed")
@@ -108,7 +108,7 @@ def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
     ratios = dict(_ratios(found.batches, threshold))
     broken = _checks(found)
     lies = any(leg.outcome == "falsified" for leg in broken)
-    beside = [] if lies else _swept(found, threshold)  # times of nothing end nowhere
+    beside = [] if lies else _swept(found, threshold)  # without valid times no batch size is reported
     for arm, reason in found.not_run.items():
         beside.append(
             Leg(f"{arm} baseline", "not applicable", None, None, 0, None, "", f"{arm} baseline not run: {reason}")
@@ -128,7 +128,7 @@ def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
 
 
 def estimate_speedup_limit(batches: Mapping[int, TimedBatch]) -> SpeedupLimit:
-    """Where the gain over every baseline ends. Raises BadArgument as ``find_speedup_limit``."""
+    """Batch size at which the gain over every baseline ends. Raises BadArgument as ``find_speedup_limit``."""
     return find_speedup_limit({
         rows: {name: estimate_total_speedup(baseline, timed.adaptive) for name, baseline in timed.baselines.items()}
         for rows, timed in batches.items()
@@ -136,7 +136,7 @@ def estimate_speedup_limit(batches: Mapping[int, TimedBatch]) -> SpeedupLimit:
 
 
 def _swept(found: SpeedupEvidence, threshold: float) -> list[Leg]:
-    """Ratios of the batch sizes that decide nothing, and the leg that says where the gain ends."""
+    """Listed legs: ratios of non-deciding batch sizes, and the batch size at which the gain ends."""
     if not found.swept:
         return []
     legs = [build_report_leg(name, ratio, threshold=threshold) for name, ratio in _ratios(found.swept, threshold)]
@@ -147,7 +147,7 @@ def _swept(found: SpeedupEvidence, threshold: float) -> list[Leg]:
 
 
 def _slower(leg: Leg) -> Leg:
-    """Falsified where the interval leaves no doubt that the baseline is the faster of the two."""
+    """Falsify the leg if its interval proves that the baseline is faster."""
     if leg.outcome != "inconclusive" or leg.interval is None or leg.p_falsify is None or leg.interval[1] >= 1:
         return leg
     return replace(leg, outcome="falsified", reason="slower than this baseline: the whole interval lies below 1×")
@@ -163,7 +163,7 @@ def _ratios(batches: Mapping[int, TimedBatch], threshold: float) -> Iterator[tup
 
 
 def _checks(found: SpeedupEvidence) -> list[Leg]:
-    """Per batch size: timed requests that are not what they are said to be falsify; else how much was compared."""
+    """Leg per batch size: falsified if timed requests contradict their record; else the amount compared."""
     legs = []
     for batch, timed in found.all_batches.items():
         if timed.check is None:
@@ -175,7 +175,7 @@ def _checks(found: SpeedupEvidence) -> list[Leg]:
 
 
 def answer_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """The answer on the proposed point that saves most of those F1 lets stand; beside it its row of the point table."""
+    """Answer EMAD-F2 on the most saving proposed point that survives F1; attaches its row of the point table."""
     if evidence.subject.is_seq2seq:
         reason = evidence.subject.quality_unavailable_reason
         return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
@@ -206,7 +206,7 @@ def measure_speedup(evidence: ModelMeasurements, point: OperatingPoint, unusable
 
 
 def baseline_unavailable_reasons(latency: LatencyBenchmark) -> dict[str, str]:
-    """Arm of a baseline → why it does not run here."""
+    """Arm of a baseline that does not run here → reason."""
     reasons = {COMPILED: latency.compiled_unavailable_reason, LOOKUP: latency.lookup_unavailable_reason}
     return {arm: reason for arm, reason in reasons.items() if reason}
 
@@ -214,7 +214,7 @@ def baseline_unavailable_reasons(latency: LatencyBenchmark) -> dict[str, str]:
 def make_speedup_attachments(
     found: SpeedupEvidence, evidence: ModelMeasurements, point: OperatingPoint, asked: ClaimContext
 ) -> Attachments:
-    """What was timed and what it can decide, where the gain ends, and the times of all arms."""
+    """Attachments: a note on the timing and its power, the end of the gain, and the times of all arms."""
     legs = sum(len(timed.baselines) for timed in found.batches.values()) + asked.other_legs
     watch = evidence.latency
     notes = [
@@ -229,7 +229,7 @@ def make_speedup_attachments(
 
 
 def make_time_rows(found: SpeedupEvidence) -> list[dict[str, Any]]:
-    """Per batch size the mean time of a request by every arm, and the ratio against the baseline that is least sure."""
+    """Rows per batch size: mean time of a request by every arm, and the ratio against the least certain baseline."""
     rows, names = [], dict.fromkeys(name for timed in found.all_batches.values() for name in timed.baselines)
     for at in estimate_speedup_limit(found.all_batches).sweep:
         timed, interval = found.all_batches[at.rows], interval_if_finite(at.ratio)
@@ -255,14 +255,14 @@ def make_timed_batch(requests: TimingResult, check: Finding) -> TimedBatch:
 
 
 def choose_timed_point(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[OperatingPoint, str]:
-    """``choose_point_to_time``, after timing the point: with fewer pairs if its speed-up does not count."""
+    """``choose_point_to_time``, after timing the point, with fewer pairs if its speed-up does not count."""
     point, unusable = choose_point_to_time(evidence, asked)
     evidence.latency.time_point_by_batch_size(point, evidence.latency.n_indicative_pairs if unusable else None)
     return point, unusable
 
 
 def choose_point_to_time(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[OperatingPoint, str]:
-    """The point to time, and why its speed-up does not count: "" for the one that saves most of those F1 lets stand."""
+    """(Point to time, reason why its speed-up does not count: "" for the most saving point that survives F1)."""
     if not evidence.loaded.trained:
         reason = (
             f"no usable point: {evidence.subject.quality_unavailable_reason}, and a speed-up is worth what quality it "
@@ -277,17 +277,17 @@ def choose_point_to_time(evidence: ModelMeasurements, asked: ClaimContext) -> tu
 
 
 def _refuted(verdict: Verdict, asked: ClaimContext) -> str:
-    """``"claim" (id) is falsified``: its own row gives the reasons, which are too long to repeat here."""
+    """Text ``"claim" (id) is falsified``, without reasons, which that row gives."""
     return f'"{asked.row_of(verdict.id).display_title}" ({verdict.id}) is {verdict.verdict}'
 
 
 def count_speedup_legs(study: Study) -> int:
-    """Each batch size against each baseline."""
+    """Number of legs: batch sizes times baselines."""
     return sum(count_baselines(study, rows) for rows in study.budget.batch_sizes)
 
 
 def count_baselines(study: Study, rows: int = LOOKUP_ROWS) -> int:
-    """Full depth, ``generate``, its compiled twin where one is tried, and prompt lookup where it serves the rows."""
+    """Number of baselines: full depth, ``generate``, compiled ``generate`` and prompt lookup if they run."""
     return len(BASELINES) - (not has_compiled_baseline(study)) - (rows != LOOKUP_ROWS)
 
 
@@ -295,7 +295,7 @@ def count_baselines(study: Study, rows: int = LOOKUP_ROWS) -> int:
 
 
 def answer_exit_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """EMAD-X3: as EMAD-F2, of the exit found for this model, where EMAD-X1 lets it survive; else ratios are numbers."""
+    """Answer EMAD-X3: as EMAD-F2, for this model's learned exit if it survives EMAD-X1; else ratios are listed."""
     if unjudged := answer_unmet_exit_premise(evidence, asked):
         return unjudged
     point = evidence.exit_evaluation.recommended_point
@@ -316,31 +316,31 @@ def answer_exit_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
 # ---------------------------------------------------------------- EMAD-X4: the model drafts for itself
 
 
-# the drafting arm as EMAD-F2's ``adaptive``, and its baselines; other lossless ways, and drafting as ``adaptive`` →
-# seconds [pairs] of the same requests of one row; batch size → share of verified tokens that stand
+# (drafting as EMAD-F2's ``adaptive``, and its baselines; drafting as ``adaptive`` and other lossless ways → seconds
+# [pairs] of the same one-row requests; batch size → share of accepted verified tokens)
 SelfSpeculationEvidence = tuple[SpeedupEvidence, Mapping[str, ByPair], Mapping[int, float]]
 
 
 def decide_self_speculation(found: SelfSpeculationEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-X4: legs of time, one request at a time (as EMAD-F2), and of what was emitted; other ways as numbers.
+    """EMAD-X4: legs of time, one request at a time (as EMAD-F2), and of the output; lists other lossless ways.
 
-    Drafting spends arithmetic that one row leaves idle, and several rows leave less: larger batches are raced too,
-    their output is judged, and their ratios say where the gain ends (``decoding.self_speculation``). Random weights
-    draft as fast as trained ones and are never right: the row does not apply.
+    Drafting uses arithmetic that one row leaves idle; several rows leave less. So larger batches are timed too, their
+    output is judged, and their ratios show where the gain ends (``decoding.self_speculation``). The row does not apply
+    to random weights, which draft as fast as trained ones but never right.
     """
     verdict = decide_speedup(_one_row_decides(found[0]), asked)
     return replace(verdict, legs=(*verdict.legs, *_other_lossless_ways(*found)))
 
 
 def _one_row_decides(raced: SpeedupEvidence) -> SpeedupEvidence:
-    """One request at a time decides; larger batches are its sweep."""
+    """Evidence in which batch size 1 decides, and larger batches are the sweep."""
     first = min(raced.batches, default=0)
     larger = {rows: timed for rows, timed in raced.batches.items() if rows != first}
     return replace(raced, batches={first: raced.batches[first]} if raced.batches else {}, swept=larger)
 
 
 def _other_lossless_ways(raced: SpeedupEvidence, beside: Mapping[str, ByPair], stood: Mapping[int, float]) -> list[Leg]:
-    """How many times faster drafting is than each other way to the same output."""
+    """Legs: speed-up of drafting over each other lossless way."""
     legs = [
         build_report_leg(f"batch 1, against {name}", estimate_total_speedup(seconds, beside[ADAPTIVE]))
         for name, seconds in beside.items()
@@ -353,7 +353,7 @@ def _other_lossless_ways(raced: SpeedupEvidence, beside: Mapping[str, ByPair], s
 
 
 def answer_self_speculation(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """With the exit's own way of drafting, over the judge's model: whose decoder is under test does not matter here."""
+    """Answer EMAD-X4 with the exit's own drafting over the judge's model; the decoder under test does not matter."""
     verdict, exhibits = make_unmet_exit_verdict(evidence, asked), Attachments()
     if verdict is None and evidence.self_speculation.drafting is None:
         verdict = asked.not_applicable("the exit holds no way to draft: none was found to pay")
@@ -383,17 +383,17 @@ def gather_self_speculation(speculation: SelfSpeculationTiming, not_run: Mapping
 
 EXACT: dict[str, ScheduleName] = {"eager backfill": "free_eager", "deferred fill": "free_deferred"}
 COPYING, MONOTONE = "state copying", "monotone"
-LEAST_SKIPPED = 0.05  # share of blocks that the rule must leave out for its repair to be a question
-DECODED, DECODED_TOKENS = 32, 32  # documents, and tokens of each, on which state copying is scored
+LEAST_SKIPPED = 0.05  # share of blocks that the rule must skip for a test of its repair
+DECODED, DECODED_TOKENS = 32, 32  # documents, and tokens of each, for scoring state copying
 
 
 @dataclass(frozen=True)
 class BackfillEvidence:
     """Seconds [pairs] of full depth, of the rule under each exact repair, under state copying, and kept monotone.
 
-    ``skipped``: share of blocks left out of decided tokens before anything is repaired.
-    ``net_reductions``: share of FLOPs saved by exact repair, as replayed; empty where replay says nothing.
-    ``quality``: NLL under copied states and under exact ones at the same rule.
+    ``skipped``: share of skipped blocks of decided tokens before repair. ``net_reductions``: share of FLOPs saved by
+    exact repair, as replayed; empty if replay is not valid. ``quality``: NLL under copied states and under exact ones
+    at the same rule.
     """
 
     full: ByPair
@@ -406,10 +406,10 @@ class BackfillEvidence:
 
 
 def decide_backfill(found: BackfillEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-E7: a leg per exact repair: how many times faster than full depth the same rule is.
+    """EMAD-E7: a leg per exact repair: the speed-up of the same rule over full depth.
 
-    State copying, which is not exact, and the monotone schedule, which owes no repair, stand beside; so do FLOPs and
-    quality where replay speaks. It does not apply where the rule hardly leaves a block out: then nothing is owed.
+    It lists state copying, which is not exact, the monotone schedule, which needs no repair, and FLOPs and quality if
+    replay is valid. It does not apply if the rule skips too few blocks to need repair.
     """
     threshold = asked.claim.thresholds["speedup_ratio"]
     ratios = {
@@ -435,7 +435,7 @@ def decide_backfill(found: BackfillEvidence, asked: ClaimContext) -> Verdict:
 
 
 def answer_backfill(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """Paired requests at batch 1, and behind a bridge that holds what replay and short openings say beside them."""
+    """Answer EMAD-E7 from paired requests at batch 1; with a valid bridge also from replay and short openings."""
     rule = evidence.latency.most_saving_point
     exact = {name: replace(rule, name=name, schedule=schedule) for name, schedule in EXACT.items()}
     copying = replace(rule, name=COPYING, schedule="copying")
@@ -460,7 +460,7 @@ def answer_backfill(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
 
 
 def measure_state_copying_nll(evidence: ModelMeasurements, copying: OperatingPoint) -> NllPair:
-    """State copying against exact free depth on the openings of documents: copies are decoded."""
+    """NLL of state copying, decoded, against exact free depth on the openings of documents."""
     windows = evidence.subject.cut_windows("evaluate", DECODED)
     texts = [replace(window, tokens=window.tokens[:DECODED_TOKENS]) for window in windows]
     with evidence.subject.open_audited_decoder(copying) as decoder:

@@ -1,7 +1,7 @@
 """Switching between a small and a large model: its score at the paper's savings (EAD-F1), and its parts (EAD-A1 to A4).
 
-None applies to weights without quality, nor where the large model is not better on any task; each is unmeasured where
-no task is at hand. EAD-A1 to A4 report.
+No claim here applies to weights without quality, or if the large model is not better on any task. Without tasks each is
+unmeasured. EAD-A1 to A4 report.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from emad_ref.text import world
 from emad_ref.text.documents import Split
 
 RESULTS = ("llama", "qwen")  # the paper's two: names of thresholds
-NEAR = 0.05  # saving: further away than this, no rule is said to save what the paper's does
+NEAR = 0.05  # largest distance of a rule's saving from the paper's
 
 
 def get_reported_savings(claim: Claim) -> tuple[float, ...]:
-    """The savings at which the paper reports scores, as the row in force states them."""
+    """Savings at which the paper reports scores, from the row in force."""
     return tuple(claim.thresholds[f"saving_{result}"] for result in RESULTS)
 
 
 @dataclass(frozen=True)
 class SwitchingScoreEvidence:
-    """``routed``: (task, one of ``RESULTS``) → what was routed, and right [items] by the large model alone.
+    """``routed``: (task, one of ``RESULTS``) → routed items, and right [items] by the large model alone.
 
-    It is None where not even the small model alone saves as much.
+    The value is None if not even the small model alone saves as much.
 
-    ``unrouted``: task that does not count → by how much the large model is better, and why it does not count.
+    ``unrouted``: task that does not count → advantage of the large model, and the reason.
     """
 
     routed: Mapping[tuple[str, str], tuple[RuleMixture, ByItem] | None]
@@ -63,10 +63,10 @@ class SwitchingScoreEvidence:
 
 
 def decide_switching_score(found: SwitchingScoreEvidence, asked: ClaimContext) -> Verdict:
-    """EAD-F1: a leg per task and result: the share of the large model's score that is kept at the paper's saving.
+    """EAD-F1: a leg per task and result: the share of the large model's score kept at the paper's saving.
 
-    The rules that validation puts forward take turns by items so that they save exactly as much
-    (``measurements.pair_routing``). Both scores are samples. Beside it tasks that cannot tell the models apart.
+    Rules chosen on validation take turns by items, so that their saving is exact (``measurements.pair_routing``). Both
+    scores are samples. Tasks that cannot distinguish the models are listed.
     """
     tests, beside = [], []
     for (task, result), both in found.routed.items():
@@ -94,13 +94,12 @@ def decide_switching_score(found: SwitchingScoreEvidence, asked: ClaimContext) -
 
 
 def _share_kept(judged: RuleMixture, alone: ByItem, kept: float) -> Estimate:
-    """The share of the large model's score at exactly the saving: a t test on what is expected of each item, whose
-    spread holds that of the proportion too (``sweep.front``).
+    """Leg for the kept share of the large model's score at exactly the saving (``sweep.front``).
 
-    Where all that differs are a few items lost, t is too sure that little is: with 5 of 200 it let a rule at the
-    threshold survive 9 % of the time, with 20 of 800 7 % (2,500 simulations). So to survive, the items as they were
-    dealt must say so too, for which there are exact tests: the larger p-value and the lower bound count. To falsify it
-    never erred more than it says.
+    It is a t test on the expected score of each item, whose spread includes that of the proportion. If only a few items
+    are lost, the t test is too certain: with 5 of 200 a rule at the threshold survived 9 % of the time, with 20 of 800
+    7 % (2,500 simulations). So survival also needs exact tests on the items as dealt: the larger p-value and the lower
+    bound count. For falsification the t test kept its level.
     """
     dealt = estimate_retained_share(judged.dealt, alone, kept)
     score, right = judged.score.independent_values, alone.independent_values.astype(np.float64)
@@ -122,7 +121,7 @@ def _share_kept(judged: RuleMixture, alone: ByItem, kept: float) -> Estimate:
 
 
 def _turns(judged: RuleMixture, wanted: float) -> str:
-    """Which rules take turns, and whether they are near enough to be called the paper's."""
+    """Text: the rules that take turns, and whether they are near the paper's saving."""
     low, high = sorted(judged.neighbours)
     said = f"{judged.name}; score read at exactly −{wanted:.1%}"
     if min(abs(saved - wanted) for saved in judged.neighbours) > NEAR:
@@ -131,7 +130,7 @@ def _turns(judged: RuleMixture, wanted: float) -> str:
 
 
 def answer_switching_score(pair: PairMeasurements, asked: ClaimContext) -> Answer:
-    """Beside it all rules tried, and score against cost of every way to decode the judged items."""
+    """Answer EAD-F1; attaches all tried rules, and score against cost of every way to decode the judged items."""
     if absent := answer_unmet_routing_premise(pair, asked):
         return absent
     tasks, rules = pair.routing_rules.tasks_worth_routing, pair.routing_rules
@@ -158,7 +157,7 @@ def answer_switching_score(pair: PairMeasurements, asked: ClaimContext) -> Answe
 
 
 def _shortened(pair: PairMeasurements, task: str) -> str:
-    """One sentence where answers are too short for the paper's w and d_min."""
+    """A sentence if answers are too short for the paper's w and d_min."""
     own, median = pair.routing_rules.scale_paper_constants(task), pair.routing_rules.median_answer_tokens(task)
     if own == PAPER:
         return ""
@@ -169,7 +168,7 @@ def _shortened(pair: PairMeasurements, task: str) -> str:
 
 
 def _cost_rows(pair: PairMeasurements, task: str) -> list[dict[str, Any]]:
-    """Both models alone, every rule on the front, speculative decoding: the same items."""
+    """Rows of the same items: both models alone, every rule on the front, speculative decoding."""
     rules = pair.routing_rules
     rows = {
         rules.format_rule_name(rule): rules.answer_judged_items(rule, task)
@@ -186,15 +185,14 @@ def _cost_rows(pair: PairMeasurements, task: str) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- EAD-A1 and A2: one constant is varied
 
 
-# [items] expected score at one value, at the common saving, and the large model's share of tokens at the τ of the rule
-# put forward
+# ([items] expected score at one value, at the common saving; the large model's token share at the chosen rule's τ)
 VariedScore = tuple[ByItem, float]
 
 
 @dataclass(frozen=True)
 class ConstantEvidence:
-    """``own``: the same of the value in force, ``reference``; ``varied``: other value of the constant ``symbol`` → the
-    same items. All scores are at the saving ``saving``."""
+    """``own``: of the value in force, ``reference``; ``varied``: other value of the constant ``symbol`` → the same
+    items. All scores are at ``saving``."""
 
     task: str
     symbol: str
@@ -205,10 +203,10 @@ class ConstantEvidence:
 
 
 def decide_constant(found: ConstantEvidence, asked: ClaimContext) -> Verdict:
-    """EAD-A1, A2: per value, the score lost against the value in force, and the large model's share beside what it was.
+    """EAD-A1, A2: per value, the score lost against the value in force, and the large model's shares.
 
-    Every value has a front of its own, τ chosen anew on validation, and is read at exactly one saving: so one score is
-    compared with another and not with another price. The value in force is not compared with itself.
+    Every value has its own front, with τ chosen on validation, and is read at exactly one saving, so that scores
+    compare at equal cost. The value in force is not compared with itself.
     """
     legs: list[Leg] = []
     own_score, own_share = found.own
@@ -226,7 +224,7 @@ def decide_constant(found: ConstantEvidence, asked: ClaimContext) -> Verdict:
 def answer_constant(
     pair: PairMeasurements, asked: ClaimContext, field: str, values: Sequence[int], symbol: str
 ) -> Answer:
-    """``field``: of ``SwitchingRule`` and ``SwitchingConstants``; ``symbol``: the paper's name for it."""
+    """Answer for the constant ``field`` of ``SwitchingRule`` and ``SwitchingConstants``, ``symbol`` in the paper."""
     if absent := answer_unmet_routing_premise(pair, asked):
         return absent
     task, saving = pair.routing_rules.tasks_worth_routing[0], pair.savings[0]
@@ -263,7 +261,7 @@ def _varied_score(pair: PairMeasurements, task: str, change: Mapping[str, Any]) 
 
 
 def make_constant_question(claim: str, field: str, symbol: str, values: Sequence[int]) -> Question[PairMeasurements]:
-    """Question about a constant: ``field`` of ``SwitchingRule`` and ``SwitchingConstants``, ``symbol`` in the paper."""
+    """Make a question about ``field`` of ``SwitchingRule`` and ``SwitchingConstants``, ``symbol`` in the paper."""
 
     answer = partial(answer_constant, field=field, values=values, symbol=symbol)
     return Question(claim, "pair", answer, budget="standard", decide=decide_constant)
@@ -274,10 +272,10 @@ def make_constant_question(claim: str, field: str, symbol: str, values: Sequence
 
 @dataclass(frozen=True)
 class DecisiveTokenEvidence:
-    """Emitted tokens [items]: ``decisive``, those of them that the small model emitted, and those of these that are not
-    the large model's choice (``wrong``); ``calm``: the small model's other tokens, and ``calm_wrong`` of them.
+    """Emitted tokens [items], and those that are not the large model's choice.
 
-    ``name``: task and rule.
+    ``decisive_small``: the ``decisive`` ones by the small model; ``wrong``: of these, not the large model's choice.
+    ``calm``: the small model's other tokens; ``calm_wrong``: of these, the wrong ones. ``name``: task and rule.
     """
 
     name: str
@@ -291,7 +289,7 @@ class DecisiveTokenEvidence:
 def decide_decisive_tokens(found: DecisiveTokenEvidence, asked: ClaimContext) -> Verdict:
     """EAD-A3: three shares of tokens, each over the items that have such tokens.
 
-    A token is decisive where its own entropy reaches τ; right is the large model's greedy choice after the same
+    A token is decisive if its own entropy reaches τ, and right if it is the large model's greedy choice after the same
     history.
     """
     name = found.name
@@ -305,7 +303,7 @@ def decide_decisive_tokens(found: DecisiveTokenEvidence, asked: ClaimContext) ->
 
 
 def _token_share(name: str, part: ByItem, whole: ByItem, rng: np.random.Generator) -> Leg:
-    """Σ part / Σ whole with its interval over items; with a reason instead where every item has the same."""
+    """Leg of Σ part / Σ whole with its interval over items; with a reason instead if all items are equal."""
     seen, unit = whole.values > 0, "share of tokens"
     if not seen.any():
         return replace(build_count_leg(name, 0, 0, unit, "there is no such token"), estimate=None)
@@ -314,7 +312,7 @@ def _token_share(name: str, part: ByItem, whole: ByItem, rng: np.random.Generato
 
 
 def answer_decisive_tokens(pair: PairMeasurements, asked: ClaimContext) -> Answer:
-    """From the judged run of the rule put forward, on the task most worth routing whose answers are written."""
+    """Answer EAD-A3 from the judged run of the chosen rule, on the written task most worth routing."""
     if absent := answer_unmet_writing_premise(pair, asked):
         return absent
     task = pair.routing_rules.written_tasks_worth_routing[0]
@@ -330,7 +328,7 @@ def answer_decisive_tokens(pair: PairMeasurements, asked: ClaimContext) -> Answe
 def count_decisive_tokens(
     name: str, done: ItemAnswers, agrees: list[Bools], threshold_bits: float
 ) -> DecisiveTokenEvidence:
-    """``agrees``: per item, [emitted] whether the large model would have chosen the same."""
+    """Count decisive tokens. ``agrees``: per item, [emitted] whether the large model chooses the same."""
     high = [walk.entropy_bits >= threshold_bits for walk in done.walks]
     small = [walk.model == SMALL for walk in done.walks]
 
@@ -353,15 +351,15 @@ def count_decisive_tokens(
 
 
 WIDTHS = (2, 8)  # k
-GATES = (None, 0.5, 0.8, 1.0)  # quantiles of the drafts' entropies: nothing refused is kept; everything is
+GATES = (None, 0.5, 0.8, 1.0)  # quantiles of the drafts' entropies: from keeping no refused draft to keeping all
 GateOption = tuple[int, float | None]  # k, gate in bits
 
 
 @dataclass(frozen=True)
 class GatedSpeculationEvidence:
-    """[items] expected scores of switching and of gated speculation where the large model writes the share ``allowed``.
+    """[items] expected scores of switching and of gated speculation at the large model's share ``allowed``.
 
-    ``gated`` None: every gate leaves it more. ``ways``: what takes turns in either.
+    ``gated`` None: with every gate it writes more. ``ways``: the mixed settings of both.
     """
 
     task: str
@@ -372,10 +370,10 @@ class GatedSpeculationEvidence:
 
 
 def decide_gated_speculation(found: GatedSpeculationEvidence, asked: ClaimContext) -> Verdict:
-    """EAD-A4: the score lost by gating against switching at one share; where no gate is cheap enough, the share alone.
+    """EAD-A4: the score lost by gating against switching at one share; only the share if no gate is cheap enough.
 
-    Of all widths and gates, and the large model alone, those on validation's front take turns by items as EAD's rules
-    do (``sweep.front``). The verifier reads every draft all the same, so that a share is no saving here.
+    Among all widths and gates, and the large model alone, those on validation's front take turns by items like EAD's
+    rules (``sweep.front``). The verifier reads every draft, so a share is no saving here.
     """
     task, gated, switched = found.task, found.gated, found.switched
     if gated is None:
@@ -392,7 +390,7 @@ def decide_gated_speculation(found: GatedSpeculationEvidence, asked: ClaimContex
 
 
 def answer_gated_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:
-    """On the task most worth routing; beside it every way on the fronts and what it costs."""
+    """Answer EAD-A4 on the task most worth routing; attaches every setting on the fronts with its cost."""
     if absent := answer_unmet_writing_premise(pair, asked):
         return absent
     task, saving = pair.routing_rules.written_tasks_worth_routing[0], pair.savings[0]
@@ -462,7 +460,7 @@ QUESTIONS = (
         "EAD-F1",
         "pair",
         answer_switching_score,
-        # on how many tasks a pair is worth routing only validation knows: at most on all
+        # only validation shows the number of tasks worth routing, at most all
         legs=lambda study, layers: len(RESULTS) * (len(world.TASKS) + len(study.tasks)),
         budget="standard",
         decide=decide_switching_score,

@@ -1,4 +1,4 @@
-"""What switching between two models saves: the paper's arithmetic (EAD-H1), and what it leaves out (EAD-H2)."""
+"""Savings of switching between two models: the paper's arithmetic (EAD-H1), and costs that it omits (EAD-H2)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ PAPER: tuple[Headline, ...] = (
 
 
 def decide_headlines(found: Iterable[Headline], asked: ClaimContext) -> Verdict:
-    """EAD-H1: a leg per headline, by how much its saving misses the claimed one, by the paper's own cost.
+    """EAD-H1: a leg per headline: the difference of its saving from the claimed one, by the paper's own cost.
 
-    Where the abstract names no size of the small model, the one that reproduces its saving is taken.
+    If the abstract names no size of the small model, the leg uses the size that reproduces its saving.
     """
     differences = {}
     for name, large_share, small, large, claimed in found:
@@ -42,26 +42,26 @@ def decide_headlines(found: Iterable[Headline], asked: ClaimContext) -> Verdict:
 
 
 def answer_headlines(names: PairNames, asked: ClaimContext) -> Answer:
-    """On record under the names of the run's pair, though nothing of it is read."""
+    """Answer EAD-H1 under the names of the run's pair, without reading it."""
     return Answer(decide_headlines(PAPER, asked))
 
 
-# ---------------------------------------------------------------- EAD-H2: what a pair reads twice
+# ---------------------------------------------------------------- EAD-H2: tokens that a pair reads twice
 
 
-TASKS = 2  # what is read again follows from lengths and switches, and differs little between tasks
+TASKS = 2  # lengths and switches determine repeated reading, which differs little between tasks
 
 
 @dataclass(frozen=True)
 class RuleCharges:
-    """What one rule did on the judged items, and what the large model alone did; pairs are (small, large).
+    """Counts of one rule, and of the large model alone, on the judged items; pairs are (small, large).
 
     ``emitted``     tokens, the large model's ``large_share`` of them included.
-    ``processed``   tokens that went through each model, prompts and catch-up included; ``read_alone``: through the
-                    large model where it is alone.
+    ``processed``   tokens through each model, prompts and catch-up included; ``read_alone``: through the large model
+                    alone.
     ``caught_up``   tokens each model read when it took over, those it had not seen.
-    ``flops``, ``opening_flops``, ``alone_flops``  executed in all, on opening with the prompts, and by the large model
-                    alone; None where a decoder does not count.
+    ``flops``, ``opening_flops``, ``alone_flops`` total, on opening with the prompts, and by the large model alone; None
+                    if a decoder does not count.
     """
 
     rule: str
@@ -81,11 +81,11 @@ TaskCharges = tuple[Mapping[str, tuple[RuleCharges, ...]], tuple[float, float]]
 
 
 def decide_catch_up(found: TaskCharges, asked: ClaimContext) -> Verdict:
-    """EAD-H2: per rule the paper's saving less that in FLOPs (else in tokens processed), then the parts.
+    """EAD-H2: per rule the paper's saving minus that in FLOPs (else in processed tokens), then the parts.
 
-    For each of the paper's savings the rule that comes nearest to it on validation. A model that takes over for the
-    first time reads the prompt too. On the two tasks most worth routing, else on the first that is written, else on
-    plain documents; nothing here is a score.
+    The rules are those nearest to each of the paper's savings on validation. A model that takes over for the first time
+    reads the prompt too. Texts are of the two tasks most worth routing, else of the first written task, else plain
+    documents. The row has no scores.
     """
     tasks, parameters = found
     legs: list[Leg] = []
@@ -130,7 +130,7 @@ def _charge_legs(task: str, charged: RuleCharges, parameters: tuple[float, float
 
 
 def answer_catch_up(pair: PairMeasurements, asked: ClaimContext) -> Answer:
-    """Each rule once, though it may be nearest to both savings."""
+    """Answer EAD-H2, with each rule once, even if it is nearest to both savings."""
     sizes, rules = pair.models.parameters, pair.routing_rules
     tasks = [] if pair.models.quality_unavailable_reason else rules.written_tasks_worth_routing[:TASKS]
     charged = {}

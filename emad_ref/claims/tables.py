@@ -1,7 +1,7 @@
-"""Tables that belong to no claim, by name: of one model's evidence, ours first, then those of extensions.
+"""Tables of one model's evidence without a claim, by name: built-in ones first, then those of extensions.
 
 Each is a function of ``measurements.model_measurements.ModelMeasurements`` that returns ``Attachments``, or raises
-``protocol.Unsupported`` with the reason for which there is nothing to show.
+``protocol.Unsupported`` with the reason for no table.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ TableFunction = Callable[[ModelMeasurements], Attachments]
 
 
 def make_pareto_tables(evidence: ModelMeasurements) -> Attachments:
-    """Every family of rules: the best point at each net reduction."""
+    """Table of the best point of every family of rules at each net reduction."""
     if reason := evidence.subject.quality_unavailable_reason:
         raise Unsupported(reason)
     return evidence.baseline_comparison.make_pareto_tables()
 
 
 def make_early_exit_table(evidence: ModelMeasurements) -> Attachments:
-    """Every early-exit rule, minimum layer and task: exit, score, FLOPs apart and together."""
+    """Table of every early-exit rule, minimum layer and task: exit, score, FLOPs by part and in total."""
     if absence := evidence.early_exits.absent_premise:
         raise Unsupported(absence[1])
     return make_rule_table(evidence.early_exits)
 
 
 def make_margin_explorer(evidence: ModelMeasurements) -> Attachments:
-    """Every margin of the sweep, and one short text at each of them: what the page's explorer moves through."""
+    """Table of every margin of the sweep with one short text, for the page's explorer."""
     if reason := evidence.subject.quality_unavailable_reason:
         raise Unsupported(reason)
     return make_explorer_tables(evidence.points)
@@ -56,6 +56,6 @@ def find_table_function(name: str) -> TableFunction:
 
     Raises:
         KeyError: no table of this name.
-        BadArgument: an extension names one that is not there.
+        BadArgument: an extension names a missing one.
     """
     return TABLES[name] if name in TABLES else load_added_part("tables", name)

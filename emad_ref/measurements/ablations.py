@@ -1,7 +1,7 @@
 """Ablations of EMAD: one function per varied component of an operating point; each returns its table and notes.
 
 Thresholds come from the calibration split, rows from replays of the evaluation split; intervals resample its documents.
-State copying is decoded on the openings of documents. No claim is decided here.
+State copying is decoded on the openings of documents. This module decides no claims.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class AblationRows:
 def quality_columns(loss: PointLoss, trace: Trace) -> TableRow:
     """Depth, reductions and perplexity of one replay of ``trace``.
 
-    Points that collapse alike have equal rows. The median of tokens before the first probe shows that; it is None
-    without probes or if most sequences never reach it.
+    Points whose depth falls to the first probe equally early have equal rows. Column ``BEFORE`` is the median number of
+    tokens before that; None without probes or if most sequences never reach it.
     """
     before = tokens_until_depth_collapse(trace, loss.point) if loss.point.probes else math.inf
     return {
@@ -203,13 +203,13 @@ def assert_tokens_per_bin(profile: Profile, tokens: int) -> None:
 
 
 def conditioning_columns(profile: Profile) -> TableRow:
-    """Leading columns: features, number of bins, and how many of them took their parent's thresholds."""
+    """Leading columns: features, number of bins, and number of bins with their parent's thresholds."""
     fallen = sum(dropped > 0 for dropped in profile.fallbacks)
     return {"features": profile.bins.name, "bins": profile.bins.bin_count, "fallen back": fallen}
 
 
 def fallback_note(profile: Profile) -> str:
-    """Bins that took the thresholds of an ancestor; empty for none."""
+    """Note on bins with the thresholds of an ancestor; empty for none."""
     names = zip(bin_names(profile.bins), profile.fallbacks, strict=False)  # a profile without bins has no fallbacks
     fell = [name for name, dropped in names if dropped]
     few = f"fewer than {profile.minimum_tokens} calibration tokens"
@@ -217,8 +217,8 @@ def fallback_note(profile: Profile) -> str:
 
 
 KS, RANKS, LOW_RANK_K = (32, 64, 128), (16, 32, 64), 64
-ROUNDING_NATS = 1e-3  # of a float32 estimate whose linear map is undone, with slopes down to a hundredth
-# at m = 0; the time of the others follows from their FLOPs
+ROUNDING_NATS = 1e-3  # precision of a float32 estimate without its linear map, for slopes down to 0.01
+# at m = 0; FLOPs determine the time of the others
 TIMED_ESTIMATORS = ("full", "topk-64", "lowrank-32 top-64", "linear")
 
 
@@ -411,7 +411,7 @@ def flatness_trend_note(name: str, dots: Sequence[ProfileFlatness]) -> str:
     )
 
 
-# a line and a next threshold need three probes: twelve layers need stride 3
+# a line and a next threshold need three probes, so twelve layers need stride 3
 INTERPOLATED_STRIDES = (3, 4, 6)
 
 
@@ -455,14 +455,14 @@ def find_interpolated_layers(probes: Sequence[int]) -> list[int]:
 
 
 def require_valid_interpolation(trace: Trace, off: OperatingPoint, on: OperatingPoint, between: Sequence[int]) -> None:
-    """Check that interpolation never lets a token go deeper, and adds exits only at these layers."""
+    """Check that interpolation never increases a token's depth, and adds exits only at these layers."""
     plain, interpolated = (replay_depths(trace, point) for point in (off, on))
     assert (interpolated <= plain).all()
     assert set(np.unique(interpolated)) <= {*off.probes, *between, off.ceiling}
     assert between or (interpolated == plain).all()
 
 
-MARGIN_COUNTS = {"smoke": 5, "standard": 9, "full": 33}  # margins from 0 up to where little is saved, by budget
+MARGIN_COUNTS = {"smoke": 5, "standard": 9, "full": 33}  # number of margins from 0 up to small savings, by budget
 
 
 def ablate_margin(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
@@ -526,7 +526,7 @@ def ablate_schedule(evidence: ModelMeasurements, rng: np.random.Generator) -> At
 
 
 def make_points_by_schedule(evidence: ModelMeasurements, rule: OperatingPoint) -> dict[str, OperatingPoint]:
-    """The rule under each schedule that replay knows, and positional depth that saves as much."""
+    """The rule under each schedule that replay supports, and positional depth with equal savings."""
     free = {
         name: replace(rule, name=f"{rule.name} {name}", schedule=schedule) for name, schedule in FREE_SCHEDULES.items()
     }
@@ -538,7 +538,7 @@ def make_points_by_schedule(evidence: ModelMeasurements, rule: OperatingPoint) -
     validation = evidence.traces.get_trace_covering("validate", positional)
     (mine,) = point_losses(validation, geometry, [rule])
     falls = point_losses(validation, geometry, positional)
-    best = best_at_equal_flops(falls, mine.net_reduction)  # chosen on validation, as every point
+    best = best_at_equal_flops(falls, mine.net_reduction)  # chosen on validation, like every point
     return {"monotone": rule, **free, **chunks, **({} if best is None else {"positional": best.point})}
 
 
@@ -556,7 +556,7 @@ class DecodedOpenings:
         self.trace = take_trace(subject.stepper, self.texts)
 
     def replay_row(self, point: OperatingPoint) -> TableRow:
-        """The row of a point that replay knows."""
+        """The row of a point that replay supports."""
         (row,) = point_losses(self.trace, self.subject.loaded.geometry, [point])
         return quality_columns(row, self.trace)
 
@@ -580,7 +580,7 @@ class DecodedOpenings:
         return {
             "point": point.name,
             "mean depth": float(np.concatenate([each.depth for each in forced]).mean()),
-            BEFORE: None,  # no trace to read it from
+            BEFORE: None,  # without a trace
             **saved,
             "perplexity": perplexity_from_nats(mean),
             "rise %": perplexity_rise_from_nats(mean - float(full.nll_nats.mean())),
@@ -605,7 +605,7 @@ def ablate_stride(evidence: ModelMeasurements, rng: np.random.Generator) -> Atta
 
 
 def make_probes_by_stride(layers: int) -> dict[str, tuple[int, ...]]:
-    """Name → probes: every stride that leaves one, and the default, which may be one of them."""
+    """Name → probes, of every stride with a probe and of the default, which may be one of them."""
     default = default_probes(layers)
     probes_by_name = {
         f"every {stride}": probes_at_stride(layers, stride) for stride in PROBE_STRIDES if stride < layers
@@ -615,7 +615,7 @@ def make_probes_by_stride(layers: int) -> dict[str, tuple[int, ...]]:
 
 
 def last_layer_agreement_note(trace: Trace, probes: Sequence[int]) -> str:
-    """Agreement of the probed layers with the last; an early-exit loss may have trained only some of them."""
+    """Note on the agreement of probed layers with the last; an early-exit loss may have trained only some of them."""
     rates = final_layer_agreement_rate(trace)
     text = ", ".join(f"{rates[layer - 1]:.0%} after layer {layer}" for layer in probes)
     return f"top-1 tokens that are already the last layer's: {text}"

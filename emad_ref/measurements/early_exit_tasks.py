@@ -1,14 +1,14 @@
 """Tasks for early exits: which tasks a model gets, their items, and the score of an answer.
 
 The bundled T5s get the world's own pairs, on which they were trained. Any other T5 gets SQuAD and SamSum from the files
-of ``--emad-data DIR``. Without files it gets no task, and its rows say so. A task that is left out keeps the reason.
+of ``--emad-data DIR``. Without files it gets no task, and its rows give the reason, as for every omitted task.
 
-Judged items come from the split that measures. Calibration (EE-7), and the constant answer of an honest guess, use
-items about other texts: the world's calibration split, or rows of the file that are not judged. Items about one text,
-such as questions about a paragraph, share a cluster.
+Judged items come from the evaluation split. Calibration (EE-7), and the constant answer of an honest guess, use items
+about other texts: the world's calibration split, or rows of the file that are not judged. Items about one text, such as
+questions about a paragraph, share a cluster.
 
-An honest guess is the better of two without a model: the most frequent answer elsewhere, or what the source offers (a
-word of it, each as likely; a number of it; as many of its first words as a summary has).
+An honest guess is the better of two without a model: the most frequent answer elsewhere, or one from the source (a
+random word or number of it, or its first words, as many as a summary has).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from emad_ref.text.seq2seq_pairs import SourceTarget, TextTask, generate_pairs
 
 WORLD = "world:pairs"
 ITEMS = {"smoke": 100, "standard": 200, "full": 500}
-GUESSED_FROM = 100  # items elsewhere that give the most frequent answer
+GUESSED_FROM = 100  # unjudged items for the most frequent answer
 NUMBER = re.compile(r"\d+")
 
 
@@ -54,8 +54,8 @@ TASKS: dict[str, EarlyExitTask] = {
     "qa": EarlyExitTask(WORLD, "qa", 8),  # the longest target has 4 tokens
     "summary": EarlyExitTask(WORLD, "summary", 44),  # 38
     "count": EarlyExitTask(WORLD, "count", 44),  # 40
-    "squad": EarlyExitTask("squad", "qa", 30),  # as the SQuAD scripts of BERT and transformers
-    "samsum": EarlyExitTask("samsum", "summary", 128),  # as LongBench for SamSum (tasks/local/samsum.yaml)
+    "squad": EarlyExitTask("squad", "qa", 30),  # as in the SQuAD scripts of BERT and transformers
+    "samsum": EarlyExitTask("samsum", "summary", 128),  # as in LongBench for SamSum (tasks/local/samsum.yaml)
 }
 
 
@@ -63,8 +63,8 @@ TASKS: dict[str, EarlyExitTask] = {
 class TaskItems:
     """Items of one task, the same for every rule.
 
-    ``sources``: int64 [s] each, cut to the window; ``targets``: int64 [n] each, cut to an answer's length. ``cut``: how
-    many sources and targets lost their end. ``drawn``: their origin in words; "" for the world's.
+    ``sources``: int64 [s] each, cut to the window; ``targets``: int64 [n] each, cut to an answer's length. ``cut``:
+    number of truncated sources and targets. ``drawn``: text about their origin; "" for the world's.
     """
 
     pairs: tuple[SourceTarget, ...]
@@ -98,12 +98,12 @@ class EarlyExitTasks:
 
     @property
     def unavailable_reasons(self) -> dict[str, str]:
-        """Unavailable task → why; each becomes a leg, because unmeasured is not survived."""
+        """Unavailable task → reason; each becomes an unmeasured leg, so that the row cannot survive."""
         return {name: reason for name, reason in self._reasons.items() if reason}
 
     @property
     def no_task_reason(self) -> str:
-        """Why no task is available; "" if one is."""
+        """Reason for no available task; "" if there is one."""
         reasons = self._reasons
         return "" if self.names else "; ".join(dict.fromkeys(reasons.values()))
 
@@ -113,7 +113,7 @@ class EarlyExitTasks:
         return "+".join(dict.fromkeys(TASKS[name].corpus for name in self.names))
 
     def format_title(self, name: str) -> str:
-        """Task and corpus in words."""
+        """Title with task and corpus."""
         corpus = TASKS[name].corpus
         return name if name == corpus else f"{corpus}, {name}"
 
@@ -144,7 +144,7 @@ class EarlyExitTasks:
 
     @property
     def notes(self) -> list[str]:
-        """Origin of the items, and how many were cut."""
+        """Notes on the origin of the items, and the number of truncated ones."""
         subject = self._subject
         notes = [f"{subject.name}: {name}: {note}" for name in self.names if (note := self._note(name))]
         data = subject.data
@@ -180,7 +180,7 @@ class EarlyExitTasks:
     def compute_guess_scores(self, name: str) -> Floats:
         """float64 [items] expected score of an honest guess without a model.
 
-        It is the most frequent answer elsewhere, or what the source offers, whichever is better on average.
+        It is the most frequent answer elsewhere or one from the source, by the better average.
         """
         judged, others = self.load_items(name).pairs, self.load_unjudged_items(name, GUESSED_FROM).pairs
         length = int(np.median([len(pair.target.split()) for pair in others or judged]))
@@ -215,7 +215,7 @@ class EarlyExitTasks:
         sources = [self._tokens(pair.source) for pair in chosen]
         targets = [self._tokens(pair.target) for pair in chosen]
         cut = sum(len(ids) > window for ids in sources), sum(len(ids) > new for ids in targets)
-        # a source keeps its end token; of a reference only writable tokens are read
+        # a source keeps its end token; a reference has only writable tokens
         cut_sources = [
             ids if len(ids) <= window else self._tokens(pair.source, truncation=True, max_length=window)
             for pair, ids in zip(chosen, sources, strict=True)
@@ -247,7 +247,7 @@ def score_answer(name: str, text: str, answers: Sequence[str]) -> float:
 
 
 def exact_match(name: str, text: str, answers: Sequence[str]) -> float | None:
-    """1 where ``text`` equals an answer but for case, punctuation and articles, else 0; None for a summary."""
+    """1 if ``text`` equals an answer except for case, punctuation and articles, else 0; None for a summary."""
     if TASKS[name].kind == "summary":
         return None
     return score_squad_answer({"answers": {"text": answers}}, [text])["exact"]
@@ -269,7 +269,7 @@ SCORES: dict[TextTask, Callable[[str, Sequence[str]], float]] = {
     ),
     "count": _chain_ends,
 }
-# (text, words of a usual answer) → candidate answers in the text, each as likely
+# (text, words of a usual answer) → equally likely candidate answers in the text
 GUESSES: dict[TextTask, Callable[[str, int], Sequence[str]]] = {
     "qa": lambda text, length: sorted(set(re.findall(r"\w+", text))),
     "summary": lambda text, length: [" ".join(text.split()[:length])],

@@ -43,19 +43,19 @@ RULES: dict[str, tuple[str, str]] = {
     "JSD, adaptive": ("jsd_contrast", "adaptive"),
 }
 # The paper's JSD has no layer to contrast with at j and decides from j + 1 on. The authors' code also contrasts with
-# layers below j and decides from j on; here that is a rule of its own.
+# layers below j and decides from j on; here that is a separate rule.
 AS_CODED = "JSD, as coded"
 FIRST_AMATEUR = 2  # of the authors' code; 1 if j is 2, which has no other layer to contrast with
 THRESHOLD = 0.9  # the paper's λ
 PUBLISHED_MINIMA, PUBLISHED_LAYERS = (7, 19), 24
-LEAST_LAYERS = 4  # fewer leave no room for two minimum layers and a pruned one
-LEAST_VOCABULARY = 258  # of fewer tokens the published k*, scaled, keeps less than two
+LEAST_LAYERS = 4  # least layers for two minimum layers and a pruned one
+LEAST_VOCABULARY = 258  # least vocabulary for which the published k*, scaled, keeps two tokens
 ITEM_ROWS = 25  # items decoded together
 SET_SIZE = 50  # items of a calibration set; 29 without a loss certify δ = 10 %
-SETS = {"smoke": 2, "standard": 12, "full": 64}  # 63 that all keep the promise show a coverage of 95 %
+SETS = {"smoke": 2, "standard": 12, "full": 64}  # 63 sets that all keep the promise show a coverage of 95 %
 CONTRASTS = tuple(name for name, signal in SIGNALS.items() if signal.is_contrastive)
 ALPHAS: dict[str, float | None] = {"α = 0.1": None, "α′": 1.0}  # decay rate of α′, which the paper does not state
-READ_TOKENS = 32  # tokens per contrast: the readouts of T5-large's layers at so many positions are 0.2 GB
+READ_TOKENS = 32  # tokens per contrast; the readouts of T5-large's layers take 0.2 GB
 WARM_UP = 2  # untimed pairs
 SOLVED = 0.05  # level at which full depth must beat an honest guess
 PRETRAINED = "emad-t5-tiny"
@@ -74,7 +74,7 @@ def first_amateur_layer(minimum: int) -> int:
 def scale_minimum_exit_layers(layers: int) -> tuple[int, ...]:
     """The paper's minimum exit layers, 7 and 19 of 24, at the same share of ``layers`` ≥ 4."""
     scaled = (round(layers * minimum / PUBLISHED_LAYERS) for minimum in PUBLISHED_MINIMA)
-    # contrasts need a layer below, pruning one above that is not the last
+    # contrasts need a layer below, pruning one above besides the last
     return tuple(sorted({max(2, min(layers - 2, minimum)) for minimum in scaled}))
 
 
@@ -383,7 +383,7 @@ def count_timed_flops(
 # ------------------------------------------------------------ all of one model
 
 
-Absence = tuple[Literal["not applicable", "unmeasured"], str]  # a premise or data, and why no item is available
+Absence = tuple[Literal["not applicable", "unmeasured"], str]  # (missing premise or data, reason for no items)
 
 
 class EarlyExitMeasurements:
@@ -438,7 +438,7 @@ class EarlyExitMeasurements:
 
     @cached_property
     def unsolved_reasons(self) -> Mapping[str, str]:
-        """Task → why it is unsolved: full depth is not shown to beat an honest guess, so exits cannot cost anything."""
+        """Unsolved task → reason: full depth is not shown to beat an honest guess, so exits cannot lower its score."""
         reasons = {task: self._not_solved(task) for task in self.task_names}
         return {task: reason for task, reason in reasons.items() if reason}
 
@@ -523,7 +523,7 @@ class EarlyExitMeasurements:
 
     @cached_property
     def tuning_twin(self) -> EarlyExitMeasurements | str:
-        """The same model before or after tuning, or why there is none."""
+        """The same model before or after tuning, or the reason for none."""
         name = TWINS.get(self.subject.name)
         if name is None:
             return f"only {' and '.join(TWINS)} are one model before and after tuning"
@@ -558,7 +558,7 @@ def make_rule_table(exits: EarlyExitMeasurements) -> Attachments:
 
 def make_minimum_layer_tables(exits: EarlyExitMeasurements) -> Attachments:
     """Early-exit LLMs, Figures 6 to 13: for each task, every rule at every minimum layer that it supports."""
-    # a contrast needs a layer below, a pruned readout a layer above that is not the last
+    # a contrast needs a layer below, a pruned readout one above besides the last
     minima = range(2, exits.subject.stepper.layers - 1)
     ablation = "ablation, minimum exit layer on"
     titles = {task: f"{ablation} {exits.task_items.format_title(task)}" for task in exits.task_names}

@@ -1,7 +1,7 @@
 """Plain requests to the decoder under test, as users of inference engines send them (claims ENG-1 to ENG-6).
 
 Every request is at full depth. ``EngineAnswers`` sends prompts from evaluation documents: with log-probabilities, alone
-and beside other rows, again, token by token, sampled, and beside counters of accepted drafts.
+and together with other rows, repeatedly, token by token, sampled, and with counters of accepted drafts.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from emad_ref.protocol import Decoder, DraftCounts, Prompt, TokenLogProbs, Unsup
 from emad_ref.record import Floats, Ints
 from emad_ref.statistics.units import ByDocument
 
-PROMPT, NEW, TOP = 48, 16, 5  # tokens of a prompt at most, new tokens, likeliest tokens that are asked for
+PROMPT, NEW, TOP = 48, 16, 5  # most tokens of a prompt, new tokens, requested likeliest tokens
 ROWS = 8  # of a request
 SIZES = (1, 3, 8, 16)  # rows of requests for log-probabilities, in turn
-DOCUMENTS = 800  # at least: against a rise of 0.5 % nothing survives with fewer than 600
-TWIN_DOCUMENTS = 30  # on which twins of other precisions are run
-REPORTED = 2.0**-22  # nats: a log-probability that is written as float32 is off by so much at most, on average
-COMPANY = tuple(range(1, 16))  # other rows beside one: engines pad batches to their own sizes
-REPEATED = 16  # rows whose tokens are compared
-TEMPERATURES = (0.5, 1.0, 2.0)  # the hottest last; engines may take 1 for a setting of their own
-DRAWN, DRAWN_TOGETHER, DRAWS = 208, 16, 2  # documents that are sampled, of a request, and seeds for each
-HEAD, TAIL = 0.5, 0.1  # of the probability: the likeliest tokens, and the least likely ones
-LEAST_OPEN = 0.5  # chance that two draws differ; a surer first token shows little
-SPECULATED, DRAFTED, ACCEPTANCE_NEW = 400, 4, 32  # documents; tokens of our own drafts; new tokens
+DOCUMENTS = 800  # least documents: against a rise of 0.5 % no row survives with fewer than 600
+TWIN_DOCUMENTS = 30  # documents for runs in other precisions
+REPORTED = 2.0**-22  # nats: largest mean error of log-probabilities written as float32
+COMPANY = tuple(range(1, 16))  # numbers of other rows in a request, since engines pad batches to their own sizes
+REPEATED = 16  # rows with compared tokens
+TEMPERATURES = (0.5, 1.0, 2.0)  # the hottest last; engines may treat 1 as a special setting
+DRAWN, DRAWN_TOGETHER, DRAWS = 208, 16, 2  # sampled documents, those of a request, and seeds for each
+HEAD, TAIL = 0.5, 0.1  # probability mass of the likeliest tokens, and of the least likely ones
+LEAST_OPEN = 0.5  # least chance that two draws differ; a more certain first token shows little
+SPECULATED, DRAFTED, ACCEPTANCE_NEW = 400, 4, 32  # documents; tokens of self-speculative drafts; new tokens
 
 
 @dataclass(frozen=True)
 class DistributionEvidence:
-    """Log-probabilities of new tokens, by document: engine against oracle.
+    """Log-probabilities of new tokens, by document: engine against the judge's model.
 
     ``divergence``, ``error`` [documents]: KL and |Δ log p| of the likeliest tokens, summed, nats. ``loss``,
-    ``own_loss``: −log p of the emitted tokens, by engine and oracle. ``agreeing``: tokens whose top-1 is the oracle's.
-    ``positions`` [documents]. ``dtype``: the precision that the engine states. ``twins``: dtype → (mean KL, mean error)
-    of the same folder run in it. ``noise``: KL that rounding of the stated precision can explain without a twin.
+    ``own_loss``: −log p of the emitted tokens, by the engine and the judge's model. ``agreeing``: tokens with equal
+    top-1. ``positions`` [documents]. ``dtype``: the engine's stated precision. ``twins``: dtype → (mean KL, mean error)
+    of the same folder's model in it. ``noise``: KL that rounding of the stated precision explains without a twin.
     """
 
     divergence: ByDocument
@@ -66,7 +66,7 @@ class DistributionEvidence:
     noise: float
 
 
-PartedRows = Mapping[str, Ints]  # request → whether each row [rows] got other tokens, and no tie excuses it; 0 or 1
+PartedRows = Mapping[str, Ints]  # request → [rows] 1 if a row got other tokens without an excusing tie, else 0
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class SamplingEvidence:
     """Tokens drawn at each of ``TEMPERATURES``, by document.
 
     ``head``, ``tail``: temperature → tokens drawn from the likeliest half of the probability and the least likely
-    tenth, of ``tokens`` [documents]. ``repeats``: what should differ in two draws of one prompt → share of draws that
-    repeat the first token beyond chance, of documents whose first token is open: 0 on average, and 1 if all repeat it.
+    tenth, of ``tokens`` [documents]. ``repeats``: difference between two draws of one prompt → share that repeats the
+    first token beyond chance, in documents with an uncertain first token: 0 on average, 1 if all repeat it.
     """
 
     head: Mapping[float, ByDocument]
@@ -86,7 +86,7 @@ class SamplingEvidence:
 
 @dataclass(frozen=True)
 class AcceptanceEvidence:
-    """``drafts`` [documents]: verifications. ``accepted``: for each drafted position, those that accepted it."""
+    """``drafts`` [documents]: verifications. ``accepted``: those that accepted each drafted position."""
 
     drafts: ByDocument
     accepted: Sequence[ByDocument]
@@ -100,7 +100,7 @@ class EngineAnswers:
 
     @property
     def stated_dtype(self) -> str:
-        """The precision that the decoder states: of ``--emad-decoder-dtype``, else that of the judge."""
+        """The decoder's stated precision: ``--emad-decoder-dtype``, else the judge's."""
         return self._subject.study.decoder_dtype or self._subject.dtype
 
     @cached_property
@@ -109,7 +109,7 @@ class EngineAnswers:
 
     @cached_property
     def _varied(self) -> list[Prompt]:
-        """Each third prompt is as long as its document."""
+        """Prompts, every third as long as its document."""
         both = zip(self._prompts, self._longer, strict=True)
         return [long if at % 3 == 2 else short for at, (short, long) in enumerate(both)]
 
@@ -120,7 +120,7 @@ class EngineAnswers:
 
     @cached_property
     def distributions(self) -> DistributionEvidence:
-        """Raises Unsupported: the decoder reports no log-probabilities."""
+        """Log-probabilities against the judge's model (ENG-1, ENG-4). Raises Unsupported without log-probabilities."""
         subject = self._subject
         shown: list[TokenLogProbs] = []
         with subject.open_decoder(subject.full_depth_point, max_rows=max(SIZES)) as decoder:
@@ -140,7 +140,7 @@ class EngineAnswers:
         )  # fmt: skip
 
     def _read_log_probs(self, decoder: Decoder, prompts: Sequence[Prompt]) -> Sequence[TokenLogProbs]:
-        """Raises AuditRefutedError: an answer is not what was asked for."""
+        """Request log-probabilities. Raises AuditRefutedError if an answer does not match its request."""
         found = read_log_probs(decoder, prompts, NEW, TOP)
         faults = [describe_log_prob_fault(row, NEW, TOP, 2 * self._subject.tolerance) for row in found]
         if len(found) != len(prompts):
@@ -150,7 +150,7 @@ class EngineAnswers:
         return found
 
     def _expected(self, prompt: Prompt, row: TokenLogProbs) -> Floats:
-        """[m, V] log-probabilities by the oracle."""
+        """Log-probabilities [m, V] by the judge's model."""
         history = np.concatenate([prompt.tokens, row.tokens[:-1]])
         expected: Floats = log_softmax(self._subject.reference_lens(history).last_layer[-len(row.tokens) :], axis=-1)
         return expected
@@ -170,7 +170,7 @@ class EngineAnswers:
 
     @cached_property
     def batch_invariance(self) -> PartedRows:
-        """Rows alone against the same rows beside others, reordered, and token by token (ENG-2)."""
+        """Compare rows alone with the same rows in larger requests, reordered, and token by token (ENG-2)."""
         subject, prompts = self._subject, self._ragged
         with subject.open_decoder(subject.full_depth_point, max_rows=max(COMPANY) + 1) as decoder:
 
@@ -194,13 +194,13 @@ class EngineAnswers:
 
     @staticmethod
     def _stepwise(prompt: Prompt, row: Ints, tokens: Callable[[Sequence[Prompt], int], list[Ints]]) -> Ints:
-        """The last of ``row``'s tokens asked for one by one, each after a prompt that holds those before it."""
+        """Request the last of ``row``'s tokens one by one, each after a prompt with all previous ones."""
         fed = [np.concatenate([prompt.tokens, row[:at]]) for at in range(len(row))]
         return np.array([tokens([Prompt(each)], 1)[0][0] for each in fed])
 
     @cached_property
     def repeatability(self) -> PartedRows:
-        """The same requests again, at once, alone, after other requests and sampled under one seed (ENG-3)."""
+        """Repeat the same requests immediately, alone, after other requests, and sampled under one seed (ENG-3)."""
         subject, prompts = self._subject, self._ragged
         with subject.open_decoder(subject.full_depth_point, max_rows=len(prompts)) as decoder:
 
@@ -213,13 +213,13 @@ class EngineAnswers:
             first, again, one_by_one = together(), together(), alone(prompts)
             for other in self._prompts[-REPEATED:]:
                 decoder.generate([other], 2, frozenset())
-            backwards, later = alone(prompts[::-1]), together()  # no two requests of a row lie as far apart as others'
+            backwards, later = alone(prompts[::-1]), together()  # other distances between requests per row
         runs = {"again": again, "after other requests": later}
         found = {name: _differing(run, first) for name, run in runs.items()}
         return found | {"alone, again": _differing(backwards[::-1], one_by_one)} | self._sampled(prompts)
 
     def _sampled(self, prompts: Sequence[Prompt]) -> dict[str, Ints]:
-        """Tokens drawn twice under one seed; nothing of a decoder that declines sampling."""
+        """Tokens drawn twice under one seed; empty for a decoder that declines sampling."""
         drawn = []
         for _ in range(2):
             try:
@@ -233,7 +233,7 @@ class EngineAnswers:
 
     @cached_property
     def sampling(self) -> SamplingEvidence:
-        """Each prompt twice in a request, under each of ``DRAWS`` seeds (ENG-6). Raises Unsupported: greedy only."""
+        """Sample prompts twice a request, under each of ``DRAWS`` seeds (ENG-6). Raises Unsupported if greedy only."""
         rng = np.random.default_rng([self._subject.seed, DRAWN])
         prompts = self._prompts[:DRAWN]
         head, tail = {}, {}
@@ -255,7 +255,7 @@ class EngineAnswers:
     def _drawn_twice(
         self, prompts: Sequence[Prompt], temperature: float, rng: np.random.Generator
     ) -> list[list[SampledRow]]:
-        """[documents][2] rows; each request has a seed of its own, or its rows would draw as those of the last one."""
+        """Rows [documents][2]; each request has its own seed, so that its rows draw differently from the last one's."""
         subject, rows = self._subject, []
         for start in range(0, len(prompts), DRAWN_TOGETHER):
             batch, seed = prompts[start : start + DRAWN_TOGETHER], int(rng.integers(2**30))
@@ -273,7 +273,7 @@ class EngineAnswers:
 
     @cached_property
     def acceptance(self) -> AcceptanceEvidence:
-        """Counters of the decoder, else of our own drafts at half of its layers (ENG-5). Raises Unsupported."""
+        """Counters of the decoder, else of self-speculation at half of its layers (ENG-5). Raises Unsupported."""
         prompts = self._prompts[:SPECULATED]
         with self._subject.open_decoder(self._subject.full_depth_point) as decoder:
             counters = getattr(decoder, "draft_counts", None)
@@ -291,7 +291,7 @@ class EngineAnswers:
     def _counted_drafts(
         decoder: Decoder, counters: Callable[[], DraftCounts], prompts: Sequence[Prompt]
     ) -> list[tuple[int, list[int]]]:
-        """What the counters rise by in each request. Raises AuditRefutedError: by more than all tokens allow."""
+        """Rise of the counters in each request. Raises AuditRefutedError if it exceeds the number of tokens."""
         rows, new, before = [], 0, counters()
         first = before
         for prompt in prompts:
@@ -299,7 +299,7 @@ class EngineAnswers:
             after = counters()
             rows.append((after.drafts - before.drafts, _risen(before, after).tolist()))
             before = after
-        # in all: a server may count the end of one request while it answers the next
+        # totals only, since a server may count the end of one request during the next
         _require_possible(before.drafts - first.drafts, _risen(first, before), new, len(prompts))
         return rows
 
@@ -316,14 +316,14 @@ class EngineAnswers:
 
     @cached_property
     def _ragged(self) -> list[Prompt]:
-        """Rows of different lengths, from one token on; each fourth is as long as its document."""
+        """Rows of different lengths, from one token on; every fourth is as long as its document."""
         return [
             prompt if row % 4 == 3 else Prompt(prompt.tokens[: 1 + 3 * row])
             for row, prompt in enumerate(self._longer[:REPEATED])
         ]
 
     def _parted(self, prompts: Sequence[Prompt], run: Sequence[Ints], alone: Sequence[Ints], noise: float) -> Ints:
-        """[rows] 1 where tokens differ and no tie excuses it."""
+        """[rows] 1 if tokens differ without an excusing tie."""
         given = self._subject.reference_lens, self._subject.tolerance
         rows = zip(prompts, run, alone, strict=True)
         found = [
@@ -342,7 +342,8 @@ def _risen(before: DraftCounts, after: DraftCounts) -> Ints:
 def _require_possible(drafts: int, accepted: Ints, new: int, requests: int) -> None:
     """Require that ``drafts`` verifications may have accepted each position ``accepted`` times in ``new`` tokens.
 
-    A verification gives a token besides those that it accepts. The last one of a request may give more than is asked.
+    A verification gives one token besides those that it accepts. The last one of a request may give more tokens than
+    requested.
     """
     counts, given = [drafts, *accepted.tolist(), 0], drafts + int(accepted.sum())
     fault = ""
@@ -357,12 +358,12 @@ def _require_possible(drafts: int, accepted: Ints, new: int, requests: int) -> N
 
 
 def _differing(run: Sequence[Ints], first: Sequence[Ints]) -> Ints:
-    """[rows] 1 where tokens differ at all: the same request is no other sum."""
+    """[rows] 1 if tokens differ, without excuse, since the same request has the same sums."""
     return np.array([not np.array_equal(one, other) for one, other in zip(run, first, strict=True)], dtype=np.int64)
 
 
 def _compare(row: TokenLogProbs, own: Floats) -> tuple[float, ...]:
-    """KL and |Δ log p| summed over a row; its loss by engine and by oracle; tokens with the oracle's top-1."""
+    """(KL and |Δ log p| summed over a row; loss by the engine and the judge's model; tokens with equal top-1)."""
     known = np.take_along_axis(own, row.ids, axis=-1)
     places = row.ids == row.tokens[:, None]
     return (
@@ -375,7 +376,7 @@ def _compare(row: TokenLogProbs, own: Floats) -> tuple[float, ...]:
 
 
 def _repeated_draws(rows: Sequence[Sequence[Sequence[SampledRow]]], temperature: float) -> dict[str, ByDocument]:
-    """``SamplingEvidence.repeats`` of ``rows`` [draws][documents][2]; the hottest ones show the most."""
+    """``SamplingEvidence.repeats`` of ``rows`` [draws][documents][2], from the hottest temperature."""
     one, other = rows
     pairs = {
         "seeds": [(a[n], b[n]) for n in (0, 1) for a, b in zip(one, other, strict=True)],
@@ -390,9 +391,9 @@ def _repeated_draws(rows: Sequence[Sequence[Sequence[SampledRow]]], temperature:
 
 
 def _accepted_by_position(found: SpeculationResult, rows: int) -> list[tuple[int, list[int]]]:
-    """Rounds with drafts, and how many of them accepted each position, of each row.
+    """(Rounds with drafts, rounds that accepted each position) of each row.
 
-    After a refusal only unreached drafts belong to the same round; after a round without one a position is left out.
+    After a refusal only unreached drafts are of the same round; after a round without refusal a position is skipped.
     """
     counts = [(0, [0] * DRAFTED) for _ in range(rows)]
     at, before = 0, (-1, -1, ACCEPTED)  # sequence, position, verdict
@@ -408,7 +409,7 @@ def _accepted_by_position(found: SpeculationResult, rows: int) -> list[tuple[int
 
 
 def _twin_dtypes(dtype: str) -> Iterator[str]:
-    """``dtype`` unless it is the oracle's kind, and the next coarser one."""
+    """``dtype`` unless it is the judge's, and the next coarser one."""
     ordered = sorted(DTYPES, key=UNIT_ROUNDOFF.__getitem__)
     at = ordered.index(dtype)
     yield from ([dtype] if dtype in ("float16", "bfloat16") else [])

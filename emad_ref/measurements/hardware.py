@@ -79,7 +79,7 @@ def compare_captured_steps(model: str, dtype: str, device: str, seed: int = 0) -
     Ratios are [value, low, high] of total times at 95 %, above 1 where captured steps are faster.
 
     Raises:
-        Unsupported: nothing is captured here.
+        Unsupported: capture does not work here.
         EmadError: as ``models.loading.load``; a family without a bound.
     """
     loaded = load(model, device=device, dtype=getattr(torch, dtype))
@@ -120,7 +120,7 @@ def _stepwise_logits(decoder: WalkedDecoder, tokens: Ints) -> Floats:
 
 
 def _discard(emitted: Ints) -> None:
-    """Drop the result: a returned number would be taken as the arm's own measurement."""
+    """Wrap an arm to return None, since a returned number would count as the arm's own measurement."""
 
 
 def _decode(decoder: WalkedDecoder, prompt: list[Prompt], new: int, pair: int) -> None:

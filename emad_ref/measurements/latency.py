@@ -5,8 +5,8 @@ All arms of a pair get the same fresh prompts and the same number of new tokens,
 
 ``generate`` also runs compiled, over a static cache, on an accelerator or under the largest budget. Each process
 compiles before its clock starts, from Inductor's cache on disk. On a CPU compiling takes longer than all requests of a
-smoke run (``emad-tiny``: 100 s), so smaller budgets skip that baseline and say so. A request of one row also runs by
-``generate`` with prompt lookup, which drafts what followed the last n-gram earlier in the text.
+smoke run (``emad-tiny``: 100 s), so smaller budgets skip that baseline with a note. A request of one row also runs by
+``generate`` with prompt lookup, which drafts the continuation of an earlier equal n-gram.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from emad_ref.statistics.speedup import BLOCKS, PLANNED_INFLATION, estimate_tota
 from emad_ref.statistics.units import ByPair
 
 COUNTED_REQUESTS = 4  # requests whose FLOPs are counted, prompt included
-INDICATIVE_PAIRS = 6  # under ``smoke``, of ratios that decide nothing
+INDICATIVE_PAIRS = 6  # pairs under ``smoke`` for non-deciding ratios
 TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shortening requests
-FEWEST_PROMPT, FEWEST_NEW = 8, 4  # tokens below which a request no longer measures decoding
+FEWEST_PROMPT, FEWEST_NEW = 8, 4  # least tokens of a request that measures decoding
 WARM_UP = 2  # uncounted pairs
-LOOKUP_ROWS = 1  # of a request that transformers drafts for
-PREFILL_REQUESTS = 6  # requests whose first token is timed alone, at most
+LOOKUP_ROWS = 1  # rows of a request with transformers' drafts
+PREFILL_REQUESTS = 6  # most requests with a separately timed first token
 FULL, ADAPTIVE, GENERATE, COMPILED = "full", "adaptive", "generate", "compiled"
-APPROXIMATE_SCHEDULES = ("copying", "translated")  # schedules whose states above an exit are not the model's own
-FREEING_SCHEDULE = "monotone"  # depth never rises again, so K/V above it may be freed
-ENTROPY_BITS = 64  # of the seed that draws the audited requests
+APPROXIMATE_SCHEDULES = ("copying", "translated")  # schedules with approximate states above an exit
+FREEING_SCHEDULE = "monotone"  # depth never rises, so K/V above it may be freed
+ENTROPY_BITS = 64  # bits of the seed that draws the audited requests
 AUDITED_ROWS = 4  # audited rows of a batch size's requests
 SWEEP_BATCH_SIZES = (1, 2, 4, 8, 16)
 # On a quiet machine pairs vary by 7 %, so 12 pairs give ± 4.5 %: enough to detect EMAD-F2's gain of 10 %.
@@ -80,8 +80,8 @@ class TimingResult:
     """Arm → [pairs] wall-clock ``seconds``, with the arms' outputs and records from the timed run.
 
     ``prompts``   [pairs] of [rows] prompts, of one length.
-    ``outputs``   arm → [pairs]: the whole output of ``audited`` pairs, of others the emitted tokens.
-    ``process``   int64 [pairs], the process that timed each; None: this one timed all.
+    ``outputs``   arm → [pairs]: the whole output of ``audited`` pairs, of others only the emitted tokens.
+    ``process``   int64 [pairs], the process that timed each; None: this process timed all.
     ``prefill_s`` decoder's arm → seconds to the first new token, of a few pairs.
     ``executed``  arm that keeps records → float64 [pairs, 2]: blocks run for decoded tokens, keys they attended to.
     ``entropy``   seed that drew ``audited`` after the last request; None: the caller named the pairs.
@@ -126,7 +126,7 @@ class TimingResult:
         return 1 - float(depth.mean()) / layers
 
 
-# times batches of so many rows; pickled for other processes, so it may be no lambda
+# times batches of this many rows; pickled for other processes, so it must not be a lambda
 TimingFunction = Callable[["LatencyBenchmark", int, RequestBatches], TimingResult]
 # ``ProcessReplicates.time_over_processes``
 ProcessDivision = Callable[
@@ -138,8 +138,8 @@ ProcessDivision = Callable[
 class LatencyBenchmark:
     """Timings of one model, each taken on first use.
 
-    ``divide``: divides the pairs over fresh processes; None: this one times all, for the reason ``alone``. ``shape``:
-    of requests, if it is known.
+    ``divide``: divides the pairs over fresh processes; None: this process times all, for the reason ``alone``.
+    ``shape``: of requests, if known.
     """
 
     def __init__(
@@ -157,14 +157,14 @@ class LatencyBenchmark:
 
     @cached_property
     def most_saving_point(self) -> OperatingPoint:
-        """The proposed point that saves most, whatever its quality."""
+        """The most saving proposed point, regardless of quality."""
         if not self.subject.loaded.trained:
             return self._points.traces.profile.point(0.0)
         return max(self._points.selected_losses, key=lambda loss: loss.net_reduction).point
 
     @cached_property
     def compiled_unavailable_reason(self) -> str:
-        """Why no compiled baseline runs; empty if one does."""
+        """Reason why no compiled baseline runs; empty if one does."""
         if not has_compiled_baseline(self.subject.study):
             return (
                 "not tried on a CPU below the budget full: its warm-up takes minutes, though its steps are faster then"
@@ -176,14 +176,14 @@ class LatencyBenchmark:
 
     @cached_property
     def lookup_unavailable_reason(self) -> str:
-        """Why ``generate`` runs without prompt lookup here; empty if it runs with it. It serves one row at a time."""
+        """Reason why ``generate`` cannot use prompt lookup, which serves one row at a time; empty if it can."""
         if LOOKUP_ROWS not in self.subject.budget.batch_sizes:
             return "the budget times no request of one row"
         if self.subject.is_seq2seq:
             return "an encoder-decoder model: what it emits is not in its prompt"
         try:
             self._lookup(self.subject.make_equal_prompts(1, 8), 3)
-        except ValueError as refusal:  # transformers', of a model whose cache cannot take tokens back
+        except ValueError as refusal:  # raised by transformers for a model with a cache that cannot crop tokens
             return f"prompt lookup: {str(refusal).strip().partition(chr(10))[0]}"
         return ""
 
@@ -208,15 +208,15 @@ class LatencyBenchmark:
 
     @property
     def n_pairs(self) -> int:
-        """Timed pairs of each batch size; under ``smoke`` few of random weights, whose ratios decide nothing."""
+        """Timed pairs of each batch size; under ``smoke`` few for random weights, whose ratios do not decide."""
         budget = self.subject.budget
         return budget.pairs if budget.rank or self.subject.loaded.trained else min(INDICATIVE_PAIRS, budget.pairs)
 
     @property
     def n_indicative_pairs(self) -> int:
-        """Pairs of a point that F1 does not let stand: few of our own decoder under ``smoke``, else all.
+        """Pairs of a point that does not survive F1: few for the reference decoder under ``smoke``, else all.
 
-        Times of other decoders are looked at for what may be wrong with them, whatever they decide.
+        Times of other decoders may reveal faults, even if they do not decide.
         """
         if self.subject.budget.rank or not self.subject.has_reference_decoder:
             return self.n_pairs
@@ -232,7 +232,7 @@ class LatencyBenchmark:
         return RequestBatches(batches, audited, (self.subject.seed,))
 
     def _trial_seconds(self, prompt: int) -> tuple[float, float]:
-        """Seconds of a prompt of so many tokens, and of a step, at full depth in this process; medians of three."""
+        """(Seconds of a prompt of this many tokens, of a step) at full depth in this process; medians of three."""
         with self.subject.open_decoder(self.subject.full_depth_point) as decoder:
             trial = self.subject.make_equal_prompts(1, prompt)
             decoder.generate(trial, 2, frozenset())
@@ -258,7 +258,7 @@ class LatencyBenchmark:
 
     @property
     def n_arms(self) -> int:
-        """Number of arms timed side by side at a point, in requests of one row."""
+        """Number of arms timed together at a point, in requests of one row."""
         return 3 + (not self.compiled_unavailable_reason) + (not self.lookup_unavailable_reason)
 
     # ------------------------------------------------------------ timings
@@ -279,7 +279,7 @@ class LatencyBenchmark:
         return self._timed[point]
 
     def time_extra_batch_sizes(self, point: OperatingPoint) -> dict[int, TimingResult]:
-        """The arms of ``time_point_by_batch_size`` at batch sizes that decide nothing, from ``SWEEP_PAIRS`` pairs."""
+        """Time the arms of ``time_point_by_batch_size`` at non-deciding batch sizes, with ``SWEEP_PAIRS`` pairs."""
         if point not in self._swept:
             sizes = extra_batch_sizes(self.subject.study.budget)
             self._swept[point] = {
@@ -290,7 +290,7 @@ class LatencyBenchmark:
     def time_against_full_depth(self, points: Mapping[str, OperatingPoint], *, decides: bool = False) -> TimingResult:
         """Arm ``full`` and each of ``points`` on the same fresh prompts at batch 1; every record is kept.
 
-        ``decides``: a verdict rests on the times, which then come from fresh processes if the run has them. Raises as
+        ``decides``: a verdict uses the times, which then come from fresh processes if the run has them. Raises as
         ``time_point_by_batch_size``.
         """
         if FULL in points:
@@ -311,7 +311,7 @@ class LatencyBenchmark:
 
         Raises as ``time_point_by_batch_size``.
 
-        ``requests``: of each batch size, the budget's pairs; by default of all that the budget has.
+        ``requests``: batch size → requests; by default the budget's batch sizes and pairs.
         """
         requests = requests or {rows: self.make_requests(rows) for rows in self.subject.budget.batch_sizes}
         if self._divide is not None:
@@ -333,7 +333,7 @@ class LatencyBenchmark:
             return replace(timed, prefill_s=time_first_tokens(decoders, requests))
 
     def make_baseline_arms(self, rows: int) -> dict[str, Arm]:
-        """The model's ``generate`` of so many rows and, where they run, its compiled twin and prompt lookup."""
+        """The model's ``generate`` for ``rows`` rows and, if they run, compiled ``generate`` and prompt lookup."""
         subject, new = self.subject, self.request_shape[1]
         arms: dict[str, Arm] = {GENERATE: lambda prompts: subject.generate_greedy(prompts, new)}
         if not self.compiled_unavailable_reason:
@@ -356,9 +356,9 @@ class LatencyBenchmark:
     # ------------------------------------------------------------ checks after the clock
 
     def check_point_outputs(self, timed: TimingResult, point: OperatingPoint) -> Finding:
-        """Whether every arm emitted the tokens that it claims while timed (``audit.spot_checks``).
+        """Check that every arm emitted its claimed tokens while timed (``audit.spot_checks``).
 
-        Under ``APPROXIMATE_SCHEDULES`` the model's own states do not determine what follows an exit. Then our own
+        Under ``APPROXIMATE_SCHEDULES`` the model's own states do not determine tokens after an exit. Then the reference
         decoder decodes the same requests again, and tokens and depths must be equal.
         """
         full = {FULL: self.subject.full_depth_point}
@@ -386,7 +386,7 @@ class LatencyBenchmark:
         return tally.to_finding()
 
     def check_outputs(self, timed: TimingResult, points: Mapping[str, OperatingPoint]) -> Finding:
-        """Whether arms of ``points`` emitted what these claim, and all other arms the full-depth tokens."""
+        """Check that arms of ``points`` emitted their claimed tokens, and all other arms the full-depth tokens."""
         rows, new = len(timed.prompts[0]), self.request_shape[1]
         finding = check_timed_lengths(timed.emitted_token_ids(), rows, new)
         if finding.passed is False:
@@ -414,7 +414,7 @@ class LatencyBenchmark:
     # ------------------------------------------------------------ report
 
     def make_timing_row(self, point: OperatingPoint) -> dict[str, Any]:
-        """Time and FLOPs of a timed point, prompt included: the columns that ``operating_points`` leaves open."""
+        """Time and FLOPs of a timed point, prompt included, for the empty columns of ``operating_points``."""
         ratios = {
             str(rows): estimate_total_speedup(seconds[FULL], seconds[ADAPTIVE]).value
             for rows, timed in self.time_point_by_batch_size(point).items()
@@ -442,10 +442,10 @@ class LatencyBenchmark:
         return 1 - totals[1] / totals[0]
 
     def format_timing_note(self, point: OperatingPoint, threshold: float, legs: int) -> str:
-        """One sentence: what was timed and where, and the speed-ups that this budget can decide.
+        """One sentence about the timed requests, the machine, and the speed-ups that this budget can decide.
 
-        ``threshold``: the speed-up to exceed. ``legs``: size of Holm's family, which corrects falsification; for
-        survival each leg is tested alone.
+        ``threshold``: the speed-up to exceed. ``legs``: size of Holm's family for falsification; survival tests each
+        leg alone.
         """
         sentences = []
         for rows, timed in self.time_point_by_batch_size(point).items():
@@ -466,7 +466,7 @@ class LatencyBenchmark:
         )
 
     def describe_timing(self, what: str, races: Mapping[int, TimingResult]) -> str:
-        """One sentence for any ``races``: ``what`` they timed, on which requests, and where."""
+        """One sentence about any ``races``: their arms (``what``), requests and machine."""
         length, new = self.request_shape
         first = next(iter(races.values()))
         where = describe_processes(first.process, self._alone)
@@ -476,7 +476,7 @@ class LatencyBenchmark:
         )
 
     def format_prefill_note(self, point: OperatingPoint) -> str:
-        """One sentence: seconds of prefill and of each decoded token, and the K/V that the point frees."""
+        """One sentence about seconds of prefill and of each decoded token, and the K/V that the point frees."""
         races, new, geometry = self.time_point_by_batch_size(point), self.request_shape[1], self.subject.loaded.geometry
         times = []
         for rows, timed in races.items():
@@ -498,7 +498,7 @@ class LatencyBenchmark:
 def time_arms(arms: Mapping[str, Arm], requests: RequestBatches, synchronize: Callable[[], None]) -> TimingResult:
     """Time every arm on all ``requests`` in this process.
 
-    Records are read to the last column while the clock runs, and kept in arrays of our own.
+    Every column of a record is read while the clock runs, and copied.
     """
     outputs: dict[str, list[Any]] = {name: [] for name in arms}
 
@@ -536,7 +536,7 @@ def time_first_tokens(decoders: Mapping[str, Decoder], requests: RequestBatches)
     """Decoder → [pairs] seconds of one new token after the first of these prompts."""
 
     def arm(decoder: Decoder) -> Callable[[int], None]:
-        def run(pair: int) -> None:  # returns nothing: a number would count as its own measurement
+        def run(pair: int) -> None:  # returns None, since a number would count as its own measurement
             decoder.generate(requests.batches[pair], 1, frozenset())
 
         return run
@@ -554,7 +554,7 @@ def split_latency(first: Mapping[str, Floats], whole: Mapping[str, Floats], new:
 
 
 def extra_batch_sizes(budget: Budget) -> tuple[int, ...]:
-    """The ``SWEEP_BATCH_SIZES`` that decide nothing under ``budget``; none below ``standard``."""
+    """The non-deciding ``SWEEP_BATCH_SIZES`` under ``budget``; none below ``standard``."""
     if budget.rank < LEAST_SWEEP_BUDGET.rank:
         return ()
     return tuple(rows for rows in SWEEP_BATCH_SIZES if rows not in budget.batch_sizes)
@@ -566,7 +566,7 @@ def has_compiled_baseline(study: Study) -> bool:
 
 
 def describe_processes(process: Ints | None, alone: str) -> str:
-    """Phrase for where pairs were timed: ``process`` [pairs]; None: all in this process, for the reason ``alone``."""
+    """Phrase about the timing processes: ``process`` [pairs]; None: only this process, for the reason ``alone``."""
     if process is None:
         return f"in this process alone ({alone})"
     sizes = np.unique(np.bincount(process))
@@ -574,7 +574,7 @@ def describe_processes(process: Ints | None, alone: str) -> str:
 
 
 def compute_detectable_speedups(seconds: Mapping[str, Floats], threshold: float, legs: int) -> tuple[float, float]:
-    """The smallest true speed-up shown above ``threshold``, and the largest shown below it, at a power of 80 %.
+    """(Smallest true speed-up shown above ``threshold``, largest shown below it), at a power of 80 %.
 
     Both are against the baseline with the largest variation. Survival is tested at 5 % a leg, falsification at 5 % over
     ``legs``.
@@ -593,7 +593,7 @@ def compute_detectable_speedups(seconds: Mapping[str, Floats], threshold: float,
 def shorten_request_lengths(
     prompt: int, new: int, prefill: float, step: float, pairs: int, batch_sizes: Sequence[int], arms: int
 ) -> tuple[int, int]:
-    """(prompt, new) tokens of a request, both shortened alike so that all timed runs take about ``TIMING_SECONDS``.
+    """(prompt, new) tokens of a request, shortened equally so that all timed runs take about ``TIMING_SECONDS``.
 
     Prefill time grows with the rows; a ``step`` of a few rows takes about as long as one of one row.
     """
@@ -603,7 +603,7 @@ def shorten_request_lengths(
 
 
 def draw_audited_pairs(entropy: int, rows: int, pairs: Collection[int]) -> list[int]:
-    """Draw pairs of ``rows`` rows by ``entropy`` until they have ``AUDITED_ROWS`` rows."""
+    """Draw pairs of ``rows`` rows by ``entropy`` until there are ``AUDITED_ROWS`` rows."""
     most = min(len(pairs), max(1, AUDITED_ROWS // rows))
     return sorted(np.random.default_rng([entropy, rows]).choice(list(pairs), most, replace=False).tolist())
 
@@ -613,15 +613,15 @@ def get_record(output: Decoding) -> Record:
 
 
 def get_emitted_tokens(output: ArmOutput | Sequence[Ints]) -> Sequence[Ints]:
-    """[rows] of new tokens."""
+    """New tokens of each row."""
     return get_record(output).emitted if isinstance(output, Decoding) else list(output)
 
 
 def _executed_work(record: Record) -> tuple[float, float]:
     """(blocks run for decoded tokens, keys that these attended to); NaN if tokens were drafted and verified.
 
-    The prompt runs at full depth in every arm and would hide the savings of a step, so it is left out. Drafted tokens
-    are verified several at once, so their number does not predict time.
+    Excludes the prompt, which runs at full depth in every arm and would hide the savings of a step. Drafted tokens are
+    verified several at once, so their number does not predict time.
     """
     tokens = record.tokens
     if not np.isin(tokens.phase, (PROMPT, DECODE)).all():

@@ -1,6 +1,6 @@
 """Learned exit of a model: read from a file or screened in this run, then evaluated, timed and ablated part by part.
 
-Savings and losses use the run's evaluation split, on which nothing was fitted or chosen.
+Savings and losses use the run's evaluation split, which no fit or choice has used.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ from emad_ref.sweep.losses import PointColumns, teacher_force_at_point, teacher_
 from emad_ref.sweep.oracle_savings import FREE_DEPTH, RISE_LEVELS, SavingsCurve, oracle_curve
 
 OPTION = "--emad-exit"
-# documents per split for finding an exit, by budget: at least 200 of them count in full, the fewest to recommend on
+# documents per split for finding an exit, by budget; recommendations need 200 of full length
 DOCUMENTS = {"smoke": 240, "standard": 300, "full": 600}
-SETTINGS = 8  # settings of each sweep, spaced evenly in what they save
+SETTINGS = 8  # settings of each sweep, spaced evenly by savings
 REPLAYED = ("monotone", "free_eager", "free_deferred")  # schedules that a trace can replay
 JUDGED = 0.01  # rise of perplexity at which oracle headroom is reported
 
@@ -76,8 +76,8 @@ JUDGED = 0.01  # rise of perplexity at which oracle headroom is reported
 class ExitEvaluation:
     """Evaluation of a learned exit and of oracles on this run's evaluation split.
 
-    An exit is judged as our own decoder decodes it, with K and V filled as its point says. Another decoder is judged at
-    it only if it opens the point and replay holds for it there: a point names its lens, which cannot be sent over the
+    An exit is judged with the reference decoder, and K and V filled by its point's schedule. Another decoder is judged
+    only if it opens the point and replay holds for it there: a point names its lens, which cannot be sent over the
     wire.
 
     Raises:
@@ -92,13 +92,13 @@ class ExitEvaluation:
 
     @property
     def exit(self) -> Exit:
-        """The exit, attached to the judge's model; decoders' copies take it from there."""
+        """The exit, attached to the judge's model, from which decoders' copies take it."""
         assert isinstance(self._exit_or_reason, Exit), "the caller checks ``exit_unavailable_reason``"
         return self._exit_or_reason
 
     @property
     def exit_unavailable_reason(self) -> str:
-        """Why there is no exit; "" if there is one."""
+        """Reason for no exit; "" if there is one."""
         return "" if isinstance(self._exit_or_reason, Exit) else self._exit_or_reason
 
     @cached_property
@@ -138,7 +138,7 @@ class ExitEvaluation:
 
     @cached_property
     def decoder_unusable_reason(self) -> str:
-        """Why the exit allows no conclusion about the decoder under test; "" if it does.
+        """Reason why the exit allows no conclusion about the decoder under test; "" if it does.
 
         Raises:
             Unsupported: the decoder declines the exit's point.
@@ -207,7 +207,7 @@ class ExitEvaluation:
 
     @cached_property
     def _fed(self) -> list[TeacherForcedText]:
-        """The evaluated texts as they are decoded at the exit's point."""
+        """The evaluated texts, decoded at the exit's point."""
         assert self.recommended_point is not None, "an exit with a point"
         named = f"{self.subject.name}: decoding at {self.recommended_point.name}"
         return teacher_force_at_point(
@@ -216,11 +216,11 @@ class ExitEvaluation:
 
     @property
     def excess_nll_by_document(self) -> ByDocument:
-        """[documents] NLL that the exit's point adds, nats per token, as its guarantee counts it.
+        """NLL added by the exit's point [documents], nats per token, as in its guarantee.
 
-        Of each window, as many tokens count as windows had that certified it.
+        Each window counts with as many tokens as the windows of calibration had.
         """
-        longest = self.exit.screened.get("window", self.subject.window_size)  # exits of before have none
+        longest = self.exit.screened.get("window", self.subject.window_size)  # exits of earlier versions have none
         full = np.split(
             self.evaluation_traces.own.nll_nats[:, -1].astype(np.float64), self.evaluation_traces.own.starts[1:-1]
         )
@@ -235,7 +235,7 @@ class ExitEvaluation:
 
     @cached_property
     def criterion_losses_and_work(self) -> list[DocumentLossAndWork]:
-        """Every screened family at settings spaced evenly in what they save on validation."""
+        """Costs of every screened family at settings spaced evenly by savings on validation."""
         points = [(family, point) for family in self._families for point in self._spaced(family)]
         columns = replay_split_columns(
             self.evaluation_traces, [point for _, point in points], self.subject.loaded.geometry
@@ -266,7 +266,7 @@ class ExitEvaluation:
 
     @cached_property
     def oracle_curves(self) -> list[SavingsCurve]:
-        """Oracles: tuned lens before own head, free depth before monotone."""
+        """Curves of oracles: tuned lens before own head, free depth before monotone."""
         geometry = self.subject.loaded.geometry
         return [
             oracle_curve(trace, geometry, monotone=monotone)
@@ -275,7 +275,7 @@ class ExitEvaluation:
         ]
 
     def compute_costs_at_loss(self, curve: SavingsCurve, loss: float) -> DocumentLossAndWork:
-        """The setting of ``curve`` that saves most blocks at a rise of at most ``loss``; blocks are its work."""
+        """Costs, in blocks, of the setting of ``curve`` that saves most at a rise of at most ``loss``."""
         at = self.find_setting_index_within_loss(curve, loss)
         nll, depth = (self._by(column[:, at]) for column in (curve.columns.nll_nats, curve.columns.depth))
         return DocumentLossAndWork(self.format_oracle_name(curve), nll, depth)
@@ -317,10 +317,10 @@ class ExitEvaluation:
 
 
 class SelfSpeculationTiming:
-    """Latency of the exit's lossless mode: our own decoder drafts with the exit and verifies at full depth.
+    """Latency of the exit's lossless mode: the reference decoder drafts with it and verifies at full depth.
 
-    Batch size 1 decides, from all pairs of the budget. Larger batches, and other lossless arms at batch size 1, decide
-    nothing and have ``SWEEP_PAIRS`` pairs.
+    Batch size 1 decides, with all pairs of the budget. Larger batches, and other lossless arms at batch size 1, do not
+    decide and have ``SWEEP_PAIRS`` pairs.
     """
 
     def __init__(self, evaluation: ExitEvaluation, latency: LatencyBenchmark):
@@ -363,7 +363,7 @@ class SelfSpeculationTiming:
         return self.drafting
 
     def check_outputs(self, rows: int) -> Finding:
-        """Whether every arm emitted the model's own full-depth tokens in the audited requests."""
+        """Check that every arm emitted the model's own full-depth tokens in the audited requests."""
         full = {FULL: self._subject.full_depth_point}
         finding = self._latency.check_outputs(self.timings_by_batch_size[rows], full)
         if rows != min(self.timings_by_batch_size) or finding.passed is False:
@@ -375,7 +375,7 @@ class SelfSpeculationTiming:
         """Share of accepted tokens among verified ones in the audited requests; 1 if no draft was rejected."""
         tokens = [get_record(each).tokens for each in self.timings_by_batch_size[rows].audited_decodings(ADAPTIVE)]
         verified = np.concatenate([each.kept[each.phase == VERIFY] for each in tokens])
-        return float(verified.mean()) if len(verified) else 1.0  # with many rows the decoder may not draft at all
+        return float(verified.mean()) if len(verified) else 1.0  # with many rows the decoder may not draft
 
 
 def time_self_speculation(
@@ -393,21 +393,21 @@ def time_self_speculation(
     return time_arms(arms, requests, full.synchronize)
 
 
-# a part; costs before and after it alone is exchanged
+# (part, costs before, costs after exchanging only it)
 ComponentExchange = tuple[str, DocumentLossAndWork, DocumentLossAndWork]
 
 
 def iterate_component_exchanges(evaluation: ExitEvaluation, traces: LensTraces) -> Iterator[ComponentExchange]:
     """Ablation of EMAD: the published method against versions with one component exchanged (``sweep.components``).
 
-    If two components fail together, neither exchange alone saves anything. So each component of EMAD is exchanged
-    alone, and each of the best combination for EMAD's; then the exit's K/V for exact ones. FLOPs are their work.
+    If two components fail together, neither exchange alone saves work. So each component of EMAD is exchanged alone,
+    and each component of the best combination for EMAD's; then the exit's K/V for exact ones. Work is FLOPs.
     """
     geometry = traces.subject.loaded.geometry
     own = ReadoutTraces(OWN_HEAD, evaluation.validation_traces.own, evaluation.evaluation_traces.own, traces.profile)
     for each in exchange_components(own, _through_lens(evaluation, traces), geometry, level=JUDGED):
         before, after = (_combination_costs(evaluation, one) for one in (each.before, each.after))
-        if each.back:  # reported as a gain, as all others are
+        if each.back:  # reported as a gain, like all others
             yield f"{each.part}, all others exchanged", after, before
         else:
             among = "alone" if each.before.way == PUBLISHED else "in place of the best combination's"
@@ -419,7 +419,7 @@ def iterate_component_exchanges(evaluation: ExitEvaluation, traces: LensTraces) 
 
 
 def _through_lens(evaluation: ExitEvaluation, traces: LensTraces) -> ReadoutTraces:
-    """Through the exit's lens and gate, with EMAD's profile of the same calibration text and probes."""
+    """Parts with the exit's lens and gate, and EMAD's profile of the same calibration text and probes."""
     fitted, subject = evaluation.exit.fitted, traces.subject
     if fitted.gate is None:
         raise BadArgument("exit.gate", None, "an exit with a gate", "screen the model again")

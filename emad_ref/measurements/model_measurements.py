@@ -29,7 +29,7 @@ from emad_ref.models.loading import LoadedModel, load
 from emad_ref.text.documents import Split
 
 JUDGED_SPLITS: tuple[Split, ...] = ("calibrate", "validate", "evaluate")
-SHIFTED_CORPORA = {"world:premise": "world:mixed", "world:mixed": "world:premise"}  # the two that differ most
+SHIFTED_CORPORA = {"world:premise": "world:mixed", "world:mixed": "world:premise"}  # the two most different families
 
 
 class ModelMeasurements:
@@ -46,8 +46,7 @@ class ModelMeasurements:
 
         Raises:
             EmadError: layers that compute other logits than the model, a family without a tolerance, a split without
-            text, a
-                profile or an exit that cannot be read or belongs to another model, a margin under which no token exits.
+            text, a profile or an exit that cannot be read or belongs to another model, a margin without exits.
         """
         assert self.subject.tolerance > 0  # builds the stepper, which compares its logits with the model's
         for split in JUDGED_SPLITS:
@@ -161,7 +160,7 @@ class ModelMeasurements:
             return None
         study = replace(self.study, corpus=other, profile=None)
         if other == "self" and self.subject.budget != self.study.budget:
-            # a large model writes no more text than calibrates: a token of it takes a step of decoding
+            # a large model writes only as much text as calibration needs: each token takes a decoding step
             fewest = min(FEWEST["calibrate"], self.study.budget.calibrate)
             study = replace(study, budget=replace(self.study.budget, calibrate=fewest))
         return ModelMeasurements(self.loaded, study, self.resources, self.subject.isolation)

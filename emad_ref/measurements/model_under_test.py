@@ -1,4 +1,4 @@
-"""The model under test: its text, its decoders and its own logits as the oracle. Nothing here measures depth."""
+"""The model under test: its text, its decoders, and its own logits as reference. This module measures no depth."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from emad_ref.text.documents import SPLITS, Documents, Split
 class FixedEncoderInput:
     """``decoder`` of an encoder-decoder with ``source`` int64 [s] as encoder input of every prompt without one.
 
-    Audits check tokens and depths, so the source is fixed as the weights are.
+    Audits check tokens and depths, so the source is fixed like the weights.
     """
 
     def __init__(self, decoder: Decoder, source: Ints):
@@ -86,8 +86,8 @@ class FixedEncoderInput:
         return [replace(prompt, source=self._source) if prompt.source is None else prompt for prompt in prompts]
 
 
-UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire
-SOURCE_TOKENS = 24  # of the fixed encoder input of audits
+UNTRAINED = {"documents": 4, "tokens": 48}  # windows for random weights: enough for thresholds that fire
+SOURCE_TOKENS = 24  # tokens of the audits' fixed encoder input
 AUDITED_AT_LEAST = 160  # positions: buffers of 64 and 128 end below
 NOISE_TOKENS = 32  # tokens of text that determine the largest noise
 ENCODER_DECODER_REFUSAL = (
@@ -96,7 +96,7 @@ ENCODER_DECODER_REFUSAL = (
 
 
 class ModelUnderTest:
-    """One loaded model under one study. ``isolation``: of the judge's model; None: decoders load it again."""
+    """One loaded model under one study. ``isolation``: of the judge's model; None: decoders load another copy."""
 
     def __init__(
         self, loaded: LoadedModel, study: Study, resources: RunResources, isolation: ModelIsolation | None = None
@@ -112,7 +112,7 @@ class ModelUnderTest:
 
     @property
     def reductions_note(self) -> str:
-        """What the run's budget reads less for a model of this size; empty if nothing."""
+        """Note on reductions by the run's budget for a model of this size; empty without any."""
         return self.budget.describe_reductions(self.study.budget)
 
     @property
@@ -197,7 +197,7 @@ class ModelUnderTest:
             return "random weights: perplexity and accuracy of noise say nothing"
         return ENCODER_DECODER_REFUSAL if self.is_seq2seq else ""
 
-    without_quality = quality_unavailable_reason  # its earlier name, for code of others
+    without_quality = quality_unavailable_reason  # its earlier name, for users' code
 
     @property
     def is_seq2seq(self) -> bool:
@@ -206,7 +206,7 @@ class ModelUnderTest:
 
     @cached_property
     def audit_source_ids(self) -> Ints | None:
-        """int64 [s] the source of every audit, fixed by the seed; None for decoder-only models."""
+        """The source of every audit, int64 [s], fixed by the seed; None for decoder-only models."""
         if not self.is_seq2seq:
             return None
         rng = np.random.default_rng([self.seed, len(SPLITS)])
@@ -219,9 +219,9 @@ class ModelUnderTest:
         return self.loaded.end_token_ids
 
     def iterate_documents(self, split: Split) -> Iterator[Ints | LongDocument]:
-        """int64 documents of the run's corpus without the opening token; kept once read, endless if generated.
+        """Documents of the run's corpus, int64, without the opening token; cached, endless if generated.
 
-        Slice the iterator: long documents are tokenised only as far as they are read.
+        Slice the iterator, which tokenises long documents only as far as they are read.
         """
         read, source = self._read.setdefault(split, ([], self._source(split)))
         at = 0
@@ -240,7 +240,7 @@ class ModelUnderTest:
     def _source(self, split: Split) -> Iterator[Ints | LongDocument]:
         if self.corpus == "random tokens":
             longest = max(UNTRAINED["tokens"], self.budget.prompt_tokens)  # a timed prompt is cut from one document
-            for number in count():  # each is drawn by itself, so its opening does not depend on the budget
+            for number in count():  # each is drawn separately, so its opening does not depend on the budget
                 rng = np.random.default_rng([self.seed, SPLITS.index(split), number])
                 yield rng.integers(0, self.stepper.vocabulary_size, longest)
         if self.corpus == "self":
@@ -257,16 +257,16 @@ class ModelUnderTest:
         return texts.left_out if isinstance(texts, DistinctDocuments) else 0
 
     def cut_windows(self, split: Split, count: int) -> list[TokenSequence]:
-        """At most ``count`` windows from as many documents as possible: second windows only after all first ones.
+        """Cut at most ``count`` windows from as many documents as possible, second windows only after all first ones.
 
-        Intervals resample documents, so a third window of one says less than the first of another. In judged splits no
-        document gives more than ``MOST_WINDOWS``.
+        Intervals resample documents, so a third window of one document adds less information than the first of another.
+        In judged splits a document gives at most ``MOST_WINDOWS``.
         """
         count = UNTRAINED["documents"] if self.corpus == "random tokens" else count
         cut = list(
             cut_windows(self.iterate_documents(split), self.window_size, self.opening_token, count, per_document=1)
         )
-        if len(cut) < count:  # the corpus is exhausted: each of its documents has given one
+        if len(cut) < count:  # the corpus is exhausted: each document has given one
             most = count if split == "calibrate" else MOST_WINDOWS
             cut = select_windows_round_robin(
                 cut_windows(self.iterate_documents(split), self.window_size, self.opening_token, per_document=most),
@@ -275,9 +275,9 @@ class ModelUnderTest:
         return [replace(window, source=self.audit_source_ids) for window in cut]
 
     def make_opening_prompts(self, count: int, longest: int) -> list[Prompt]:
-        """Prompts of at most ``longest`` tokens: beginnings of ``count`` evaluation documents, or of all there are.
+        """Prompts of at most ``longest`` tokens: beginnings of at most ``count`` evaluation documents.
 
-        Of the corpus ``self`` no more than that is sampled.
+        The corpus ``self`` is sampled only up to that number.
         """
         documents = self.iterate_documents("evaluate")
         if self.corpus == "self":
@@ -298,7 +298,7 @@ class ModelUnderTest:
         layers: Sequence[int] | None = None,
         sample_every: int | None = None,
     ) -> Trace:
-        """The lens trace of ``sequences``, taken by the run's workers where it has some.
+        """The lens trace of ``sequences``, taken by the run's workers if it has any.
 
         ``rules``, ``layers``, ``sample_every``: as of ``take_trace``.
         """
@@ -325,7 +325,7 @@ class ModelUnderTest:
         seed: int = 0,
         own_rule: bool = False,
     ) -> Iterator[Decoder]:
-        """Open a decoder for the block, and close it. ``own_rule``: under an exit rule of its own.
+        """Open a decoder for the block, and close it. ``own_rule``: with its own exit rule.
 
         Raises:
             Unsupported: the provider declines this request.
@@ -347,17 +347,17 @@ class ModelUnderTest:
             yield decoder
         finally:
             if foreign:
-                self.isolation.record_snapshot_difference()  # a hook may be gone once the decoder is closed
+                self.isolation.record_snapshot_difference()  # closing the decoder may remove a hook
             decoder.close()
             if foreign:
                 self.isolation.require_unchanged_since(before)
 
     @contextmanager
     def open_audited_decoder(self, point: OperatingPoint, *, max_rows: int = 1) -> Iterator[Decoder]:
-        """Open a decoder for greedy answers that a verdict reads; after the block a random few of them are checked.
+        """Open a decoder for greedy answers that a verdict reads; check a few random ones after the block.
 
         Raises:
-            AuditRefutedError: one of them is not the model's at the depth claimed for it (``audit.spot_checks``).
+            AuditRefutedError: an answer is not the model's at its claimed depth (``audit.spot_checks``).
         """
         with self.open_decoder(point, max_rows=max_rows) as decoder:
             audited = AuditedDecoder(
@@ -377,7 +377,7 @@ class ModelUnderTest:
         return decoder if self.audit_source_ids is None else FixedEncoderInput(decoder, self.audit_source_ids)
 
     def is_reference_decoder(self, decoder: Decoder) -> bool:
-        """Whether ``decoder`` is our own over the judge's model."""
+        """Whether ``decoder`` is the reference decoder over the judge's model."""
         while isinstance(decoder, FixedEncoderInput | AuditedDecoder):
             decoder = decoder.wrapped
         return type(decoder) is WalkedDecoder and decoder.stepper is self.loaded.stepper
@@ -394,10 +394,10 @@ class ModelUnderTest:
 
     @cached_property
     def audit_share(self) -> float:
-        """Share of an audit's rows, tokens and seeds that this run asks for: 1 of every decoder but our own.
+        """Share of an audit's rows, tokens and seeds in this run: 1 except for the reference decoder.
 
-        Under ``smoke`` our own is asked for less of a large model, so that the run ends in minutes: the same code is
-        judged in full on smaller models. Raises as ``open_decoder``.
+        Under ``smoke`` audits of the reference decoder on a large model are smaller, so that the run ends in minutes;
+        smaller models judge the same code in full. Raises as ``open_decoder``.
         """
         if self.study.budget.rank or not self.has_reference_decoder:
             return 1.0
@@ -419,7 +419,7 @@ class ModelUnderTest:
     # ------------------------------------------------------------ prompts and oracles
 
     def make_equal_prompts(self, count: int, tokens: int) -> list[Prompt]:
-        """``count`` prompts of exactly ``tokens`` tokens: openings of documents, then later pieces.
+        """Make ``count`` prompts of exactly ``tokens`` tokens: openings of documents, then later pieces.
 
         Raises:
             EmadError: the corpus is too small.
@@ -451,7 +451,7 @@ class ModelUnderTest:
     def draw_prompts(self, rng: np.random.Generator, lengths: Sequence[int], fed: int) -> tuple[list[Prompt], Ints]:
         """Prompts of these ``lengths`` and int64 [rows, fed] tokens that continue them, cut at random from the text.
 
-        The text is documents end to end, each behind its opening token, so short documents give long pieces too.
+        The text concatenates documents, each behind its opening token, so short documents give long pieces too.
         """
         length, joined = 4 * (max(lengths) + fed), np.zeros(0, dtype=np.int64)
         for document in self.iterate_documents("evaluate"):
@@ -477,20 +477,20 @@ class ModelUnderTest:
     def open_decoder_with_prompts(
         self, point: OperatingPoint, rng: np.random.Generator, lengths: Sequence[int], fed: int, *, forces: bool = True
     ) -> Iterator[tuple[DecoderUnderTest, list[Prompt], Ints]]:
-        """A decoder under test for as many rows as ``lengths``, with ``draw_prompts``. Raises as ``open_decoder``."""
+        """Open a decoder under test with ``draw_prompts`` of these ``lengths``. Raises as ``open_decoder``."""
         prompts, continuation = self.draw_prompts(rng, lengths, fed)
         with self.open_decoder(point, max_rows=len(prompts)) as decoder:
             yield self.wrap_for_audit(decoder, point, forces=forces), prompts, continuation
 
     def wrap_for_audit(self, decoder: Decoder, point: OperatingPoint, *, forces: bool = True) -> DecoderUnderTest:
-        """``decoder`` at ``point`` with this model's lens and tolerance, as audits take it."""
+        """``decoder`` at ``point`` with this model's lens and tolerance, for audits."""
         return DecoderUnderTest(
             decoder, self.reference_lens, point, self.tolerance, window=self.window_size, forces=forces
         )
 
     @cached_property
     def reference_lens(self) -> ModelLens:
-        """The oracle of every audit: tokens [n] → reference logits [n, L, V] after every layer; from ``first`` on."""
+        """The lens of every audit: tokens [n] → reference logits [n, L, V] after every layer, from ``first`` on."""
         return ModelLens(self.stepper, self.audit_source_ids)
 
     @torch.inference_mode()
@@ -505,7 +505,7 @@ class ModelUnderTest:
         return torch.from_numpy(self.audit_source_ids).repeat(rows, 1).to(self.stepper.device)
 
     def generate_greedy(self, prompts: Sequence[Prompt], new: int, *, compiled: bool = False) -> Ints:
-        """int64 [rows, new]: greedy tokens of the model's own ``generate`` after prompts of equal length.
+        """Greedy tokens [rows, new] of the model's own ``generate`` after prompts of equal length.
 
         ``compiled``: by ``torch.compile`` over a static cache, as transformers compiles if the model allows it; the
         first request of a batch size compiles.

@@ -62,7 +62,7 @@ class CandidatePoints:
 
     @cached_property
     def margin_points(self) -> list[OperatingPoint]:
-        """EMAD at margins from 0 up, spaced evenly in what they save on the validation split."""
+        """EMAD at margins from 0 up, spaced evenly by savings on the validation split."""
         saved = NetSavingFunction(self.traces.validation, self.subject.loaded.geometry)
         return margin_points(self.traces.profile, saved, SETTINGS_PER_FAMILY)
 
@@ -94,7 +94,7 @@ class CandidatePoints:
 
     @cached_property
     def selected_losses(self) -> list[PointLoss]:
-        """Evaluation losses of the points put forward."""
+        """Evaluation losses of the selected points."""
         return point_losses(self.traces.evaluation, self.subject.loaded.geometry, self.selected_points)
 
     @cached_property
@@ -138,7 +138,7 @@ Interval = tuple[float, float] | None
 
 
 def make_point_attachments(points: CandidatePoints, intervals: Mapping[str, Interval]) -> Attachments:
-    """Rows of the point table, and notes: the judged text, and how soon each point fell to its first probe.
+    """Rows of the point table, and notes on the judged text and on how soon each point fell to its first probe.
 
     ``intervals``: name of a point → 95 % interval of its perplexity rise, if a claim estimated one.
     """
@@ -226,7 +226,7 @@ def _row(
 
 
 def exclusion_reasons(tasks: Mapping[str, TaskAccuracy]) -> dict[str, str]:
-    """Task → why it does not count, for those that do not."""
+    """Task that does not count → reason."""
     return {task: scores.exclusion_reason for task, scores in tasks.items() if not scores.is_counted}
 
 
@@ -266,15 +266,15 @@ def depth_collapse_note(points: CandidatePoints, loss: PointLoss) -> str:
 MARGINS, TOKENS = "depth by margin", "depth by token"  # figures of ``report.figures``
 PROMPT, CONTINUED = 16, 44  # tokens
 TRIED = 12  # prompts; the one with the largest difference of depth is shown
-READABLE = 2.0  # letters per word: a text below this spells single letters, and another is shown where there is one
+READABLE = 2.0  # letters per word; texts below this spell single letters, and are shown only without another
 RESAMPLES = 2000  # of the documents: bounds to two digits, as shown
 
 
 def make_explorer_tables(points: CandidatePoints) -> Attachments:
     """Tables of the page's explorer: every margin of the sweep, and a short text at each margin.
 
-    The text is a prompt with the model's own greedy continuation: of ``TRIED``, the one on which depth differs most,
-    in words where there is one.
+    The text is a prompt with the model's own greedy continuation: of ``TRIED``, the readable one with the largest
+    difference of depth.
 
     Raises:
         Unsupported: thresholds differ from token to token, or no document is as long as a prompt.
@@ -353,7 +353,7 @@ def make_token_rows(points: CandidatePoints, compared: Sequence[OperatingPoint])
 
 
 def find_readable_opening(tokenizer: Any, tokens: Ints, read: int) -> Ints:
-    """``read`` tokens (int64) from the start of the line of ``tokens`` that has the longest words; the first of equals.
+    """``read`` tokens (int64) from the line start of ``tokens`` with the longest words; the first of equals.
 
     A special token that opens ``tokens`` stays in front, since the model was trained behind it.
     """
@@ -378,7 +378,7 @@ def mean_word_length(tokenizer: Any, tokens: Ints) -> float:
 
 
 def _most_varied(trace: Trace, replays: Sequence[ReplayResult], readable: Sequence[bool]) -> tuple[int, range]:
-    """Number and rows of the text on which depth differs most, among readable ones if there are any."""
+    """(Number, rows) of the text with the largest difference of depth, among readable ones if any."""
     depth = np.stack([each.depth for each in replays])
     rows = [range(*bounds) for bounds in itertools.pairwise(trace.starts.tolist())]
     numbers = [number for number, words in enumerate(readable) if words] or range(len(rows))

@@ -1,4 +1,4 @@
-"""Values of options and arguments, read from their words.
+"""Parsers of the values of options and arguments.
 
 Each reader takes (text, base, where) and raises BadArgument that names ``where``; ``base`` is the folder of relative
 paths. Standard library only: readers look things up and load nothing.
@@ -16,9 +16,9 @@ from emad_ref.files import is_file, is_folder, require_replaceable_file, require
 LEAVE_OUT = "leave the option out to ask for none"
 DTYPES: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
 LARGEST_SEED = 2**32 - 1  # the largest that NumPy, torch and Hypothesis all take
-MOST = 10**9  # documents, tokens, seconds: more than any data set has, and far from overflow
+MOST = 10**9  # largest count (documents, tokens, seconds): above any data set's, and far from overflow
 MOST_NATS = 1e6  # far above ln V of any vocabulary
-# the files of a report, and how each begins
+# files of a report, and their first characters
 REPORTED = {"report.json": rb'^\{\s*"schema"', "report.md": rb"^# Verdicts on ", "index.html": rb"<title>Verdicts on "}
 CORPORA: tuple[str, ...] = ("world:premise", "world:mixed", "wikitext", "pile", "gsm8k", "self")
 
@@ -85,7 +85,7 @@ def split_comma_list(text: str) -> frozenset[str]:
 
 
 def _some_words(text: str, where: str, expected: str, remedy: str) -> frozenset[str]:
-    """``split_comma_list``, at least one: a blank text (an unset shell variable) would silently ask for nothing."""
+    """``split_comma_list`` with at least one entry, as a blank text (an unset variable) would silently select none."""
     chosen = split_comma_list(text)
     if not chosen:
         raise BadArgument(where, text, expected, remedy)
@@ -95,7 +95,7 @@ def _some_words(text: str, where: str, expected: str, remedy: str) -> frozenset[
 def parse_device(text: str, base: Path, where: str) -> str:
     kind, _, index = text.partition(":")
     numbered = index.isascii() and index.isdecimal() and len(index) < 4
-    is_absent = kind == "meta" or (kind == "cpu" and numbered and int(index) > 0)  # there is one cpu
+    is_absent = kind == "meta" or (kind == "cpu" and numbered and int(index) > 0)  # only one cpu exists
     if not kind.isidentifier() or (":" in text and not numbered) or is_absent:
         raise BadArgument(where, text[:40], "a torch device that computes, such as cpu, cuda, cuda:1, mps")
     return text

@@ -40,7 +40,7 @@ from emad_ref.text import world
 from emad_ref.text.documents import Split
 
 PAIR_ROWS = 64
-TEXTS = "plain documents"  # stands in for a task if there is none
+TEXTS = "plain documents"  # replaces a task if there is none
 WORLD = "world tasks"  # common name in reports
 MarkedItems = tuple[ByItem, list[list[WrittenAnswer]]]  # right [items] bool; per item a text, or every option
 
@@ -110,7 +110,7 @@ def is_right(item: TaskItem, text: str) -> bool:
 
 
 def compute_max_answer_tokens(items: Sequence[TaskItem]) -> int:
-    """New tokens of the longest right answer; for a program, of a line."""
+    """Number of new tokens of the longest right answer; for a program, of a line."""
     if any(item.example.scoring == "runs" for item in items):
         return GENERATED_LINE
     return max(len(continuation) for item in items for continuation in item.continuations)
@@ -305,7 +305,7 @@ class PairAnswers:
 
     def make_single_model_rule(self, model: int) -> SwitchingRule:
         """The rule under which ``model`` writes everything: it starts, and τ is 0 or above every entropy."""
-        # a uniform distribution has log₂ V itself, and one token alone never ends a run that long
+        # a uniform distribution reaches log₂ V, and one token alone never ends a run this long
         longest = min(evidence.subject.stepper.max_positions for evidence in self.models.both)
         bits = 0.0 if model == LARGE else float(np.log2(self.models.vocabulary))
         return SwitchingRule(bits, window=1, least_run=longest, start=model)
@@ -371,7 +371,7 @@ class PairAnswers:
         are scored as by the large model alone, since speculation is lossless.
 
         Raises:
-            Unsupported: options behind a gate, which no draft of them passes.
+            Unsupported: options with a gate, since scoring them drafts no token.
         """
 
         def generated(requests: Sequence[TextRequest]) -> tuple[list[WrittenAnswer], list[Decoding]]:

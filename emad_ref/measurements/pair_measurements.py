@@ -56,7 +56,7 @@ class PairMeasurements:
         self.size = size or PAIR_SIZES[study.budget.name]
         self.models = PairModels(small, large, study, host, self.size)
 
-    # ------------------------------------------------------------ what reports say of it
+    # ------------------------------------------------------------ names for reports
 
     @property
     def name(self) -> str:

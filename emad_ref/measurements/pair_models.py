@@ -65,13 +65,13 @@ class PairModels:
 
     @property
     def quality_unavailable_reason(self) -> str:
-        """Why scores mean nothing; empty if they are meaningful."""
+        """Reason why scores are meaningless; empty if they are meaningful."""
         return self.small.subject.quality_unavailable_reason or self.large.subject.quality_unavailable_reason
 
     # ------------------------------------------------------------ cost
 
     def compute_paper_saving(self, large_share: float) -> float:
-        """The paper's saving (EAD, abstract): tokens weighted by parameters, catch-up left out."""
+        """The paper's saving (EAD, abstract): tokens weighted by parameters, without catch-up."""
         return 1 - two_model_cost_at_large_share(large_share, **self.parameters)
 
     def large_share_at_saving(self, saving: float) -> float:
@@ -90,7 +90,7 @@ class PairModels:
         return sum(flops(part, self.both[model].loaded.geometry).total for model, part in work.items())
 
     def compute_switched_flops(self, walks: Sequence[SwitchedText], opening: bool = False) -> int:
-        """FLOPs of ``walks``, or of ``opening`` them with the prompts alone, at our full depth."""
+        """FLOPs of ``walks``, or only of ``opening`` them with the prompts, at the reference decoder's full depth."""
         layers = [evidence.subject.stepper.layers for evidence in self.both]
         return sum(
             self.compute_flops({model: walk.compute_work(model, layers[model], opening)})
@@ -121,8 +121,7 @@ class PairModels:
     ) -> Iterator[tuple[Partner, Partner]]:
         """Open decoders of both models for the block, at full depth unless points are given.
 
-        ``audited``: a random few of their answers are checked, which raises AuditRefutedError; too costly for timed
-        ones.
+        ``audited``: check a few random answers, which may raise AuditRefutedError; too costly for timed ones.
         """
         points = small or self.small.subject.full_depth_point, large or self.large.subject.full_depth_point
         with ExitStack() as stack:
@@ -174,10 +173,10 @@ def _require_decoders(*models: LoadedModel) -> None:
 
 @dataclass(frozen=True)
 class SpeculativeDecoder:
-    """Speculative decoding as a decoder of its verifier's point, which it claims to equal.
+    """Speculative decoding as a decoder of its verifier's point, with the same output.
 
-    ``decode`` emits; ``promised`` selects the verifier's rows of its record. Drafts cost work that is not the
-    verifier's, so it does not claim to count.
+    ``decode`` emits; ``promised`` selects the verifier's rows of its record. It does not count work, since drafts add
+    work to the verifier's.
     """
 
     verifier: Partner

@@ -77,8 +77,8 @@ class PairComparison:
 class RuleMixture:
     """A task at a saving: each item by the first of ``rules`` with a probability, else by the second.
 
-    ``score``     [items] of the judged ones; its mean is the expected score at exactly the saving there. ``dealt``:
-                  right [items] with one rule drawn for each.
+    ``score``     [items] of the judged ones; its mean is the expected score at exactly this saving. ``dealt``: right
+                  [items] with one rule drawn for each.
     ``attained``  the saving there of the probability that saves as much on validation; ``neighbours``: of either rule.
     """
 
@@ -127,7 +127,7 @@ class RoutingRules:
 
     @property
     def decodable_tasks(self) -> list[str]:
-        """What can be decoded: tasks worth routing first, then other tasks, then texts without a score. Never empty."""
+        """Decodable tasks: those worth routing first, then others, then texts without a score. Never empty."""
         if self.answers.models.quality_unavailable_reason:
             return [TEXTS]
         others = [
@@ -139,7 +139,7 @@ class RoutingRules:
 
     @property
     def tasks_not_worth_routing_note(self) -> str:
-        """One sentence: tasks that cannot tell the models apart, with their interval."""
+        """One sentence about tasks that cannot distinguish the models, with their intervals."""
         reasons = "; ".join(
             f"{task} ({both.summary})"
             for task, both in self.comparisons.items()
@@ -151,7 +151,7 @@ class RoutingRules:
         )
 
     def task_unavailable_reason(self) -> str:
-        """Why there is no task; empty if there is one."""
+        """Reason for no task; empty if there is one."""
         if self.answers.scorable_tasks:
             return ""
         unmeasured = self.answers.models.large.task_scores.published.unavailable_reasons
@@ -159,7 +159,7 @@ class RoutingRules:
         return f"no task whose answers are right or wrong: name some with --emad-tasks ({unread or 'none is named'})"
 
     def routing_unavailable_reason(self) -> str:
-        """Why EAD cannot be judged on this pair; empty if it can."""
+        """Reason why EAD cannot be judged on this pair; empty if it can."""
         if reason := self.answers.models.quality_unavailable_reason or self.task_unavailable_reason():
             return reason
         return "" if self.tasks_worth_routing else f"{self.tasks_not_worth_routing_note}; there is nothing to route"
@@ -184,7 +184,7 @@ class RoutingRules:
     def try_rules(self, task: str, constants: SwitchingConstants | None = None) -> dict[SwitchingRule, ItemAnswers]:
         """Rules of one w and d_min (by default those of ``constants(task)``) with their validation answers.
 
-        τ goes by quantile with either model first; either model alone is included.
+        τ takes quantiles, with either model first; each model alone is included.
         """
         own = constants or self.scale_paper_constants(task)
         if (task, own) not in self._families:
@@ -262,7 +262,7 @@ class RoutingRules:
         tried = self.try_rules(task)
         return {rule: done for rule, done in tried.items() if rule not in alone} or tried
 
-    # ------------------------------------------------------------ what they answer
+    # ------------------------------------------------------------ answers
 
     def answer_validation_items(self, rule: SwitchingRule, task: str) -> ItemAnswers:
         return self.answers.answer_by_switching(rule, task, "validate", self.size.tried)

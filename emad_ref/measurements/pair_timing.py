@@ -1,7 +1,7 @@
 """Latency of a pair: paired requests at batch 1, with the FLOPs and acceptance of the same runs.
 
-Transformers' own assisted generation and prompt lookup are timed beside it. Outputs are checked after the clock stops;
-a decoder that fails the check has no reported time.
+Transformers' own assisted generation and prompt lookup are timed too. Outputs are checked after the clock stops; a
+decoder that fails the check has no reported time.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ TRIAL_TOKENS = 3  # new tokens of a trial: one of the prefill, a draft and the t
 AUDITED_PAIRS = 4  # pairs whose records are checked after the clock
 
 PairArm = Callable[[Prompt, int], ArmOutput]  # one prompt and a number of new tokens, no stop token
-# arms open as long as the stack; pickled for other processes, so it may be no lambda
+# arms open until the stack closes; pickled for other processes, so it must not be a lambda
 ArmFactory = Callable[[PairModels, ExitStack], dict[str, PairArm]]
 
 
 @dataclass(frozen=True)
 class TransformersArms:
-    """Transformers' assisted arms that run for a pair; ``absent``: why the others do not."""
+    """Transformers' assisted arms that run for a pair; ``absent``: other arm → reason."""
 
     arms: Mapping[str, PairArm]
     absent: Mapping[str, str]
@@ -163,7 +163,7 @@ def time_pair_in_subprocess(
     requests: RequestBatches,
     new: int,
 ) -> TimingResult:
-    """Time the pairs of one process, of the models ``names`` under ``study``, beside transformers' own arms.
+    """Time the pairs of one process, of the models ``names`` under ``study``, with transformers' own arms.
 
     ``attached``: of the small and of the large model, lenses and translators that points name by digest.
 
@@ -263,7 +263,7 @@ class PairLatencyBenchmark:
         return RequestBatches(batches, range(pairs), (self._seed,))
 
     def _raced(self, factory: ArmFactory) -> TimingResult:
-        """Time our own arms and transformers', in this process or divided over fresh ones."""
+        """Time the project's arms and transformers', in this process or divided over fresh ones."""
         with ExitStack() as stack:
             arms = {**factory(self._models, stack), **self.transformers_arms.arms}
             if self._replicates.without:
@@ -297,7 +297,7 @@ class PairLatencyBenchmark:
         return time.perf_counter() - start
 
     def describe_timing(self, timed: TimingResult) -> str:
-        """One sentence: what was timed, on which requests, and where."""
+        """One sentence about the timed arms, the requests, and the machine."""
         where = describe_processes(timed.process, self._replicates.without)
         return (
             f"{self._names.name}: timed {', '.join(timed.seconds)}, {self.n_new_tokens} new tokens after prompts of "

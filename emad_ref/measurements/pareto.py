@@ -58,7 +58,7 @@ WINDOWS: dict[str, dict[Of, int]] = {
     "full": {"validate": 150, "evaluate": 300},
 }
 SPLITS: tuple[Of, Of] = ("validate", "evaluate")
-SHOWN = 1_999  # bootstrap samples of intervals that decide nothing
+SHOWN = 1_999  # bootstrap samples of non-deciding intervals
 PERPLEXITY, ACCURACY = "perplexity", "accuracy"  # criterion of a front → its column
 WRONG = ("wrong over EMAD %", "wrong over EMAD interval %")
 COLUMN = {PERPLEXITY: "nll_nats", ACCURACY: "wrong"}
@@ -67,8 +67,8 @@ COLUMN = {PERPLEXITY: "nll_nats", ACCURACY: "wrong"}
 class FamilyComparison:
     """Families of points on the same text of two splits, each replayed on first use.
 
-    ``make``: the families by name, spaced by what points save on the validation split. ``refused``: rule → why it has
-    no family on this model.
+    ``make``: the families by name, spaced by savings on the validation split. ``refused``: rule without a family on
+    this model → reason.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ def _difference_columns(over: Estimate | None, by: str) -> dict[str, Any]:
 
 
 def sort_by_saving_and_rise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of one text by net saving, then by rise; those without one last, by the accuracy they lose."""
+    """Rows of one text by net saving, then by rise; those without one last, by lost accuracy."""
 
     def rank(row: dict[str, Any]) -> tuple[float, float, float]:
         rise = row["rise %"]
@@ -279,7 +279,7 @@ class BaselineComparison(FamilyComparison):
     def make_pareto_tables(self) -> Attachments:
         """Pareto tables of all families and of early exits.
 
-        Notes say which rule has no family, and why a perplexity is missing.
+        Notes name rules without a family, and the reason for a missing perplexity.
         """
         subject, seed = self._traces.subject, self._traces.subject.seed
         rows, early, notes = self.make_pareto_rows(seed), list[dict[str, Any]](), list[str]()

@@ -1,12 +1,11 @@
 """Timing in fresh processes: each process times a share of the pairs (Kalibera and Jones 2013).
 
-Memory layout, allocator state and kernel selection are drawn once per process and shared by all of its pairs. So the
-pairs of a race are divided over K processes, each with its own warm-up. Together they time the same requests as one
-process would.
+Each process has one memory layout, allocator state and kernel selection for all of its pairs. So the pairs of a race
+are divided over K processes, each with its own warm-up. Together they time the same requests as a single process.
 
-A task is pickled into a folder, the run starts a process like itself that reads it there, and the result is read back.
-A process that takes longer than its start and ``GENEROUS`` times its expected work is killed. If a process fails or is
-killed, SubprocessFailed is raised and its folder kept; nothing is measured in this process instead.
+The run pickles a task into a folder, starts a process that executes it, and reads the result back. It kills a process
+that takes longer than its start and ``GENEROUS`` times its expected work. A failed or killed process raises
+SubprocessFailed, and its folder is kept; this process does not measure instead.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def run_in_subprocess(runner: SubprocessRunner, task: SubprocessTask, expected_s
 
 
 def run_task_file(path: Path, resources: RunResources) -> None:
-    """In the fresh process: run the task of this file, and write the result beside it."""
+    """Run the task of this file in the fresh process, and write the result next to it."""
     task: SubprocessTask = pickle.loads(read_bytes(path, "task"))
     _write(path.with_name(RESULT), task(resources))
 
@@ -146,7 +145,7 @@ def time_in_subprocess(
 
 
 class ProcessReplicates:
-    """Divides the pairs of one run over fresh processes. ``without``: why this process times all; "" if it does not."""
+    """Divides the pairs of one run over fresh processes. ``without``: reason for timing all in this process, or ""."""
 
     def __init__(self, runner: SubprocessRunner, subject: ModelUnderTest):
         self._runner, self._subject, budget = runner, subject, subject.budget
@@ -194,7 +193,7 @@ class ProcessReplicates:
     ) -> list[Any]:
         """Results of each process's ``share(number, pairs)``, in order.
 
-        ``expected_s``: expected seconds of so many pairs. Raises SubprocessFailed.
+        ``expected_s``: number of pairs → expected seconds. Raises SubprocessFailed.
         """
         split = np.array_split(np.arange(pairs), self._subject.budget.processes)
         longest = expected_s(max(map(len, split)))

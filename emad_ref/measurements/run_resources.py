@@ -1,9 +1,9 @@
 """Resources of a run for measurements: decoders under test, an isolated model copy, worker processes, progress bars.
 
-The oracle, ``generate`` and every baseline run on the judge's model. ``request.model.load()`` gives any other decoder
-its own copy, so quantised weights, hooks or a compiled forward change nothing for the judge. When such a decoder is
-closed, the judge's model is compared with its snapshot (``models.snapshots``). Our own decoder changes nothing and
-shares the judge's model, which no request leads to (``get_judge_model``).
+The lens, ``generate`` and every baseline run on the judge's model. ``request.model.load()`` gives any other decoder its
+own copy, so that quantised weights, hooks or a compiled forward do not affect the judge. After such a decoder closes,
+the judge's model is compared with its snapshot (``models.snapshots``). The reference decoder changes nothing and shares
+the judge's model, which requests do not expose (``get_judge_model``).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ModelIsolation:
         return self._make_copy(self._own)
 
     def _load(self) -> LoadedModel:
-        copy_attachments(self._own.stepper, self.copied_model.stepper)  # lenses and translators that points name by now
+        copy_attachments(self._own.stepper, self.copied_model.stepper)  # lenses and translators that points name so far
         return self.copied_model
 
     @property
@@ -69,7 +69,7 @@ class ModelIsolation:
 
     @contextmanager
     def expose_judge_model(self) -> Iterator[None]:
-        """Inside the block ``get_judge_model`` returns the judge's model."""
+        """Make ``get_judge_model`` return the judge's model inside the block."""
         token = _JUDGE_MODEL.set(self._own)
         try:
             yield
@@ -113,7 +113,7 @@ class ModelIsolation:
 
 
 def get_judge_model() -> LoadedModel | None:
-    """The judge's model, for our own decoder only; None outside of ``ModelIsolation.expose_judge_model``."""
+    """The judge's model, only for the reference decoder; None outside of ``ModelIsolation.expose_judge_model``."""
     return _JUDGE_MODEL.get()
 
 
@@ -125,21 +125,21 @@ def reload_model(loaded: LoadedModel) -> LoadedModel:
 def copy_model(loaded: LoadedModel) -> LoadedModel:
     """Copy a model made in memory, which has no source.
 
-    Its stepper is not checked again: the judge's was, or could not be (quantised weights).
+    Its stepper is not checked again, since the judge's was, or could not be (quantised weights).
     """
     again = dataclasses.replace(loaded, model=copy.deepcopy(loaded.model))
-    lay_out_weights(again.model)  # a copy has the strides, not the pages
+    lay_out_weights(again.model)  # a copy keeps the strides but not the memory pages
     again.__dict__["stepper"] = type(loaded.stepper)(again.model, check=False)  # type: ignore[call-arg]  # both take it
     return again
 
 
 def make_reference_decoder(request: Request) -> Decoder:
-    """Our own decoder over the model that the request loads: a base for other decoders."""
+    """The reference decoder over the request's model, a base for other decoders."""
     return _reference_decoder(request, request.model.load())
 
 
 def make_judge_decoder(request: Request) -> Decoder:
-    """Our own decoder over the judge's model; no copy is needed."""
+    """The reference decoder over the judge's model, without a copy."""
     return _reference_decoder(request, get_judge_model() or request.model.load())
 
 
@@ -171,8 +171,8 @@ class SubprocessRunner:
     """Starts processes like this one, each for one task (``process_replicates``).
 
     ``start(task, output, seconds)`` runs a process that calls ``run_task_file`` for the file ``task``, and returns its
-    exit status, a signal as its negative; its output goes to ``output``. After so many seconds it kills the process and
-    its children and raises ``subprocess.TimeoutExpired``. None: no process can be started, for the reason ``without``.
+    exit status, a signal as its negative; its output goes to ``output``. After ``seconds`` it kills the process and its
+    children and raises ``subprocess.TimeoutExpired``. None: no process can be started, for the reason ``without``.
     ``allowed_s``: seconds that a process may take to start, import and load the model.
     """
 
@@ -188,8 +188,8 @@ NO_SUBPROCESS = SubprocessRunner(without="this caller starts no process like its
 class RunResources:
     """Resources of one run.
 
-    ``make_decoder`` serves a request or raises Unsupported. ``progress_stream`` gives the stream of progress bars,
-    None: stderr. ``workers`` read text for lens traces, None: this process does. ``runner`` times shares of pairs.
+    ``make_decoder`` serves a request or raises Unsupported. ``progress_stream`` returns the stream of progress bars,
+    None: stderr. ``workers`` read text for lens traces, None: this process. ``runner`` times shares of pairs.
     """
 
     make_decoder: Callable[[Request], Decoder] = make_judge_decoder
@@ -216,7 +216,7 @@ class RemoteDecoders:
         """Open a decoder. Raises as ``wire.client.DecoderClient.open_decoder``, and Unsupported."""
         if request.own_rule:
             raise Unsupported("a decoder in another process states no exit rule of its own")
-        loaded = get_judge_model() or request.model.load()  # only its folder is sent: no copy is needed here
+        loaded = get_judge_model() or request.model.load()  # sends only its folder, so no copy is needed here
         if self._engine is not None:
             window = window_size(loaded.stepper.max_positions)
             return self._engine.open_decoder(request, loaded.geometry.vocabulary, window, self._noise(loaded))
@@ -228,12 +228,12 @@ class RemoteDecoders:
 
     @property
     def request_counts(self) -> dict[str, Any]:
-        """What a server serves, requests to it, and how many were sent again, by reason; {} without a server."""
+        """Description of a server, requests to it, and repeated requests by reason; {} without a server."""
         if self._engine is None:
             return {}
         counts = self._engine.counts
         again = {"retries": counts.retry_count, "retry_reasons": dict(counts.reasons)} if counts.retry_count else {}
-        interface = vars(self._engine).get("interface")  # once the server has been asked
+        interface = vars(self._engine).get("interface")  # after a request to the server
         facts = {name: getattr(interface, name, None) for name in ("path", "model", "window", "vocabulary")}
         served = {} if interface is None else {"served": {name: value for name, value in facts.items() if value}}
         return served | {"requests": counts.requests} | again

@@ -1,21 +1,20 @@
-"""A decoder under an exit rule of its own, against the same decoder at full depth (claim ENG-7).
+"""A decoder with its own exit rule against the same decoder at full depth (claim ENG-7).
 
-The decoder names its operating point and states what it saves (``protocol.StatedRule``). Here its answers are timed in
-pairs, its blocks are counted on the modules that it was lent, and its tokens are scored by the model at full depth.
+The decoder names its operating point and states its savings (``protocol.StatedRule``). This module times its answers in
+pairs, counts its blocks on the modules lent to it, and scores its tokens by the model at full depth.
 
-A speed-up may also come from fewer tokens, from answers that were remembered, or from a full depth that was slowed. So
-every answer has the tokens that were asked for, an answer's time counts only where the other arm has not answered the
-same prompt before, blocks are counted on some of the prompts, drawn at random and scored like the others, and the
-blocks and heads that full depth needs beyond those of the rule limit the ratio that they explain, at the rule's own
-pace:
+A speed-up may also come from fewer tokens, from remembered answers, or from a slowed full depth. So every answer must
+have the requested number of tokens. A time counts only if the other arm has not answered the same prompt before. Blocks
+are counted on random prompts that are scored like the others. The blocks and heads of full depth beyond those of the
+rule limit the ratio that they explain, at the rule's own pace:
 
     1 + ((n_full − n_rule)·b + (m_full − m_rule)·h + p) / t
 
 with n blocks of b seconds in single-token steps, m heads of h seconds, p seconds in blocks that read prompts, full
 depth's beyond the rule's, and t seconds of the rule's answers.
 
-Where no lent module runs, blocks explain nothing. Then the model's own ``generate`` answers some of the requests, too:
-full depth that takes longer than it may have been slowed.
+If no lent module runs, blocks explain nothing. Then the model's own ``generate`` also answers some requests: a full
+depth that takes longer may have been slowed.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from emad_ref.protocol import Decoder, Prompt, StatedRule, Unsupported
 from emad_ref.record import Ints
 from emad_ref.statistics.units import ByDocument, ByPair
 
-PROMPT, NEW = 48, 32  # tokens of a prompt at most, and new ones
-DOCUMENTS = 400  # against a rise of 1 % nothing survives with fewer than 300
-WITNESSED = 40  # documents more, of which blocks are counted and no time is taken
-GENERATED = 60  # documents that ``generate`` answers after full depth, at most
+PROMPT, NEW = 48, 32  # most tokens of a prompt, and new ones
+DOCUMENTS = 400  # least documents: against a rise of 1 % no row survives with fewer than 300
+WITNESSED = 40  # additional documents, for counting blocks without timing
+GENERATED = 60  # most documents that ``generate`` answers after full depth
 ARMS = ("full", "rule")
-REMEMBERED = 0.5  # of the time of an answer: one that follows the other arm's to the same prompt takes more
-EXPLAINED = 1.15  # factor on what blocks explain: overheads that a step of the rule may do without
+REMEMBERED = 0.5  # least share of an answer's time when the other arm has answered the same prompt before
+EXPLAINED = 1.15  # factor on the ratio that blocks explain, for overheads that the rule may skip
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class OwnRuleEvidence:
 
     ``skipped``, ``blocks`` [documents]: blocks of single-token steps that the rule skipped, of those that full depth
     runs; None: an arm runs no lent module. ``explained``: the largest ratio of times that blocks explain.
-    ``generate_s`` [pairs]: seconds of the model's own ``generate`` for the first of the requests, where none explains.
+    ``generate_s`` [pairs]: seconds of the model's own ``generate`` for the first requests, if blocks explain nothing.
     """
 
     stated: StatedRule
@@ -82,7 +81,7 @@ def measure_own_rule(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Own
     seconds: dict[str, dict[int, float]] = {arm: {} for arm in ARMS}
     emitted: dict[str, list[Ints]] = {arm: [] for arm in ARMS}
     runs: dict[str, list[BlockRuns]] = {arm: [] for arm in ARMS}
-    first: dict[str, list[int]] = {arm: [] for arm in ARMS}  # timed prompts that the arm answered before the other
+    first: dict[str, list[int]] = {arm: [] for arm in ARMS}  # timed prompts that the arm answered first
     generate_s: list[float] = []
     order = list(ARMS)
     with (
@@ -95,10 +94,10 @@ def measure_own_rule(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Own
             decoder.generate([Prompt(prompts[0].tokens[::-1].copy())], NEW, frozenset())  # the first may compile
         for at, prompt in enumerate(prompts):
             watched = at in witnessed
-            if not watched:  # each arm is the first one in every two prompts
+            if not watched:  # each arm is first in every second prompt
                 order = order[::-1] if len(seconds["full"]) % 2 else rng.permutation(ARMS).tolist()
                 first[order[0]].append(at)
-            for arm in ARMS[::-1] if watched else order:  # blocks of the rule are counted on prompts that are new
+            for arm in ARMS[::-1] if watched else order:  # blocks of the rule are counted on new prompts
                 if watched:
                     ran, tokens = _block_runs(subject, decoders[arm], prompt)
                     runs[arm].append(ran)
@@ -136,7 +135,7 @@ def measure_own_rule(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Own
 
 
 def _answer(decoder: Decoder, prompt: Prompt) -> Ints:
-    """The new tokens, read: an answer may be computed only when it is read."""
+    """Decode and read the new tokens, since an answer may be computed only on reading."""
     record = decoder.generate([prompt], NEW, frozenset())
     decoder.synchronize()
     return np.array(record.emitted[0])
@@ -150,7 +149,7 @@ def _generate_seconds(subject: ModelUnderTest, prompt: Prompt) -> float:
 
 @dataclass(frozen=True)
 class BlockRuns:
-    """Blocks and heads that ran on lent modules while prompts were answered.
+    """Blocks and heads that ran on lent modules during answers.
 
     ``counts`` [documents]: blocks of single-token steps. ``step_s``, ``prompt_s``: seconds in them, and in blocks that
     read several tokens. ``heads``, ``head_s``: calls of the output embedding, and seconds in them. ``whole_s``: seconds
@@ -178,9 +177,9 @@ class BlockRuns:
         return cls(**columns)
 
     def reduce_to_full_depth_work(self, rule: BlockRuns, layers: int) -> BlockRuns:
-        """What full depth needs of this: each of ``layers`` once for each token, and prompts in passes as ``rule``'s.
+        """Work that full depth needs: each of ``layers`` once for each token, and prompts in passes as ``rule``'s.
 
-        Work that is done twice would otherwise count as work that the rule saves.
+        Otherwise repeated work would count as savings of the rule.
         """
         steps = self.lengths + NEW - rule.read
         most = layers * self.lengths.sum() / max(self.passed.sum(), 1)
@@ -194,24 +193,23 @@ class BlockRuns:
 
 
 def compute_explained_speedup(full: BlockRuns, rule: BlockRuns) -> float:
-    """Time of full depth over that of the rule, if they differ by the blocks and heads that run alone."""
+    """Time of full depth over that of the rule, if only executed blocks and heads differ."""
     blocks = (full.counts.sum() - rule.counts.sum()) * rule.step_s / rule.counts.sum()
-    paced = rule if rule.heads else full  # a rule may read no whole head at all
+    paced = rule if rule.heads else full  # a rule may never read a whole head
     heads = (full.heads - rule.heads) * paced.head_s / max(paced.heads, 1)
     beyond = (blocks, heads, full.prompt_s - rule.prompt_s)
     return 1 + sum(max(float(each), 0.0) for each in beyond) / rule.whole_s
 
 
 def _all_seen(runs: Mapping[str, Sequence[BlockRuns]]) -> bool:
-    """Whether blocks of single-token steps were seen to run in every arm."""
+    """Whether blocks of single-token steps were observed in every arm."""
     return all(any(run.counts.sum() for run in arm) for arm in runs.values())
 
 
 def _require_own_answers(seconds: Mapping[int, float], first: Container[int]) -> None:
-    """Require that the rule's answers, prompt → seconds, are not far faster where full depth had answered the same:
-    to prompts other than ``first``.
+    """Require that the rule's answers, prompt → seconds, are not far faster on prompts that full depth answered first.
 
-    Raises AuditRefutedError.
+    ``first``: prompts that the rule answered first. Raises AuditRefutedError.
     """
     new = [taken for at, taken in seconds.items() if at in first]
     second = [taken for at, taken in seconds.items() if at not in first]
@@ -223,14 +221,14 @@ def _require_own_answers(seconds: Mapping[int, float], first: Container[int]) ->
 
 
 def _loss(subject: ModelUnderTest, prompt: Prompt, tokens: Ints) -> float:
-    """−log p of ``tokens`` after ``prompt`` by the model at full depth, in nats."""
+    """Loss of ``tokens`` after ``prompt``, −log p by the model at full depth, in nats."""
     history = np.concatenate([prompt.tokens, tokens[:-1]])
     log_p = log_softmax(subject.reference_lens(history).last_layer[-len(tokens) :], axis=-1)
     return -float(log_p[np.arange(len(tokens)), tokens].sum())
 
 
 def _block_runs(subject: ModelUnderTest, decoder: Decoder, prompt: Prompt) -> tuple[BlockRuns, Ints]:
-    """Blocks and heads that run on modules that decoders were lent, while ``decoder`` answers; and its tokens."""
+    """(Blocks and heads that run on lent modules while ``decoder`` answers, its tokens)."""
     models = [loaded.model for loaded in subject.isolation.loaded_copies]
     with record_block_calls(models, decoder.synchronize) as (ran, heads):
         began = time.perf_counter()
@@ -246,7 +244,7 @@ def _block_runs(subject: ModelUnderTest, decoder: Decoder, prompt: Prompt) -> tu
 
 
 def require_stated_rule(decoder: Decoder) -> StatedRule:
-    """What the decoder states of its own rule. Raises Unsupported: it states none."""
+    """The decoder's statement of its own rule. Raises Unsupported without one."""
     stated: StatedRule | None = getattr(decoder, "stated", None)
     if stated is None:
         raise Unsupported("the decoder states no exit rule of its own (protocol.StatedRule)")
@@ -266,9 +264,7 @@ class BlockCall(NamedTuple):
 def record_block_calls(
     models: Sequence[Any], synchronize: Callable[[], None]
 ) -> Iterator[tuple[list[BlockCall], list[float]]]:
-    """Inside the ``with`` block, lists get every call of a transformer block of ``models``, and seconds of every call
-    of a head. ``synchronize`` waits for the device.
-    """
+    """Record calls of transformer blocks of ``models``, and seconds of head calls, in lists inside the ``with`` block."""
     ran: list[BlockCall] = []
     heads: list[float] = []
     began: list[float] = []

@@ -47,9 +47,9 @@ class Budget:
         return list(BUDGETS).index(self.name)
 
     def fit_to_model(self, token_flops: float) -> Budget:
-        """The budget for a model whose traced token costs so many FLOPs: ``smoke`` has fewer documents for a large one.
+        """The budget for a model with this cost of a traced token: ``smoke`` has fewer documents for a large one.
 
-        So it ends in minutes at every size. Larger budgets read all, whatever that takes.
+        So it ends in minutes at every size. Larger budgets read all documents.
         """
         share = work_share_for_token_cost(token_flops)
         if self.rank or share == 1:
@@ -58,7 +58,7 @@ class Budget:
         return replace(self, **{name: min(amount, getattr(self, name)) for name, amount in amounts.items()})
 
     def describe_reductions(self, whole: Budget) -> str:
-        """Text: the amounts that this budget reads less of than ``whole``; empty if none."""
+        """Text about the amounts that this budget reduces from ``whole``; empty if none."""
         parts = [
             f"{name} {getattr(self, name)} of {getattr(whole, name)}"
             for name in FEWEST
@@ -67,7 +67,7 @@ class Budget:
         return ", ".join(parts)
 
 
-# of each split documents on which claims are still decided; to judge on, twice the 30 that falsify
+# least documents of each split that decide claims; for evaluation twice the 30 that falsify
 FEWEST = {"examples": 4, "calibrate": 30, "validate": 30, "evaluate": 60}
 
 BUDGETS: dict[str, Budget] = {
@@ -96,10 +96,10 @@ class Study:
     ``walk``     ``models.families.BACKENDS``: by fused steps, captured or not, or by modules alone.
     ``profile``  a calibration profile to use instead of calibrating.
     ``margin``   nats; judged beside the calibrated default and the margin chosen on validation.
-    ``exit``     an exit's file (``screening.exit``), in place of one that is found in the run.
+    ``exit``     an exit's file (``screening.exit``), in place of screening one in the run.
     ``tasks``    lm-eval's, by name; ``limit``: documents of each, None for all; ``data``: a folder with local files.
-    ``decoder_dtype``  the precision that the decoder under test states; None: ``dtype``.
-    ``journal``  a folder in which lm-eval's results are kept for a run that goes on; None: nowhere.
+    ``decoder_dtype``  the decoder under test's stated precision; None: ``dtype``.
+    ``journal``  a folder for lm-eval's results, so that a run can resume; None: none.
     """
 
     corpus: str | None = None
@@ -158,12 +158,12 @@ class PairNames:
 
     @property
     def corpus(self) -> str:
-        """No corpus is read."""
+        """Empty: the claim reads no corpus."""
         return ""
 
     @property
     def fingerprint(self) -> str:
-        """No weights are read: the record's key is the names."""
+        """Empty: the claim reads no weights, and names are the record's key."""
         return ""
 
 
@@ -195,9 +195,8 @@ def select_pair_names(
 class ItemCounts:
     """Items per task on which models are ``compared``, rules ``tried`` and verdicts ``judged``.
 
-    No rule is chosen on fewer than 60; 100 judged items are the fewest that falsify.
-    ``thresholds``: tried with either model first. ``calibrate``: documents of either model. ``reported``: timed pairs
-    of a row that decides nothing.
+    Choosing a rule needs at least 60; falsifying needs at least 100 judged items. ``thresholds``: tried with either
+    model first. ``calibrate``: documents of either model. ``reported``: timed pairs of a reporting row.
     """
 
     compared: int

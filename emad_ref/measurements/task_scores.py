@@ -1,7 +1,7 @@
 """Task accuracy of one model at an operating point: the tasks of its corpus, and lm-eval's that the study names.
 
-A corpus of the world has five tasks. Any other text has one, continuation choice (``tasks.scoring``), of the documents
-on which perplexity is judged. A margin is chosen on validation items of these alone.
+A corpus of the world has five tasks. Any other text has one, continuation choice (``tasks.scoring``), from the
+documents that judge perplexity. Only validation items of these choose a margin.
 
 lm-eval is an extra and slow to import: it is imported when the first of its tasks is scored.
 """
@@ -62,13 +62,13 @@ if TYPE_CHECKING:
 
 RIGHT_OR_WRONG = frozenset({"acc", "exact_match", "exact", "pass@1"})  # lm-eval's metrics that are 0 or 1 per document
 PERPLEXITIES = frozenset({"word_perplexity"})
-REPLAYED = 200  # requests of a task that are replayed for its saving
+REPLAYED = 200  # replayed requests of a task for its saving
 FOREIGN_ROWS = 32  # most rows of a request to a foreign decoder
 
 
 @dataclass(frozen=True)
 class ScoredLmEvalTask:
-    """An lm-eval task as this run scores it: ``documents`` of ``of``, by ``metric``, the first of the first member.
+    """An lm-eval task as scored in this run: ``documents`` of ``of``, by ``metric``, the first of the first member.
 
     ``members``: lm-eval's names, several for a group. A group is one task: benchmarks count, not their parts.
     ``guess``: share right by chance among the options, or by the most frequent answer of the scored documents.
@@ -86,7 +86,7 @@ class LmEvalScores:
     """lm-eval tasks of one model's study, each scored on first use.
 
     Accuracy, exact match and pass@1 are right or wrong per document. Perplexity is one more corpus. Any other metric,
-    such as ROUGE, is shown and decides nothing. ``unavailable_reasons`` has each task that cannot be scored here.
+    such as ROUGE, is shown and does not decide. ``unavailable_reasons`` has each task that cannot be scored here.
     """
 
     def __init__(self, subject: ModelUnderTest):
@@ -125,7 +125,7 @@ class LmEvalScores:
 
     @cached_property
     def _scorable(self) -> tuple[dict[str, ScoredLmEvalTask], dict[str, str]]:
-        """Tasks that can be scored, and why the others cannot. An error ends the run."""
+        """(Scorable tasks, other task → reason). An error ends the run."""
         if not self._study.tasks:
             return {}, {}
         with stop_run_on_error():
@@ -264,9 +264,9 @@ class LmEvalScores:
 
     @contextmanager
     def _model(self, point: OperatingPoint) -> Iterator[EmadLM]:
-        """The model that lm-eval queries: ours by passes and replay, any other decoder token by token.
+        """The model that lm-eval queries: the reference decoder by passes and replay, any other token by token.
 
-        Only ours has a fingerprint for keeping results, hence the journal.
+        Only the reference decoder has a fingerprint for keeping results, hence the journal.
         """
         from emad_ref.tasks.lm_eval_model import EmadLM
 
@@ -277,10 +277,10 @@ class LmEvalScores:
                 ours = {"decoder": decoder, "batch_size": FOREIGN_ROWS}
             yield EmadLM(self._subject.loaded, point=point, progress=self._subject.get_progress_stream(), **ours)
 
-    # ------------------------------------------------------------ what a reader needs
+    # ------------------------------------------------------------ report rows and notes
 
     def make_task_rows(self, points: Sequence[OperatingPoint]) -> list[dict[str, Any]]:
-        """Every task at each of ``points``, beside full depth."""
+        """Rows of every task at each of ``points`` and at full depth."""
         return [
             {
                 "task": name,
@@ -317,7 +317,7 @@ class LmEvalScores:
 
     @property
     def _ended(self) -> str:
-        """Number of generated programs that the sandbox ended, which differs from a wrong answer."""
+        """Number of generated programs that the sandbox ended, as distinct from wrong answers."""
         from emad_ref.tasks.metrics import ENDING_TEXT
 
         parts = [
@@ -371,8 +371,8 @@ def _merge_results(task: ScoredLmEvalTask, results: list[TaskResult]) -> TaskRes
     return TaskResult(task.name, results[0].metric, results[0].filter, scores, items, texts, cut=cut)
 
 
-VALIDATED_ITEMS = 400  # per task for choosing a margin: steps of 0.25 points, against a bound of 0.5
-DECODED_ITEMS = 100  # per task, where every option is decoded token by token
+VALIDATED_ITEMS = 400  # items per task for choosing a margin: steps of 0.25 points, against a bound of 0.5
+DECODED_ITEMS = 100  # items per task if every option is decoded token by token
 ROWS = 32  # programs decoded together
 GENERATED_LINE = 24  # new tokens of a one-line program
 
@@ -380,8 +380,8 @@ GENERATED_LINE = 24  # new tokens of a one-line program
 class ReplayedTask:
     """Items of a task and the trace of their reference answers, which gives accuracy and saving at any point.
 
-    Programs are run, not replayed: their trace only tells what is saved. ``trace`` of some layers is taken again, with
-    more, where a point asks for others than the default probes.
+    Programs run and are not replayed; their trace gives only savings. ``trace`` is taken again with more layers if a
+    point has other probes than the default ones.
     """
 
     def __init__(self, items: list[TaskItem], trace: Callable[[Sequence[int]], Trace], geometry: Geometry):
@@ -501,8 +501,8 @@ class TaskScores:
     def decode_correctness(self, task: str, point: OperatingPoint) -> tuple[ByItem, ByItem]:
         """[items] bool, right at full depth and at ``point``, of at most ``DECODED_ITEMS``.
 
-        Our own decoder reads every option token by token, so that points count whose states replay does not have: a
-        lens, copied K and V.
+        The reference decoder reads every option token by token, to include points that replay does not cover: a lens,
+        copied K and V.
         """
         played = self._played[task]
         items = played.items[:DECODED_ITEMS]
@@ -528,8 +528,8 @@ class TaskScores:
     def compute_validation_drops(self, point: OperatingPoint) -> dict[str, float]:
         """Validation accuracy, a fraction, lost at ``point`` by each task that counts there, without programs.
 
-        Point estimates on 400 items a task: showing a bound of 0.5 % would take 600 items without one lost (rule of
-        three). EMAD-E10 tests on other items whether a choice by point estimates holds.
+        These are point estimates on 400 items a task, since proving a bound of 0.5 % takes 600 items without a loss
+        (rule of three). EMAD-E10 tests on other items whether a choice by point estimates holds.
         """
         drops = {}
         for task, played in self._validated.items():
@@ -556,7 +556,7 @@ class TaskScores:
         return self._items_of("validate")[0]
 
     def _items_of(self, split: Split) -> tuple[dict[str, list[TaskItem]], dict[str, str]]:
-        """Items by task of the corpus; why it has none, by task."""
+        """(Task of the corpus → items, task → reason for none)."""
         if split not in self._items:
             self._items[split] = self._make_items(split)
         return self._items[split]
@@ -580,7 +580,7 @@ class TaskScores:
             return {}, {CONTINUATION_CHOICE: str(error)}
 
     def _continuations(self, split: Split) -> list[TaskItem]:
-        """Of as many documents of ``split`` as perplexity is read on. Raises TaskDataUnavailable."""
+        """Continuation items of as many documents of ``split`` as for perplexity. Raises TaskDataUnavailable."""
         subject, n_tokens = self._subject, CONTEXT_TOKENS + CONTINUATION_TOKENS + 1
         if subject.window_size < n_tokens:
             problem = f"it reads {n_tokens} tokens, and {subject.name!r} has {subject.window_size} positions"

@@ -26,7 +26,7 @@ from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.text.documents import Split
 
 TRACES: dict[Split, str] = {"calibrate": "calibration", "validate": "validation", "evaluate": "evaluation"}
-SAMPLE_EVERY = 8  # positions; every layer's head there costs less than the probes' at all of them
+SAMPLE_EVERY = 8  # number of sampled positions, at which every layer's head costs less than the probes' heads at all
 
 
 class LensTraces:
@@ -49,7 +49,7 @@ class LensTraces:
 
     @cached_property
     def evaluation(self) -> Trace:
-        """Lens trace of the evaluation text, after ``layers_read`` and the last; after the others at a sample."""
+        """Lens trace of the evaluation text, after ``layers_read`` and the last layer; after the others at a sample."""
         return self._take("evaluate", self.layers_read, SAMPLE_EVERY)
 
     def trace_every_layer(self, split: Split) -> Trace:
@@ -112,13 +112,13 @@ class LensTraces:
         """[documents] decided tokens of each evaluated document."""
         return self.sum_by_document(self.evaluation.sequence_lengths)
 
-    by_document, lengths = sum_by_document, document_lengths  # their earlier names, for code of others
+    by_document, lengths = sum_by_document, document_lengths  # their earlier names, for users' code
 
     @property
     def entropy_sums(self) -> tuple[ByDocument, ByDocument]:
         """(Σ H_ℓ in nats [documents, L], tokens [documents]) over the positions at which every layer was read.
 
-        Of the evaluated documents that have such a position: a short one may lie between two.
+        Only evaluated documents with such a position; a short one may have none.
         """
         trace = self.evaluation.fully_read_trace
         by_layer = [sum_by_sequence(trace, trace.entropy_nats[:, layer]) for layer in range(trace.layers)]
@@ -172,11 +172,11 @@ def documents_of_tokens(trace: Trace, sequences: list[TokenSequence]) -> Documen
     return DocumentMembership(documents_of_windows(sequences).number[trace.sequence_index])
 
 
-PAPER_KS = ((32, 64), (128, 16))  # K of the paper, and the part of V above which it is none of the few largest
+PAPER_KS = ((32, 64), (128, 16))  # the paper's K, and the largest share of V for it
 PAPER_RANKS = (16, 8)  # fractions of the width: "r ≪ d"
-LEAST_K = 4  # with fewer logits the K-th says too little of the tail for an order
-FITTED, READ = 40, 60  # windows at most: thousands of tokens, one pass over each per set of estimators
-COSTLY_TOKENS = 64  # decided tokens of a window, where a head costs more than a block: estimators read several
+LEAST_K = 4  # with fewer logits the K-th is too uninformative about the tail for ranking
+FITTED, READ = 40, 60  # most windows: thousands of tokens, one pass over each per set of estimators
+COSTLY_TOKENS = 64  # decided tokens of a window if a head costs more than a block, since estimators read several
 
 
 class EntropyEstimators:
@@ -207,7 +207,7 @@ class EntropyEstimators:
 
     @cached_property
     def linear_estimator(self) -> EntropyEstimator:
-        """Ours: a ridge regression from the head's input to entropy, per probe."""
+        """The linear probe: a ridge regression from the head's input to entropy, per probe."""
         probes = LinearProbeFit(self._subject.stepper, self.probes)
         sequences = self._beginnings("calibrate", FITTED)
         take_trace(self._subject.stepper, sequences, observe=probes, layers=self.probes)
@@ -253,9 +253,9 @@ class EntropyEstimators:
         return values[:, np.array(self.probes) - 1].astype(np.float64)
 
     def undo_correction(self, trace: Trace, estimator: EntropyEstimator) -> NDArray[np.float64]:
-        """[tokens, probes] of a corrected ``estimator`` before its linear map, which ``trace`` has applied.
+        """Estimates [tokens, probes] of a corrected ``estimator`` without its linear map, which ``trace`` has applied.
 
-        The map would hide an estimator's own bias, and a negative slope its order.
+        The map hides an estimator's own bias, and a negative slope its order.
         """
         slope, intercept = np.array(estimator.correction).T
         raw: NDArray[np.float64] = (self.select_probe_columns(trace.estimates[estimator]) - intercept) / slope

@@ -35,11 +35,11 @@ from emad_ref.statistics.units import ByPair
 PROBED, PROBED_TOKENS = 12, 32
 PROBING_QUANTILES = (0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005)
 NEAR_TIES = 0.003  # share of positions within the tolerance of a threshold that is acceptable
-BRIDGED = 3  # documents, of at most BRIDGED_TOKENS, on which replay is compared with the decoder
+BRIDGED = 3  # documents, of at most BRIDGED_TOKENS, for comparing replay with the decoder
 BRIDGED_TOKENS = 64
 SPOTS, SPOT_TOKENS = 6, 12  # sequences of each kind to check again, and their tokens: depth falls at once
-LARGEST_NATS = float(np.finfo(np.float32).max)  # a threshold that every signal passes
-NEVER_NATS = -1.0  # a threshold that no entropy passes
+LARGEST_NATS = float(np.finfo(np.float32).max)  # a threshold that every signal meets
+NEVER_NATS = -1.0  # a threshold that no entropy meets
 
 
 class ReplayValidity:
@@ -64,8 +64,7 @@ class ReplayValidity:
         candidates = []
         for quantile in PROBING_QUANTILES:
             thresholds = np.quantile(entropy, quantile, axis=0)
-            # signals that crowd around a low quantile (entropies near zero) decide by rounding, so that layer is left
-            # out
+            # excludes layers with signals crowded at a low quantile (entropies near zero), which rounding decides
             crowded = (np.abs(entropy - thresholds) <= self.subject.tolerance).mean(axis=0) > NEAR_TIES
             thresholds = np.where(crowded, NEVER_NATS, thresholds)
             point = OperatingPoint("probing", "quantile", layers, layers, probes, (tuple(map(float, thresholds)),))
@@ -96,8 +95,8 @@ class ReplayValidity:
     def spot_check_bridge(self, point: OperatingPoint, *sequences: Sequence[TokenSequence]) -> Finding:
         """The bridge at ``point`` on a few of each kind of ``sequences`` that a verdict replays.
 
-        Entropy of the operating system draws them and their first deciding token, once per point, so no seed predicts
-        them. Ties are counted and excused, because the point was not chosen to avoid them.
+        The operating system's entropy draws them and their first deciding token, once per point, so no seed predicts
+        them. Ties are counted and excused, because the choice of the point does not avoid them.
         """
         if point not in self._checked:
             draw, subject = SystemRandom(), self.subject
@@ -113,7 +112,7 @@ class ReplayValidity:
 
     @property
     def replay_invalid_reason(self) -> str:
-        """Why replay allows no conclusion about this decoder; empty if it does."""
+        """Reason why replay allows no conclusion about this decoder; empty if it does."""
         return (
             ""
             if self.bridge_finding.passed is not False
@@ -133,7 +132,7 @@ PAIRS, FED, OPENING = 16, 8, 8  # timed pairs, tokens fed in each, and of the pr
 SHOWN_SHARE, DENIED_SHARE = (
     0.5,
     0.2,
-)  # share of the promised time that shows the saving, and share below which it is refuted
+)  # share of the promised time that proves the saving, and share below which it is refuted
 DEEP, SHALLOW = "full depth", "a quarter"
 
 
@@ -142,7 +141,7 @@ class FlopVerification:
 
     A quarter of the layers must take less time than all of them, by at least ``SHOWN_SHARE`` of what the skipped FLOPs
     promise. Less than ``DENIED_SHARE`` refutes a decoder that counts. Between them overhead may hide the saving, and
-    nothing is concluded. Observed requests have random lengths, so a decoder cannot recognise them.
+    the result is inconclusive. Observed requests have random lengths, so a decoder cannot recognise them.
     """
 
     def __init__(self, bridging: ReplayValidity):
@@ -177,7 +176,7 @@ class FlopVerification:
             return check_observed_work(self._requests())
         except Unsupported as refusal:
             return Finding("witness", None, f"nothing was watched: {refusal}", 0, 0)
-        except RuntimeError as error:  # some do not run under a dispatch mode; every other audit runs them unchanged
+        except RuntimeError as error:  # some do not run under a dispatch mode; other audits run them
             return Finding("witness", None, f"it does not run while it is watched: {error}", 0, 0)
 
     def _requests(self) -> list[ObservedRequest]:
@@ -192,7 +191,7 @@ class FlopVerification:
         return requests
 
     def _watched(self, decoder: Decoder, prompts: list[Prompt], new: int) -> ObservedRequest:
-        """Raises RuntimeError where the decoder does not run under a dispatch mode."""
+        """Run observed requests. Raises RuntimeError if the decoder does not run under a dispatch mode."""
         models = [each.model for each in (self._subject.loaded, *self._subject.isolation.loaded_copies)]
         with MatmulCounter(*models) as executed:
             record = decoder.generate(prompts, new, frozenset())
