@@ -264,7 +264,7 @@ class BlockCall(NamedTuple):
 def record_block_calls(
     models: Sequence[Any], synchronize: Callable[[], None]
 ) -> Iterator[tuple[list[BlockCall], list[float]]]:
-    """Record calls of transformer blocks of ``models``, and seconds of head calls, in lists inside the ``with`` block."""
+    """List calls of transformer blocks of ``models``, and seconds of head calls, inside the ``with`` block."""
     ran: list[BlockCall] = []
     heads: list[float] = []
     began: list[float] = []

@@ -1,9 +1,9 @@
-"""Self-speculation of one model: whether and how it should draft for itself, and other lossless ways beside it.
+"""Self-speculation of one model: whether and how it should draft for itself, and other lossless ways.
 
     agrees[e, S][p]   the readout after layer e, over the vocabulary S, and the model itself have one argmax at p
     gate[e][p]        the gate's expected √KL there
-    copies[p], stands[p]   whether the text repeats itself there, and how many copies in a row would stand
-    a round at p      k = copies, if there are any, else drafts while gate ≤ τ, k ≤ longest;
+    copies[p], stands[p] whether the text repeats itself there, and the number of consecutive right copies a round at p
+    k = copies, if there are any, else drafts while gate ≤ τ, k ≤ longest;
                       a = the number of these before the first rejected one; emits a + 1 tokens, goes on at p + a + 1
 
 Drafts are for text that the model writes: greedy continuations of prompts. A separate lens is fitted on such
@@ -66,7 +66,7 @@ ASSISTED, OWN_HEAD_DRAFTS, LENS_DRAFTS, COPIES_ALONE = "assisted", "self", "lens
 
 
 def make_drafting_generate(loaded: LoadedModel, drafting: Drafting) -> Generate:
-    """Generate with our decoder, drafting for itself."""
+    """Make a function that generates by self-speculation with the reference decoder."""
     return make_greedy_generate(DraftingDecoder(loaded.stepper, drafting))
 
 
@@ -98,7 +98,7 @@ def find_assistant_model(loaded: LoadedModel) -> LoadedModel | None:
 
 @dataclass(frozen=True, eq=False)
 class DraftingRounds:
-    """Rounds of drafting: share of rounds with 0, 1, … ``drafts`` read after the layer, and with so many ``copies``.
+    """Rounds of drafting: shares of rounds with 0, 1, … ``drafts`` read after the layer, and with 0, 1, … ``copies``.
 
     The first of ``copies`` is 0; all shares sum to 1. ``tokens``: emitted per round.
     """
@@ -120,7 +120,7 @@ class DraftColumns:
 
     ``drafting``  the kind, with threshold inf and longest 1.
     ``agrees`` [tokens], ``gate`` float64 [tokens] √nats, None without one; ``starts`` int64 [texts + 1] offsets.
-    ``stands`` int64 [tokens] how many of ``max(COPIED)`` copies would stand, −1 if there is nothing to copy.
+    ``stands`` int64 [tokens] number of right copies among ``max(COPIED)``, −1 without an earlier match.
     """
 
     drafting: Drafting
@@ -131,9 +131,9 @@ class DraftColumns:
     _runs_by: dict[float | None, list[list[int]]] = field(default_factory=dict, repr=False)
 
     def gated_run_lengths(self, threshold: float | None) -> list[list[int]]:
-        """For each text, the number of tokens in a row, from each on, whose gate is at most ``threshold``.
+        """For each text and token, the length of the run with gates of at most ``threshold``.
 
-        None: whose draft agrees.
+        None: the run with agreeing drafts.
         """
         if threshold not in self._runs_by:
             if threshold is None:
@@ -300,7 +300,7 @@ def rank_drafting_settings(
         levels = [] if each.gate is None else np.unique(np.quantile(each.gate, sure)).tolist()
         for setting in product((*levels, math.inf), longest, copied):
             add(each, *setting)
-    if kinds:  # copies alone read nothing, and go through all layers at once
+    if kinds:  # copies read no draft, and run through all layers at once
         alone = replace(kinds[0], drafting=Drafting(kinds[0].drafting.layer, 1), gate=None)
         for copies in filter(None, copied):
             add(alone, math.inf, 0, copies)
@@ -308,7 +308,7 @@ def rank_drafting_settings(
 
 
 def _standing_copies(text: TokenSequence) -> Ints:
-    """[decided] number of copies in a row that the text continues with, −1 without an earlier match."""
+    """[decided] number of consecutive copies that continue the text, −1 without an earlier match."""
     tokens, lookup, most = text.tokens.tolist(), PromptLookup(), max(COPIED)
     counts = []
     for position in range(
@@ -376,7 +376,7 @@ def fit_draft_lens(
 
 
 CONTINUED_TOKENS = 112
-# windows after each prompt length: to choose or to report on, to fit on, and for all of these where heads cost more
+# windows after each prompt length: to choose or report on, to fit on, and for all of these if heads cost more
 MAX_WINDOWS, MAX_LESSONS, LARGE_WINDOWS = 64, 256, 36
 WORTH_SPEEDUP = 1.05  # speed-up over full depth
 
@@ -387,7 +387,7 @@ class SelfDraftingResult:
 
     ``drafting``: the recommended setting or None, and ``why_none``. ``best``: the fastest timed.
 
-    ``spoken``: the lens and gate that drafts are read by, attached to the model's stepper. On continuations of
+    ``spoken``: the lens and gate of the drafts' readout, attached to the model's stepper. On continuations of
     evaluation text: ``agreement``, the share of drafts of its kind that the model itself would emit, and ``tokens``
     emitted per round. ``time``: measured after prompts of evaluation text.
     """
@@ -402,7 +402,7 @@ class SelfDraftingResult:
 
     @property
     def recommendation_text(self) -> str:
-        """The recommendation in words."""
+        """Text of the recommendation."""
         if self.drafting is None or self.time is None:
             return f"lossless: {self.why_none}"
         return (
@@ -503,13 +503,13 @@ def predict_drafting_seconds(
 
 
 def _continued_windows(model: LoadedModel, settings: ScreeningSettings) -> tuple[int, int]:
-    """Windows to continue after each prompt length, of the text to fit on, and of each that settings are judged on."""
+    """Windows to continue after each prompt length: of the text to fit on, and of each judging text."""
     if layers_to_read(model):
         return settings.scale_amount(LARGE_WINDOWS), settings.scale_amount(LARGE_WINDOWS)
     return settings.scale_amount(MAX_LESSONS), settings.scale_amount(MAX_WINDOWS)
 
 
-KINDS = 3  # of drafting that are timed: copies, drafts, both
+KINDS = 3  # timed kinds of drafting: copies, drafts, both
 
 
 def _kind(way: Drafting) -> str:
@@ -526,7 +526,7 @@ def _continued(model: LoadedModel, text: ScreeningText, count: int, progress: st
     prompts = {
         prompt: [window for window in text.windows if len(window.tokens) >= prompt][:count]
         for prompt in PROMPT_LENGTHS
-        if prompt + 1 < room  # one token comes from the prompt's pass: there is nothing to draft
+        if prompt + 1 < room  # one token comes from the prompt's pass, so no draft is needed
     }
     with tqdm(desc=progress, disable=progress is None, total=sum(map(len, prompts.values())), unit="text") as bar:
         for prompt, long in prompts.items():

@@ -1,7 +1,7 @@
 """Drift: whether fresh documents resemble those that a guarantee was certified on, before any loss is known.
 
-    exits after ℓ    share of a document's tokens that left after layer ℓ, the last one included
-    signal at ℓ      mean of the signal that the rule compared with its threshold there, over tokens that came so far
+    exits after ℓ share of a document's tokens that exited after layer ℓ, the last one included signal at ℓ mean of the
+    signal that the rule compared with its threshold there, over tokens that reached ℓ
 
 Each document is one row of these features, from a trace if replay is exact, else by decoding. Two samples of documents
 are compared by their energy distance, each feature in standard deviations of both together (Székely & Rizzo 2013),
@@ -9,9 +9,9 @@ are compared by their energy distance, each feature in standard deviations of bo
     E = 2·mean |x − y| − mean |x − x′| − mean |y − y′|,    x calibration, y fresh
 
 with a p-value from permutations of the documents, exact whatever their distribution. Kolmogorov–Smirnov tests under
-Holm then name the features that moved. ``speaks`` means that no drift was detected. With it comes the smallest shift,
-in standard deviations, that so many fresh documents would have shown in 80 % of draws. If that exceeds one standard
-deviation, there is too little text. A text that loses more while its features stay the same is beyond this test.
+Holm then name the features that moved. ``speaks`` means that no drift was detected. The result then has the smallest
+shift, in standard deviations, that this many fresh documents would show in 80 % of draws. If that exceeds one standard
+deviation, there is too little text. The test cannot detect larger losses without a change of features.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def decode_features(
     rows: int = BATCH_ROWS,
     progress: str | None = None,
 ) -> DocumentFeatures:
-    """As ``features_of_windows``, by decoding, whatever the schedule; at most ``rows`` per batch."""
+    """As ``features_of_windows``, by decoding under any schedule; at most ``rows`` per batch."""
     if not windows:
         raise EmptyCorpus(f"corpus={text!r} has no window, but expected at least one; name another text")
     texts = teacher_force_at_point(stepper, windows, point, rows=rows, progress=progress)
@@ -189,7 +189,7 @@ def decode_features(
 def features_of_texts(
     texts: Sequence[TeacherForcedText], windows: DocumentMembership, point: OperatingPoint, text: str
 ) -> DocumentFeatures:
-    """As ``features_of_windows``, from texts that were fed; ``windows`` [texts]: the document of each."""
+    """As ``features_of_windows``, from fed texts; ``windows`` [texts]: the document of each."""
     depth, signal = (np.concatenate([getattr(each, name) for each in texts]) for name in ("depth", "signal"))
     document = DocumentMembership(np.repeat(windows.number, [len(each.depth) for each in texts]))
     return compute_document_features(depth, signal, document, point, text)
@@ -245,7 +245,7 @@ class DriftResult:
 
     @property
     def statement(self) -> str:
-        """The result and its meaning, as a text that stands alone."""
+        """Text of the result and its meaning."""
         compared = f"{self.documents} documents of {self.text} beside {self.reference} of {self.calibration}"
         if self.state == "moved":
             first = self.shifts[0]
@@ -317,13 +317,13 @@ def _energy(across: Floats, before: Floats, now: Floats, old: int, new: int) -> 
     return np.asarray(2 * across / (old * new) - now / new**2 - before / old**2, dtype=np.float64)
 
 
-# ---------------------------------------------------------------- has it moved
+# ---------------------------------------------------------------- test of a shift
 
 
 def _p_value(before: Floats, now: Floats, rng: np.random.Generator) -> float:
     """p-value of "both are drawn alike", by permutations of the pool; its distances are the same in all of them."""
     pool = _standardised(np.concatenate([before, now]))
-    if pool.shape[1] == 0 or len(now) < 2:  # nothing varies; or one document, which has no distance within its sample
+    if pool.shape[1] == 0 or len(now) < 2:  # no variation; or one document, without a distance within its sample
         return 1.0
     between = _distances(pool, pool)
     sums, total, old, new = between.sum(axis=1), between.sum(), len(before), len(now)
@@ -347,11 +347,11 @@ def _p_value(before: Floats, now: Floats, rng: np.random.Generator) -> float:
 
 
 def _feature_shifts(names: list[str], before: Floats, now: Floats) -> tuple[FeatureShift, ...]:
-    """Every sign's shift, the smallest p first."""
+    """Every feature's shift, the smallest p first."""
     rows, p = [], []
     for name, x, y in zip(names, before.T, now.T, strict=True):
         x, y = x[~np.isnan(x)], y[~np.isnan(y)]
-        if not len(x) or not len(y):  # reached in only one of the texts, or in none
+        if not len(x) or not len(y):  # reached in only one of the texts or in none
             continue
         spread, gap = float(x.std()), float(y.mean() - x.mean())
         deviations = gap / spread if spread > 0 else math.copysign(math.inf, gap) if gap else 0.0
@@ -365,10 +365,10 @@ def _feature_shifts(names: list[str], before: Floats, now: Floats) -> tuple[Feat
 
 
 def _smallest_shift(before: Floats, fresh: int, error: float, rng: np.random.Generator) -> float | None:
-    """The smallest of ``SHIFTS`` that so many documents show in 80 % of draws; None: not even the largest.
+    """The smallest of ``SHIFTS`` that this many documents show in 80 % of draws; None: not even the largest.
 
-    Calibration documents are split repeatedly into those that stay and ``fresh`` others (half of them, if there are no
-    more) that all move along the first principal direction. Fewer stay than there are, so the real power is larger.
+    Repeated splits move ``fresh`` calibration documents (half of them, if there are no more) along the first principal
+    direction, and keep the others. Since fewer are kept than exist, the real power is larger.
     """
     scaled = _standardised(before)
     if scaled.shape[1] == 0 or fresh < 2:
@@ -394,4 +394,4 @@ def _smallest_shift(before: Floats, fresh: int, error: float, rng: np.random.Gen
     return None
 
 
-record_features, read_features = features_of_record, features_of_windows  # their earlier names, for code of others
+record_features, read_features = features_of_record, features_of_windows  # their earlier names, for users' code

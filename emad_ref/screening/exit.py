@@ -1,8 +1,8 @@
-"""A learned exit: everything that early-exit decoding needs besides the model, and its file.
+"""A learned exit: all inputs of early-exit decoding besides the model, and its file.
 
 An *exit* holds the tuned lens and its gate, maps for K and V above an exit, one lossy operating point with its
-guarantee, and a setting for lossless drafting. Measurements of the screening stand beside it as plain JSON. Any part
-may be missing; without a lossy point the exit says why. Points name lens and maps by digest; ``attach`` gives the
+guarantee, and a setting for lossless drafting. It also holds measurements of the screening as plain JSON. Any part may
+be missing; without a lossy point the exit holds the reason. Points name lens and maps by digest; ``attach`` gives the
 tensors to the model that decodes.
 
 The file is safetensors, with the rest as JSON in its metadata:
@@ -12,8 +12,8 @@ The file is safetensors, with the rest as JSON in its metadata:
     drafting.gate [E + 1]   drafting.vocabulary int64 [k]      if drafts have a gate, or read part of the head
     spoken.2.bias [D]   …                         of a lens for drafts, in the same form
 
-``emad screen`` writes it; ``emad generate --exit``, the suites and ``load_exit`` read it. A file with any fault raises
-BadExit before anything is built from it.
+``emad screen`` writes it; ``emad generate --exit``, the suites and ``load_exit`` read it. A faulty file raises BadExit
+before any object is built from it.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from emad_ref.wire import json_fields
 class Exit:
     """A learned exit. ``fitted``: the lens and its gate. ``lossy``: the recommended point, or None, and ``why_none``.
 
-    ``guarantee``: the guarantee of ``lossy``, or None. ``drafting``: how the model drafts for itself without changing
-    its output; None if that does not pay. ``screened``: tables and provenance, plain JSON, for the record: they decide
-    nothing. ``translators``: of states above an exit, if ``lossy`` fills K and V with them. ``signs``: features at
-    ``lossy`` of the documents that ``guarantee`` was certified on, the reference of ``emad drift``. ``spoken``: a lens
-    for drafts, fitted on the model's own text (``fit_draft_lens``), if drafts use one.
+    ``guarantee``: the guarantee of ``lossy``, or None. ``drafting``: setting of lossless self-speculation; None if it
+    is not faster. ``screened``: tables and provenance as plain JSON, only for the record. ``translators``: of states
+    above an exit, if ``lossy`` fills K and V with them. ``signs``: features at ``lossy`` of the documents that
+    ``guarantee`` was certified on, the reference of ``emad drift``. ``spoken``: a lens for drafts, fitted on the
+    model's own text (``fit_draft_lens``), if drafts use one.
 
     Raises:
         BadArgument: neither or both of a point and a reason for none; a point or a draft of another model or lens; a
@@ -188,7 +188,7 @@ def _parse_exit(tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Exit:
         raise ValueError(f"its schema is {about.get('exit')!r}, not {EXIT_SCHEMA}")
     if not isinstance(about["why_none"], str) or not isinstance(about["screened"], dict):
         raise ValueError("its metadata holds values of other types")
-    window = about["screened"].get("window", 2)  # exits of before have none
+    window = about["screened"].get("window", 2)  # exits of earlier versions have none
     if not is_whole(window) or window < 2:
         raise ValueError(f"its window is {str(window)[:80]!r}, not a whole number of at least 2 tokens")
     lossy, promise, drafting = about["lossy"], about["guarantee"], about["drafting"]

@@ -1,7 +1,7 @@
 """Families of exits for screening: every kind of exit of this project, each with one parameter from strict to loose.
 
     readout    the model's own head, or the tuned lens
-    criterion  the signals whose row in ``signals`` says ``screening``; a profile less a margin (EMAD); or none at all
+    criterion  the signals with ``screening`` in their row of ``signals``; a profile minus a margin (EMAD); or none
     depth      free, K and V above an exit filled in; monotone; in chunks; by position
     probes     exit layers: all, every second, every third, a few
 
@@ -44,7 +44,7 @@ class ExitFamily:
 def published_families(profile: Profile, vocabulary: int, read: Sequence[int] | None = None) -> list[ExitFamily]:
     """Families as published, by the model's own head; the first is EMAD.
 
-    ``read``: layers that traces have read; depths elsewhere are left out. None: every layer.
+    ``read``: layers that traces have read; other depths are omitted. None: every layer.
     """
     layers, probes = profile.layers, profile.probes
     allowed = set(range(1, layers + 1)) if read is None else {*read, layers}
@@ -136,7 +136,7 @@ def _nearest(offered: Sequence[int], place: float) -> int:
     return min(offered, key=lambda layer: abs(layer - place))
 
 
-# ---------------------------------------------------------------- dials
+# ---------------------------------------------------------------- threshold sweeps
 
 
 def _with_free_depth(dial: ThresholdSweep) -> ThresholdSweep:

@@ -11,11 +11,11 @@ Learn-then-Test (``sweep.risk``) walks thresholds from strict to loose, with p-v
 for independent documents of one kind, for the mean over such documents, about text that is read. It does not hold for a
 single document, for other text, or for text that the model writes itself.
 
-E[c] ≤ δ bounds the mean rise of log-perplexity over documents by δ; gains count as nothing. A corpus' own rise weighs
-documents by their tokens n, Σn·c / Σn = E[c] + Cov(n, c)/E[n]: never more than longest/mean times δ. B cuts off larger
-losses of a document; at most a share δ/B of documents reaches B (Markov). B = 0.2 nats per token (a document's
-perplexity up by 22 %, twenty times δ) is fixed before any data. No valid test certifies anything on fewer than ln ε /
-ln(1 − δ/B) = 59 documents; betting takes 79 without any loss, about 160 if half of δ is spent.
+E[c] ≤ δ bounds the mean rise of log-perplexity over documents by δ; gains count as 0. A corpus' own rise weighs
+documents by their tokens n, Σn·c / Σn = E[c] + Cov(n, c)/E[n]: at most longest/mean times δ. B clips larger losses of a
+document; at most a share δ/B of documents reaches B (Markov). B = 0.2 nats per token (a document's perplexity up by 22
+%, twenty times δ) is fixed before any data. No valid test certifies on fewer than ln ε / ln(1 − δ/B) = 59 documents;
+betting needs 79 without any loss, about 160 if half of δ is used.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from emad_ref.sweep.risk import (
 
 @dataclass(frozen=True)
 class BoundedLoss:
-    """A loss in 0–``cap``; ``risk``: the default δ. ``mean_text``: its mean in words."""
+    """A loss in 0–``cap``; ``risk``: the default δ. ``mean_text``: name of its mean."""
 
     name: str
     cap: float
@@ -109,12 +109,12 @@ class ThresholdTest(NamedTuple):
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The guarantee: what is promised, for which threshold, from how many documents of which text.
+    """The guarantee: its promise, threshold, number of documents, and text.
 
     ``loss``       one of ``BOUNDED_LOSSES``; ``cap`` B and ``risk`` δ in its unit, ``error`` ε.
     ``text``       a description of the calibration documents.
-    ``tested``     thresholds from strict to loose up to the first that failed; ``chosen``: the last that passed, None:
-                   full depth, which needs no promise.
+    ``tested``     thresholds from strict to loose up to the first failure; ``chosen``: the last that passed, None: full
+                   depth, which needs no promise.
     ``capped``     share of calibration documents whose loss reached B, under ``chosen`` or else the strictest.
     ``power``      probability that another calibration set of this size certifies any exit, estimated at the observed
                    losses; ``needed``: documents that make it 80 %. None: none within reach.
@@ -136,7 +136,7 @@ class Guarantee:
 
     @property
     def statement(self) -> str:
-        """What is promised and what is not, as a text that stands alone."""
+        """Text of the promise and its limits."""
         if self.chosen is None:
             return f"Nothing is promised but full depth: {self._refused}."
         rise, cut = "", ""
@@ -203,7 +203,7 @@ def _last_passed(it: Guarantee) -> str | None:
     return passed[-1] if passed else None
 
 
-# field → its content in words, and a check that assumes valid earlier fields
+# field → (text about its content, check that assumes valid earlier fields)
 VALID_FIELDS: dict[str, tuple[str, Callable[[Guarantee], bool]]] = {
     "loss": (f"one of {', '.join(BOUNDED_LOSSES)}", lambda it: isinstance(it.loss, str) and it.loss in BOUNDED_LOSSES),
     "cap": ("a finite number", lambda it: _is_finite(it.cap)),
@@ -239,7 +239,7 @@ def certify_losses(
     error: float = ERROR,
     seed: int = 0,
 ) -> Guarantee:
-    """Walk the thresholds from strict to loose while each one's risk is shown to be at most δ.
+    """Test the thresholds from strict to loose, while each risk is shown to be at most δ.
 
     Args:
         losses: [documents, λ] of ``kind``, in its unit; documents drawn independently, none of them used for the lens,
@@ -296,7 +296,7 @@ def risk_p_values(losses: ByDocument, risk: float, kind: BoundedLoss = EXCESS, e
 
 
 def require_strict_to_loose(points: Sequence[OperatingPoint]) -> None:
-    """Check that points are one rule from strict to loose: each exits wherever the one before it does.
+    """Check that points are one rule from strict to loose: each exits at least where the one before it exits.
 
     Raises:
         BadArgument: points that differ in more than name and thresholds, or a threshold that is stricter than before.

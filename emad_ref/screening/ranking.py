@@ -1,8 +1,8 @@
-"""Ranking of criteria by their saving at exactly the same loss, beside oracles that know the divergence.
+"""Ranking of criteria by their saving at equal loss, with oracles that know the divergence.
 
 A criterion's front is chosen on validation text and crossed on evaluation text. An oracle uses evaluation text for both
-and promises nothing. Everything executed is charged as in ``sweep.oracle_savings``: K and V above an exit as if copied,
-which bounds what copies can save. Criteria share readout, probes and schedule, and differ only in the signal.
+and promises nothing. All executed work is charged as in ``sweep.oracle_savings``: K and V above an exit cost a copy,
+which bounds the savings of copies. Criteria share readout, probes and schedule, and differ only in the signal.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ FIGURE_RESAMPLES = 499
 
 @dataclass(frozen=True)
 class SavingsFigure:
-    """``figure``: rows of "saving against loss". ``table``: what each saves at exactly the same losses."""
+    """``figure``: rows of "saving against loss". ``table``: savings of each at equal losses."""
 
     figure: Sequence[Mapping[str, Any]]
     table: Sequence[Mapping[str, Any]]

@@ -29,7 +29,7 @@ from emad_ref.signals import perplexity_from_nats
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.sweep.oracle_savings import WORTHLESS_SAVING
 
-WORTH_SAVING = 0.05  # net, lower bound: with a smaller saving no changed output is worthwhile
+WORTH_SAVING = 0.05  # least lower bound of the net saving that justifies changed output
 CONFIRMATION_LEVEL = 0.05
 
 
@@ -38,7 +38,7 @@ class ScreeningResult:
     """All results of a screening. ``decoded``: rows decoded on evaluation text.
 
     ``within_reach``: the largest possible saving of each family. ``timed``: seconds of candidate points. ``seconds``:
-    phase → its duration; ``predicted``: of the phases that take most.
+    phase → its duration; ``predicted``: of the longest phases.
     """
 
     model: LoadedModel
@@ -60,7 +60,7 @@ class ScreeningResult:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A recommendation: ``lossy`` or ``why_none``, as in an exit; its ``guarantee``; ``sentence`` in words."""
+    """A recommendation: ``lossy`` or ``why_none``, as in an exit; its ``guarantee``; its text, ``sentence``."""
 
     lossy: OperatingPoint | None
     why_none: str
@@ -77,10 +77,10 @@ def recommend(
     inconclusive: str,
     documents: int,
 ) -> Recommendation:
-    """The first of ``judged`` that evaluation confirms and that saves enough, or why none does.
+    """The first of ``judged`` that evaluation confirms and that saves enough, or the reason for none.
 
-    ``within_reach``: the largest possible saving of each family with any number of documents. ``inconclusive``: why
-    nothing can be recommended on so little text, or "". ``documents``: of evaluation. With ``MIN_DOCUMENTS`` or more,
+    ``within_reach``: the largest possible saving of each family with any number of documents. ``inconclusive``: reason
+    why so little text allows no recommendation, or "". ``documents``: of evaluation. With ``MIN_DOCUMENTS`` or more,
     the text may say that further documents would not change the result.
     """
     if inconclusive and documents < MIN_DOCUMENTS:
@@ -103,7 +103,7 @@ def recommend(
         return _no_exit(f"{inconclusive}; {room}")
     if proven is None or not judged:
         return _no_exit(f"no rule of ours is sure to stay below {rise:.1%} more perplexity and saves anything; {room}")
-    # the next point is tried only if the one before is confirmed and saves too little: no search by luck
+    # tries the next point only if the one before is confirmed and saves too little, which rules out lucky searches
     confirmed = list(takewhile(lambda row: not _unconfirmed_reason(row, rise), judged))
     row = next((row for row in confirmed if row.net.low >= WORTH_SAVING), judged[0])
     if against := _unconfirmed_reason(row, rise) or _too_little_reason(row):
@@ -141,7 +141,7 @@ def _too_little_reason(row: SelectedPoint) -> str:
 
 
 def _never_worth_it(best: SelectedPoint | None, rise: float, documents: int) -> str:
-    """A sentence that nothing saves enough, and that more documents would not change this."""
+    """A sentence that no family saves enough, and that more documents would not change this."""
     saved = "anything" if best is None else f"more than {_saving_text(best.net)}"
     return (
         f"not worth it: no rule of ours saves {saved} at {rise:.1%} more perplexity on {documents} documents, "
@@ -175,8 +175,8 @@ EMPTY_ROW = {"how": "replayed"} | dict.fromkeys(
 def screening_to_json(result: ScreeningResult, recommendation: Recommendation) -> dict[str, Any]:
     """Provenance, sizes, and every table; shares are fractions, and intervals are [value, low, high].
 
-    ``by_clock`` names the entries that depend on times. All others are the same wherever one seed screens one model,
-    except for the last digits of its arithmetic.
+    ``by_clock`` names the entries that depend on times. All others are equal on every machine for the same seed and
+    model, up to the last digits.
     """
     own, proven = result.evaluated.own, result.certified
     settings = result.settings

@@ -3,9 +3,9 @@
     text → lens and gate → traces → oracle headroom → families → decoding and guarantee → timing → drafts →
     recommendation
 
-Each phase reads a number of documents (``settings``), however long that takes. A phase that cannot run says why, in the
-record and in the table. Each choice has its own text, and every figure shown is of the evaluation split. Times, and the
-drafts chosen by them, belong to the machine (``result.MACHINE_KEYS``).
+Each phase reads a fixed number of documents (``settings``). Record and table give the reason for a phase that cannot
+run. Each choice has its own text, and every shown figure is of the evaluation split. Times, and drafts chosen by them,
+depend on the machine (``result.MACHINE_KEYS``).
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def _decode_best(
 ) -> tuple[StateTranslators | None, Certification | None, list[SelectedPoint]]:
     """Decode the best free rule of the selection text: translators, certification, and evaluation rows.
 
-    The promised point comes before the bounded one; None if no rule saves anything.
+    The promised point comes before the bounded one; None if no rule saves work.
     """
     within = (row for row in rows if isinstance(row, SelectedPoint) and row.level == settings.rise)
     free = [row for row in within if row.family.depth == "free"]

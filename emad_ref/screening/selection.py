@@ -1,14 +1,13 @@
 """Selection of an exit: the point of each family that saves most within a level of loss, and the best one decoded.
 
 A threshold is chosen by an upper confidence bound on its rise of perplexity. With a rise of m ± s nats per token on the
-selection text and an expected ±s′ on the judged text, the bound of the judged text stays below the level in 95 of 100
-runs if
+selection text and an expected ±s′ on the judged text, the judged text's bound is below the level in 95 of 100 runs if
 
     m + t·√(s² + s′²) + t·s′ ≤ log(1 + level)
 
-Standard errors are over documents (the linearised error of a ratio); t is Student's at 5 %, one-sided. The headroom of
-oracles stands beside the savings of families. Free depth is replayed with exact K and V. The best free rule is then
-decoded with filled-in K and V at a few thresholds, from strict to loose, and certified (``screening.guarantee``).
+Standard errors are over documents (the linearised error of a ratio); t is Student's at 5 %, one-sided. The result lists
+the headroom of oracles with the savings of families. Free depth is replayed with exact K and V. The best free rule is
+then decoded with filled-in K and V at a few thresholds, from strict to loose, and certified (``screening.guarantee``).
 """
 
 from __future__ import annotations
@@ -77,14 +76,14 @@ class RiseBounds:
         return cls(sum_by_sequence(trace, full), trace.sequence_lengths.astype(np.float64), documents, judged)
 
     def upper_bound(self, nll_nats: Floats) -> float:
-        """Rise of perplexity at which a point with these sums [windows] of nats will be confirmed at best."""
+        """Smallest level of rise at which evaluation can confirm a point with these sums [windows] of nats."""
         mean, error, count = self._rise(nll_nats)
         later = error * math.sqrt(count / self.judged)
         t = float(stats.t.ppf(1 - ONE_SIDED_LEVEL, min(count, self.judged) - 1))
         return perplexity_rise_from_nats(mean + t * math.hypot(error, later) + t * later)
 
     def lower_bound(self, nll_nats: Floats) -> float:
-        """The largest level that such a point is shown to exceed: the lower bound of its rise."""
+        """Largest level that such a point is shown to exceed, the lower bound of its rise."""
         mean, error, count = self._rise(nll_nats)
         return perplexity_rise_from_nats(mean - float(stats.t.ppf(1 - ONE_SIDED_LEVEL, count - 1)) * error)
 
@@ -150,7 +149,7 @@ SelectionRow = SelectedPoint | NoSelection
 
 
 class PointSelector:
-    """Chooses on ``validate`` the points that ``evaluate`` then judges; ``by``: the bound on a point's level."""
+    """Chooses points on ``validate`` for judging on ``evaluate``; ``by``: the bound on a point's level."""
 
     def __init__(
         self,
@@ -224,7 +223,7 @@ class EvaluationIntervals:
             threshold=level,
             rng=self._rng,
             draws=self._draws,
-            worst=None,  # documents that this text lacks are covered by the guarantee
+            worst=None,  # the guarantee covers documents that this text lacks
         )
         net, blocks = (self.estimate_saving(column, number) for column in (columns.flops, columns.depth))
         return SelectedPoint(family, level, point, net, rise, blocks, how)
@@ -262,8 +261,8 @@ def optimistic_savings(
 ) -> list[SelectionRow]:
     """Optimistic bound: the largest saving of each family at ``level`` with any number of documents.
 
-    It is chosen on ``traced``. Its point is the loosest that these documents do not show to exceed the level. More
-    documents can only exclude it. The bound is not a point to decode with.
+    Its point, chosen on ``traced``, is the loosest that these documents do not show to exceed the level. More documents
+    can only exclude it. The bound is not a point for decoding.
     """
     dearest = PointSelector(traced, traced.text.n_documents, geometry, RiseBounds.lower_bound)
     return _with_intervals(
@@ -294,7 +293,7 @@ ORACLES: tuple[OracleName, ...] = ("threshold", "price")
 
 @dataclass(frozen=True)
 class OracleHeadroom:
-    """The largest saving of an oracle within ``level``: shares of blocks and, net of everything, of FLOPs.
+    """The largest saving of an oracle within ``level``: share of blocks, and net share of FLOPs.
 
     ``low``, ``high``: 95 % interval of ``net``.
     """
@@ -368,7 +367,7 @@ class Certification:
 
     @property
     def certified_point(self) -> OperatingPoint | None:
-        """The point that ``promise`` is about."""
+        """The point of ``promise``."""
         return next((point for point in self.tried if point.name == self.promise.chosen), None)
 
 
@@ -395,7 +394,7 @@ def fit_state_translators(
 def candidate_points(
     family: ExitFamily, best: OperatingPoint, chooser: PointSelector, rise: float, states: StateTranslators | None
 ) -> list[OperatingPoint]:
-    """Thresholds around ``best`` in its family, strict to loose, as they are decoded.
+    """Points with thresholds around ``best`` in its family, strict to loose, for decoding.
 
     ``states`` translate an exit's state for K and V above it; None: the state is copied.
     """
@@ -455,7 +454,7 @@ def certify_points(
         bounds.append(rise_bounds.upper_bound(columns.nll_nats[:, -1]))
         excess = excess_loss(by(columns.nll_nats[:, 1:]), by(columns.nll_nats[:, 0]), by(tokens))
         if bounds[-1] > settings.rise and risk_p_values(excess, risk)[-1] > ERROR:
-            break  # neither is a looser one: the sequence of tests ends here
+            break  # nor is a looser one, so the sequence of tests ends here
     within = [number for number, bound in enumerate(bounds) if bound <= settings.rise]
     names = [point.name for point in tried]
     promise = certify_losses(excess, names, EXCESS, text=settings.text_description, risk=risk, seed=settings.seed)

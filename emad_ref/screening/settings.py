@@ -1,7 +1,7 @@
 """Settings of a screening, and its amounts of text: counted in documents, never in seconds.
 
-One seed reads the same text on every machine, whatever else runs there. The duration of the first phases is predicted
-(``screening.timing``), and nothing is cut to meet it.
+One seed reads the same text on every machine under any load. The duration of the first phases is predicted
+(``screening.timing``), without reducing the text.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from emad_ref.text.documents import DEFAULT_CORPUS
 
 RISE_LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity in tables
 DOCUMENTS = 300
-LARGE_TOKEN_FLOPS = 250e6  # of a traced token: its blocks, and a head after every probe and at the end
-FEWEST_DOCUMENTS = 220  # of a large model: 200 count in full, the fewest on which a lossy point is recommended
-LARGE_WINDOW = 128  # tokens of a window where a head costs more than a block: traces read a dozen heads of each token
+LARGE_TOKEN_FLOPS = 250e6  # FLOPs of a traced token: its blocks, and a head after every probe and at the end
+FEWEST_DOCUMENTS = 220  # documents for a large model: recommending a lossy point needs 200 of full length
+LARGE_WINDOW = 128  # tokens of a window if a head costs more than a block, as traces read a dozen heads of each token
 SETTLED_DOCUMENTS = 300  # documents from which on lens, gate and drafts are fitted in their full number of steps
 PROFILE_WINDOWS, FEWEST_PROFILE_WINDOWS = 100, 40  # windows, for EMAD's profile
-WINDOWS_PER_DOCUMENT = 2  # windows to fit on, per window to choose or judge on; 1 where a head costs more than a block
+WINDOWS_PER_DOCUMENT = 2  # fitting windows per choosing or judging window; 1 if a head costs more than a block
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ScreeningSettings:
 
     @property
     def text_description(self) -> str:
-        """The text that is read, in words."""
+        """Description of the text."""
         return self.corpus if self.window is None else f"{self.corpus} in windows of at most {self.window} tokens"
 
     @property
@@ -64,7 +64,7 @@ class ScreeningSettings:
     def for_model(
         self, geometry: Geometry, documents: int | None = None, window: int | None = None
     ) -> ScreeningSettings:
-        """The same settings with so many documents and such windows; None: the default for a model of this size."""
+        """The same settings with these documents and windows; None: the default for a model of this size."""
         return replace(
             self,
             documents=default_document_count(compute_traced_token_flops(geometry)) if documents is None else documents,
@@ -83,14 +83,14 @@ def default_window_size(geometry: Geometry) -> int | None:
 
 def compute_traced_token_flops(geometry: Geometry) -> float:
     """FLOPs of one token of a lens trace: all blocks, and a head after every default probe and at the end."""
-    from emad_ref.exit_rules import default_probes  # NumPy with it, which no run of pytest is to load at its start
+    from emad_ref.exit_rules import default_probes  # also imports NumPy, which pytest must not load at its start
 
     heads = 1 + len(default_probes(geometry.layers))
     return geometry.layers * geometry.block_flops() + heads * geometry.head_flops()
 
 
 def work_share_for_token_cost(token_flops: float) -> float:
-    """Share of the usual work that a model whose traced token costs so many FLOPs gets: 1 unless it is a large one."""
+    """Share of the usual work for a model with this cost of a traced token: 1 unless the model is large."""
     return min(1.0, LARGE_TOKEN_FLOPS / token_flops)
 
 

@@ -1,7 +1,7 @@
-"""Times of a screening: of its phases, predicted from a short measurement, and of the few candidates.
+"""Times of a screening: of its phases, predicted from a short measurement, and of a few candidates.
 
-Requests of candidates are paired (``benchmark.clock``): each candidate and full depth continue the same prompt next to
-one another. EMAD-X3 and EMAD-X4 judge the result on more requests and against more baselines.
+Requests of candidates are paired (``benchmark.clock``): each candidate and full depth continue the same prompt one
+after the other. EMAD-X3 and EMAD-X4 judge the result on more requests and against more baselines.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class CandidateTime:
 
 
 def make_greedy_generate(decoder: WalkedDecoder | DraftingDecoder) -> Generate:
-    """One prompt at a time, greedily, without a stop token."""
+    """Make a function that generates one prompt at a time, greedily, without a stop token."""
     return lambda prompt, new: decoder.generate([prompt], new).emitted[0]
 
 
 def timed_pair_count(settings: ScreeningSettings) -> int:
-    """Timed pairs of a candidate and full depth, besides the one that warms up."""
+    """Number of timed pairs of a candidate and full depth, without warm-up."""
     return max(len(PROMPT_LENGTHS), settings.scale_amount(PAIRS))
 
 
@@ -114,7 +114,7 @@ def choose_points_to_time(
 
 MEASURED_TOKENS, MEASURED_STEPS = 512, 6
 BACKWARD = 3.0  # a step with gradients, in passes without
-LIKELY_POINTS = 2  # thresholds of five at most that are decoded
+LIKELY_POINTS = 2  # likely number of decoded thresholds, of at most five
 
 
 @dataclass(frozen=True)
@@ -167,11 +167,11 @@ def _seconds(run: Callable[[], T], synchronize: Callable[[], None]) -> tuple[flo
 def predict_phase_seconds(
     model: LoadedModel, texts: TextSplits, settings: ScreeningSettings, costs: UnitCosts
 ) -> dict[str, float]:
-    """Predicted seconds of the phases that take most, from counts of tokens, heads and steps.
+    """Predicted seconds of the longest phases, from counts of tokens, heads and steps.
 
     ``decoding`` assumes that ``LIKELY_POINTS`` thresholds are decoded, one judged, and a head read before each exit
-    besides the one at it; ``timing`` that all candidates take the time of full depth. What drafts take is
-    predicted by ``drafts.predict_drafting_seconds``.
+    besides the one at it; ``timing`` that all candidates take the time of full depth.
+    ``drafts.predict_drafting_seconds`` predicts the time of drafts.
     """
     plan, read = make_lens_plan(model, settings), layers_to_read(model)
     heads = len(read or range(1, model.stepper.layers))

@@ -1,9 +1,9 @@
 """Text splits of a screening, the lens and gate fitted on them, and traces for selection and evaluation.
 
     calibrate  its training documents fit the lens, its others the gate and the maps of K and V
-    validate   every other document, or every third of a model whose head costs more than a block, chooses rules and
-               thresholds, the rest certify them: a guarantee is void if its own text has chosen the rule
-    evaluate   every figure shown is about this split
+    validate   every other document (every third if a head costs more than a block) chooses rules and thresholds; the
+               rest certify them, since a guarantee is void if its own text has chosen the rule
+    evaluate   every shown figure is of this split
 
 Each split has one window per document if there are enough documents, since intervals resample documents.
 """
@@ -36,8 +36,8 @@ from emad_ref.text.corpora import DistinctDocuments
 from emad_ref.text.documents import Documents, Split
 from emad_ref.tuning import windows_of
 
-MIN_DOCUMENTS = 30  # documents, to recommend anything, as many as falsify a claim about perplexity
-ENOUGH_DOCUMENTS = 200  # documents, to let a claim about perplexity survive
+MIN_DOCUMENTS = 30  # least documents for a recommendation, as for falsifying a claim about perplexity
+ENOUGH_DOCUMENTS = 200  # documents that let a claim about perplexity survive
 
 
 class TooLittleText(EmadError):
@@ -72,7 +72,7 @@ class ScreeningText:
         return np.array([window.n_decided for window in self.windows], dtype=np.float64)
 
     def first_windows(self, windows: int) -> ScreeningText:
-        """The first so many windows."""
+        """The first ``windows`` windows."""
         return ScreeningText(self.windows[:windows])
 
 
@@ -160,7 +160,7 @@ def _with_progress(windows: Iterator[TokenSequence], bar: tqdm[None]) -> Iterato
 
 
 def too_little_text_reason(texts: TextSplits) -> str:
-    """Why so little text allows no recommendation; "" if there is enough."""
+    """Reason why so little text allows no recommendation; "" if there is enough."""
     for purpose, text in (("choose", texts.choose), ("certify", texts.certify), ("judge", texts.evaluate)):
         if text.n_documents < MIN_DOCUMENTS:
             least = f"{MIN_DOCUMENTS} are the fewest that say anything"
@@ -168,7 +168,7 @@ def too_little_text_reason(texts: TextSplits) -> str:
     return ""
 
 
-LENS_STEPS = 400  # that refine the closed form: held-out divergences are below those of 800 from the identity
+LENS_STEPS = 400  # steps that refine the closed form: held-out divergences are below those of 800 from the identity
 HELD_OUT_TOKENS, FEWEST_HELD_OUT = 20_000, 4_000  # positions that measure the lens and fit its gate
 SHARE_OF_BLOCK = 0.1  # largest cost of a full translator
 RANK_OF_WIDTH = 8  # D / 8: half the cost of a block's narrowest matrix
@@ -206,12 +206,12 @@ def fit_lens_and_gate_by_plan(
 def iterate_unseen_windows(
     model: LoadedModel, text: ScreeningText, settings: ScreeningSettings
 ) -> Iterator[TokenSequence]:
-    """Windows of ``text`` that its lens was not fitted on, for fitting anything on top of it."""
+    """Windows of ``text`` outside the lens' fitting text, for further fits."""
     return held_out_windows(make_lens_plan(model, settings), lambda: iter(text.windows))
 
 
 def make_lens_plan(model: LoadedModel, settings: ScreeningSettings) -> LensPlan:
-    """What the lens of this model is fitted on, and how."""
+    """Plan of the lens fit of this model: text and settings."""
     stepper = model.stepper
     plan = LensPlan(
         model=model.name,
@@ -238,7 +238,7 @@ def held_out_token_count(model: LoadedModel, settings: ScreeningSettings) -> int
 def layers_to_read(model: LoadedModel) -> tuple[int, ...] | None:
     """Layers of the lens and of every trace if a head costs more FLOPs than a block; None: every layer.
 
-    A head of 49,152 tokens costs as much as eight blocks of SmolLM2-135M: rules that read one often save nothing, and
+    A head of 49,152 tokens costs as much as eight blocks of SmolLM2-135M: rules that read one often save no work, and
     reading it after every layer would take most of a screening.
     """
     geometry = model.geometry

@@ -6,9 +6,9 @@
     exercised   the point saves at least 5 % of the decode FLOPs of the task's own sequences, net
 
 A model that does not solve a task cannot lose accuracy on it. A point that does not exercise a task answers it at full
-depth in both arms. Either would let a claim about quality survive untested, so neither takes part, and both are listed
-with the numbers. The honest guess is the best accuracy without
-solving the task: from the input's own symbols, or the most frequent answer elsewhere.
+depth in both arms. Both would let a claim about quality survive untested, so such tasks do not count, and are listed
+with the numbers. The honest guess is the best accuracy without solving the task: from the input's own symbols, or the
+most frequent answer elsewhere.
 
 An exact binomial test compares with the guess. With items in clusters it uses the effective number of items, n / deff
 (Korn and Graubard 1998, *Survey Methodology* 24, 193–201): repeats of one item count once.
@@ -179,9 +179,9 @@ def _table_probabilities(n: int, lost: float, gained: float) -> tuple[NDArray[np
 def items_needed_to_decide(
     reference_correct: ByItem, candidate_correct: ByItem, *, threshold: float, error: float, most: int = 10_000_000
 ) -> int | None:
-    """About how many items would show the drop below or above ``threshold`` if the discordant shares stay as they are.
+    """Approximate number of items that would decide the drop against ``threshold`` at the same discordant shares.
 
-    None if ``most`` items would not suffice: the shares lie on the threshold.
+    None if ``most`` items would not suffice, since the shares are at the threshold.
     """
     shares = _discordant_shares(reference_correct, candidate_correct)
     independent = len(reference_correct.independent_values)
@@ -199,7 +199,7 @@ def items_needed_to_decide(
 
 
 def estimate_retained_share(candidate: ByItem, reference: ByItem, target_share: float) -> Estimate:
-    """Σ candidate / Σ reference over paired items, tested against ``target_share``; neither score is taken as fixed.
+    """Σ candidate / Σ reference over paired items, tested against ``target_share``; both scores are random.
 
     The ratio exceeds the target exactly if the mean of candidate_i − target · reference_i exceeds 0. A t test decides
     that; the interval holds all ratios that it does not reject (Fieller 1954), with clusters summed. If few items
@@ -269,7 +269,7 @@ def estimate_score_difference(
 def estimate_exit_depth_difference(
     sooner: ByItem, later: ByItem, *, layers: int, threshold: float, rng: np.random.Generator
 ) -> Estimate:
-    """How many blocks earlier ``sooner`` exits than ``later``: mean over items of later's exit block minus sooner's.
+    """Number of blocks by which ``sooner`` exits earlier: mean over items of later's exit block minus sooner's.
 
     Args:
         sooner, later: [items] mean exit block of each item's tokens, 0 to ``layers``.
@@ -284,9 +284,9 @@ def estimate_exit_depth_difference(
     return replace(scaled, value=scaled.value * layers, low=scaled.low * layers, high=scaled.high * layers)
 
 
-LEAST_SAVED = 0.05  # net share of a task's own decode FLOPs; with a smaller one the rule does not act on the task
-AT_STAKE = 0.01  # accuracy above the guess: F1 speaks of one point, which a task with less cannot lose
-FEWEST = 2  # counting tasks for a claim about accuracy to survive: F1 speaks of "two or more tasks"
+LEAST_SAVED = 0.05  # least net share of a task's own decode FLOPs for a rule that acts on the task
+AT_STAKE = 0.01  # least accuracy above the guess: F1 concerns one point, which a task with less cannot lose
+FEWEST = 2  # counting tasks for a claim about accuracy to survive: F1 concerns "two or more tasks"
 
 
 @dataclass(frozen=True)
@@ -374,8 +374,8 @@ def _effective_items(right: ByItem, clusters: int) -> float:
     """Effective number of independent items among items in clusters, n / deff.
 
     deff is the variance of the share over the C clusters, divided by that of independent items, times (t₁(C − 1) / t₁(n
-    − 1))². It is at least 1, and at most Σ m² / Σ m over clusters of m items, the value for repeats. If every item is
-    alike there is no variance, and the latter is used.
+    − 1))². It is at least 1, and at most Σ m² / Σ m over clusters of m items, the value for repeats, which also applies
+    without variance.
     """
     values, share = right.values.astype(np.float64), float(right.values.mean())
     n, sizes = len(values), right.with_values(np.ones(len(values))).independent_values

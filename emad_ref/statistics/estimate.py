@@ -30,7 +30,7 @@ from scipy import special, stats
 
 from emad_ref.record import Floats
 
-LARGEST_N = 10_000_000  # units; if more are needed, the truth lies practically on the threshold
+LARGEST_N = 10_000_000  # units; if more are needed, the truth is practically at the threshold
 _UNSEEN_STEPS = np.linspace(0.0, math.log(1e8), 2049)  # −n·ln(1 − π): beyond the last, p is below any level in use
 
 
@@ -38,10 +38,11 @@ _UNSEEN_STEPS = np.linspace(0.0, math.log(1e8), 2049)  # −n·ln(1 − π): bey
 class ThresholdDistance:
     """Distance of a value from its threshold, in the unit of the test.
 
-    ``gap``    threshold − value: positive if the value lies below.
+    ``gap``    threshold − value: positive if the value is below.
     ``error``  standard error of the value; 0 if the units show no spread.
-    ``worst``  what an unseen unit may add, in the same unit (``pvalue_with_rare_units``); None: no p-value pays for it.
-    ``least``  smallest number of units with which a bootstrap can decide on this side at all.
+    ``worst``  contribution of an unseen unit, in the same unit (``pvalue_with_rare_units``); None: no p-value includes
+               it.
+    ``least``  smallest number of units with which a bootstrap can decide on this side.
     ``equal``  whether the effective number n is more than half of the units.
     """
 
@@ -60,12 +61,10 @@ class Estimate:
     ``p_above``        p-value of "the effect is at most the threshold": small means shown to be above.
     ``p_below``        p-value of "the effect is at least the threshold": small means shown to be below.
     ``noun``           what ``n`` counts: documents, items, pairs.
-    ``unsteady``       of times: why the machine counts as unsteady (``measure_steadiness``), shown if the verdict stays
-    open;
-    ""
-                       if it was steady, and for anything but times.
-    ``distance``       what ``needed_sample_size`` extrapolates; None: it reads the p-values.
-    ``note``           a remark on the value or its units that readers need whatever the verdict; "" none.
+    ``unsteady``       of times: reason why the machine counts as unsteady (``measure_steadiness``), shown if the
+    verdict stays open; "" if steady, or without times.
+    ``distance``       input of ``needed_sample_size``; None: it uses the p-values.
+    ``note``           a remark on the value or its units for readers of any verdict; "" none.
     """
 
     value: float
@@ -94,9 +93,8 @@ def pvalue_with_rare_units(base: Callable[[Floats], Floats], gap: float, worst: 
     of three, times the weight of a ruined unit.
 
     Args:
-        base: gaps [k] → p-values [k] of "the mean of units like the observed ones lies that far above the value".
-        gap: threshold − value.
-        n: units, the effective number if their weights differ.
+        base: gaps [k] → p-values [k] of "the mean of units like the observed ones is that far above the value". gap:
+        threshold − value. n: units, the effective number if their weights differ.
     """
     share = -np.expm1(-_UNSEEN_STEPS / n)
     # π comes from one end of each step and its probability from the other, so the grid never understates p
@@ -104,7 +102,7 @@ def pvalue_with_rare_units(base: Callable[[Floats], Floats], gap: float, worst: 
 
 
 def needed_sample_size(estimate: Estimate, error: float) -> int | None:
-    """About how many documents or pairs would decide, if value and spread stay as they are; None if no number would.
+    """Approximate number of documents or pairs that would decide at the same value and spread; None if none would.
 
     The distance to the threshold in standard errors grows with √n: n · (z_error / z_now)². If the p-value pays for
     unseen units, the result is the smallest n whose price leaves that distance.
@@ -114,7 +112,7 @@ def needed_sample_size(estimate: Estimate, error: float) -> int | None:
         number = _needed_by_distance(distance, n, error)
         if number is None or number > n or not p > error:
             return number
-        # a normal mean would be decided by now; this one is skewed and is not
+        # with a normal distribution this n would decide; this one is skewed
     now = -float(stats.norm.ppf(p))
     if not now > 0:
         return None
@@ -122,7 +120,7 @@ def needed_sample_size(estimate: Estimate, error: float) -> int | None:
 
 
 def _needed_by_distance(distance: ThresholdDistance, n: int, error: float) -> int | None:
-    """As ``needed_sample_size``, on the side of the threshold on which the value lies."""
+    """As ``needed_sample_size``, on the value's side of the threshold."""
     if distance.gap == 0 or not math.isfinite(distance.gap):
         return None
     z = -float(stats.norm.ppf(error)) * distance.error / abs(distance.gap)
@@ -154,7 +152,7 @@ def _needed_by_distance(distance: ThresholdDistance, n: int, error: float) -> in
     return high
 
 
-UNSEEN_SHARE = 0.1  # share of units that n must exclude before identical units say anything of the others
+UNSEEN_SHARE = 0.1  # share of units that n must exclude before identical units are evidence about the others
 
 
 def estimate_near_identical_units(
@@ -176,11 +174,11 @@ def estimate_near_identical_units(
     The number of other units is bounded, not their size. The bounds are those of the ``common`` rate plus ``away``
     times the largest share that may differ (Clopper–Pearson); ``away`` moves the mean if every unit is like the
     farthest observed one. If none differs, there are no bounds. The p-value towards the common rate's side of the
-    threshold is the probability of so few among n if a tenth of all units differs. It assumes fewer if fewer units as
-    far away as the farthest would reach the threshold. If none differs this is 0.9ⁿ, so 29 units show it at 5 %. Below
-    the threshold the farthest counts as at least ``worst``, what an unseen unit may add. A common rate on the threshold
-    is a tie and shows nothing; the other side is never shown. ``counted`` is the effective number of the ``n`` units,
-    used for all of this; None: all.
+    threshold is the probability of so few differing units among n if a tenth of all units differs. It assumes fewer if
+    fewer units as far away as the farthest would reach the threshold. If none differs this is 0.9ⁿ, so 29 units show it
+    at 5 %. Below the threshold the farthest counts as at least ``worst``, the contribution of an unseen unit. A common
+    rate at the threshold is a tie and decides nothing; the other side is never shown. ``counted`` is the effective
+    number of the ``n`` units, used for all of this; None: all.
     """
     # unequal units with a few differing ones show at least as much as one more than twice as many equal units
     shown_by = n if counted is None else max(counted, 2 * differing + 1)
@@ -227,8 +225,8 @@ def holm_adjusted_pvalues(p_values: Sequence[float], others: int = 0) -> list[fl
     """Holm's adjusted p-values: rejecting those ≤ α keeps the probability of any false rejection ≤ α.
 
     Args:
-        p_values: unadjusted, of the tests at hand.
-        others: further tests of the same family with unknown p-values; they count as 1, which is conservative.
+        p_values: unadjusted, of these tests. others: further tests of the same family with unknown p-values; they count
+        as 1, which is conservative.
 
     >>> [round(p, 4) for p in holm_adjusted_pvalues([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]

@@ -14,18 +14,18 @@ The bootstrap is studentised: t* = (θ* − mean of θ*) / se*. se is the linear
 
 with l_i and c_i the loss and cost of the mixture on document i, f_i the cost of full depth, and slope that of the
 front: shares follow from costs, which vary from sample to sample. The numerator covers that corners change from sample
-to sample. It takes θ* from its own mean and not from θ̂. If many points are nearly equal, θ̂ is what one of them
-happened to do on evaluation, and samples average over several. A bias "corrected" by the difference would count that
-accident twice (with independent noise at each of 33 points the error of a one-sided 5 % bound was 12 %). As with means,
-the bound is never more confident than Student's t: with 30 documents, half of them alike on both sides, the error of
-the bootstrap alone was 6.6 %.
+to sample. It centres θ* on its own mean and not on θ̂. If many points are nearly equal, θ̂ is the chance result of one
+of them on evaluation, and samples average over several. A bias "correction" by the difference would count that chance
+twice (with independent noise at each of 33 points the error of a one-sided 5 % bound was 12 %). As with means, the
+bound is never more confident than Student's t: with 30 documents, half of them equal on both sides, the error of the
+bootstrap alone was 6.6 %.
 
 ``estimate_saving_at_loss`` goes the other way round:
 
     saving(δ)   the largest saving of a mixture of neighbouring corners of the family's front that loses at most
                 δ nats per token more than full depth
 
-The front (``sweep.front``) is chosen on one split and judged on another. A ceiling promises nothing, so it is chosen
+The front (``sweep.front``) is chosen on one split and judged on another. An oracle promises nothing, so it is chosen
 and judged on one split. The crossing of the front with δ is found on the judged text, so several families are compared
 at exactly the same loss, as tables rank them. Whether a chosen point keeps a promise is another question.
 
@@ -107,7 +107,7 @@ class EqualFlopsComparison:
     """Both families at one net saving.
 
     ``level``     the requested saving; ``saving``: the saving of both, less if a side falls short on evaluation.
-    ``estimate``  θ against the threshold; None for a tie, if both decide alike on every document.
+    ``estimate``  θ against the threshold; None for a tie, if both decide equally on every document.
     """
 
     level: float
@@ -168,7 +168,7 @@ def build_comparison_leg_test(
 ) -> LegTest:
     """A leg that fails above ``threshold``, before Holm; its reason has the saving of both sides.
 
-    A tie has no p-value and takes no part: if both sides decide alike, no text would tell them apart.
+    A tie has no p-value and does not count: if both sides decide equally, no text distinguishes them.
 
     Args:
         estimate: of ``comparison``, in the claim's own unit; None for a tie.
@@ -186,7 +186,7 @@ def build_comparison_leg_test(
 
 
 def _is_tied(comparison: EqualFlopsComparison) -> bool:
-    """Whether both mixtures do the same document by document, up to rounding of shares."""
+    """Whether both mixtures are equal document by document, up to rounding of shares."""
     return all(
         np.allclose(mine, theirs, rtol=SHARE_ROUNDING, atol=0.0)
         for mine, theirs in (

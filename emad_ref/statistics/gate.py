@@ -1,11 +1,11 @@
-"""Gates: a verdict in a line or two, and what it does to a run: fail, warn, or nothing.
+"""Gates: a verdict in a line or two, and its effect on a run: fail, warn, or none.
 
 A message is built from the form in ``report.json``, so a failing test, the summary of its run and a later reader show
 the same text. pytest and the ``emad`` command share the rules:
 
 - gate ``paper``: the row gates (register, or named by the user) and is falsified, or is inconclusive and that fails;
 - gate ``decoder``: the same for the rows that depend on the decoder; ``METHOD_ROWS`` are reported and do not gate
-  (the run's register says so: ``pytest_emad.options.load_claims_register``);
+  (``pytest_emad.options.load_claims_register`` sets this in the run's register);
 - gate ``known``: the verdict is none of those on record for such a run (``known``);
 - ``require``: the row needs a required kind and is ``not applicable`` or ``unmeasured``.
 
@@ -138,7 +138,7 @@ def describe_verdict(verdict: Verdict, claim: Claim) -> str:
     """The summary's line as a message: claim and outcome, measured and required value, then the reason."""
     data = verdict.to_json()
     result, why = format_measurement(data), verdict.reason if verdict.estimate is not None else ""
-    result = "" if result in why else result  # a check's reason stands there
+    result = "" if result in why else result  # holds a check's reason
     lines = [
         format_claim_heading(data, claim_title(data, {claim.id: claim})),
         _with_full_stop(result),

@@ -13,8 +13,8 @@
              so far.
 
 An entry applies to runs of the same claim, model, corpus, budget and options, under the same schema. A settled verdict
-holds for every seed. For a seed-dependent one any recorded outcome passes, whatever the seed: such a row lies on its
-threshold, and the next machine may round it the other way. An unsettled entry applies to the seeds it lists. The record
+holds for every seed. For a seed-dependent one any recorded outcome passes under any seed: such a row is at its
+threshold, and another machine may round it the other way. An unsettled entry applies to the seeds it lists. The record
 does not include the device, nor the number of models that a run judged.
 
 A golden is a JSON file with what an earlier run decoded. ``index.json`` lists it as ``{"id", "file", "sha256",
@@ -47,7 +47,7 @@ VERDICTS = "verdicts.json"
 SCHEMA = 2
 AGREEING = 3  # seeds
 SEED_DEPENDENT, UNSETTLED = "seed-dependent", "unsettled"
-MACHINE_BOUND = ("speed", "energy")  # requirements of rows on time and energy, which go on no record
+MACHINE_BOUND = ("speed", "energy")  # requirements of rows on time and energy, which have no record
 OF_THE_MACHINE = "a verdict on time or energy belongs to the machine it was measured on"
 UNRECORDED = f"none on record under schema {SCHEMA} for this model, corpus, budget, seed and options"
 
@@ -165,7 +165,7 @@ def with_verdict_entry(
     return ordered, "unchanged" if same == [new] else "added" if before is None else "changed"
 
 
-# ---------------------------------------------------------------- what is on record
+# ---------------------------------------------------------------- records
 
 
 def find_golden_folder() -> Path | None:
@@ -178,7 +178,7 @@ def load_known_verdicts(folders: Sequence[Path]) -> KnownVerdicts:
     """All ``verdicts.json`` of ``folders``, earlier folders first.
 
     Raises:
-        DamagedGolden: one that cannot be read, or is at odds with itself.
+        DamagedGolden: one that cannot be read, or contradicts itself.
     """
     return KnownVerdicts(tuple(entry for folder in folders for entry in read_verdict_entries(folder)))
 
@@ -215,7 +215,7 @@ def read_verdict_entries(folder: Path) -> list[Entry]:
 
 
 def read_verdict_file(path: Path) -> dict[str, Any] | None:
-    """The content of the file, whatever its schema, or None. Raises DamagedGolden if it is not such a file."""
+    """The content of the file of any schema, or None. Raises DamagedGolden if it is not such a file."""
     if not path.exists():
         return None
     stored = load_golden_json(path)
@@ -243,7 +243,7 @@ _RECORD_AGAIN = "restore it from the repository, or move it away and record anew
 
 
 def _entry_error(entry: Any) -> str:
-    """What an entry lacks or contradicts; empty if it is valid."""
+    """Text about an entry's missing or contradictory fields; empty if it is valid."""
     if not isinstance(entry, dict) or set(entry) != {*TEXTS, "seeds"}:
         return f"expected a table with exactly {', '.join(sorted({*TEXTS, 'seeds'}))}"
     if texts := [part for part in TEXTS if not isinstance(entry[part], str)]:
@@ -268,12 +268,12 @@ def load_golden_json(path: Path) -> Any:
         ) from error
 
 
-# ---------------------------------------------------------------- what a run says of it
+# ---------------------------------------------------------------- comparison of a run
 
 
 @dataclass(frozen=True)
 class RecordComparison:
-    """One verdict beside the record; ``why``: why no entry applies to it."""
+    """One verdict and its record; ``why``: reason why no entry applies to it."""
 
     verdict: Verdict
     expected: RecordedOutcome | None
@@ -299,7 +299,7 @@ def compare_with_record(row: Claim, verdict: Verdict, expected: RecordedOutcome 
     return RecordComparison(verdict, expected, "" if expected else UNRECORDED)
 
 
-MOST_TITLED = 4  # claims of a list that are named in words; a longer list shows ids alone
+MOST_TITLED = 4  # most claims of a list with titles; a longer list shows only ids
 
 
 def format_comparison_summary(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -332,7 +332,7 @@ def format_comparison_summary(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def no_comparison_reason(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Why a run that compared nothing fails; empty if it did compare, or judged no claim."""
+    """Reason why a run without comparisons fails; empty if it compared some, or judged no claim."""
     if not rows or any(row["expected"] is not None for row in rows):
         return ""
     return (
@@ -410,7 +410,7 @@ def _index(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _index_error(entry: Any) -> str:
-    """What is wrong with an entry of the index; empty if nothing is."""
+    """Text about the fault of an entry of the index; empty if valid."""
     if not isinstance(entry, dict) or set(entry) != KEYS:
         return f"expected a table with exactly {', '.join(sorted(KEYS))}"
     for key in ("id", "file", "sha256"):
@@ -443,7 +443,7 @@ def _verified_path(folder: Path, entry: dict[str, Any]) -> Path:
 
 
 def record_verdict(folder: Path, key: Mapping[str, str], name: str, seed: int, outcome: str) -> Change:
-    """Record one verdict in ``folder``'s ``verdicts.json``, beside those of other seeds.
+    """Record one verdict in ``folder``'s ``verdicts.json`` with those of other seeds.
 
     The file is read, changed and written under a lock: runs of several seeds may record at once.
 

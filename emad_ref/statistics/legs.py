@@ -14,9 +14,9 @@ rules bind every claim:
   more before a leg may survive: few documents cannot show that none of them is ruined.
 - ``outcome_and_deciding_leg`` is the only place where legs become a row.
 
-Intervals are two-sided 95 % and not corrected. A leg whose interval clears the threshold on the wrong side may still be
-inconclusive among many, and its reason says so. Identities have no interval (``judge_within_tolerance``): they compare
-numbers exactly, with no sample and one largest honest difference.
+Intervals are two-sided 95 % and not corrected. A leg with its interval entirely on the wrong side of the threshold may
+still be inconclusive among many; its reason explains that. Identities have no interval (``judge_within_tolerance``):
+they compare numbers exactly, with no sample and one largest honest difference.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def outcome_and_deciding_leg(legs: Sequence[Leg]) -> tuple[Outcome, Leg]:
     """(outcome, deciding leg) of legs: falsified if a leg is, survived only if all are, else inconclusive.
 
     Legs that only report (``measured``) or whose premise is absent (``not applicable``) count only if there are no
-    others. An ``unmeasured`` leg counts: what was not measured cannot have survived.
+    others. An ``unmeasured`` leg counts, so that the row cannot survive.
 
     The deciding leg is the most certain among falsified ones, else the least certain.
 
@@ -87,7 +87,7 @@ def not_applicable_verdict(claim: Claim, model: str, reason: str) -> Verdict:
 
 
 def unmeasured_verdict(claim: Claim, model: str, reason: str) -> Verdict:
-    """Verdict of a claim with an absent instrument or absent data; ``reason`` names it. Never a zero."""
+    """Verdict of a claim with an absent instrument or absent data, without a number; ``reason`` names it."""
     return Verdict(claim.id, model, "unmeasured", None, None, 0, None, claim.unit, claim.gate, reason, why=reason)
 
 
@@ -99,11 +99,11 @@ def unmeasured_leg(name: str, reason: str) -> Leg:
 class LegTest:
     """A leg before it is decided.
 
-    ``needed``      gives, for a level, about how many of ``noun`` would decide it.
-    ``unsteady``    of times: why the machine counts as unsteady, which further pairs do not mend; "" otherwise.
+    ``needed``      level → approximate number of ``noun`` that would decide it.
+    ``unsteady``    of times: reason why the machine counts as unsteady, which more pairs do not mend; "" otherwise.
     ``to_survive``  smallest n with which the leg may survive; 0 without such a minimum.
-    ``falling``     whether the value lies on the bad side; None: the smaller p-value tells.
-    ``worst``       nats per token that an unseen document is assumed to lose; 0: none is priced.
+    ``falling``     whether the value is on the bad side; None: the smaller p-value decides.
+    ``worst``       assumed loss of an unseen document in nats per token; 0: none.
     """
 
     leg: Leg
@@ -181,12 +181,12 @@ def _join_reasons(*parts: str) -> str:
 
 
 def _open_leg(test: LegTest, family: int) -> Leg:
-    """The open leg with what would decide it, if known."""
+    """The open leg with the units that would decide it, if known."""
     leg = test.leg
     assert leg.p_falsify is not None
     assert leg.p_survive is not None
     if leg.p_falsify == leg.p_survive == 1:
-        return leg  # a tie or a single unit; the reason says so, and no number of such units would decide
+        return leg  # a tie or a single unit; the reason names it, and no number of such units would decide
     falling = leg.p_falsify < leg.p_survive if test.falling is None else test.falling
     alone = f"falsified alone, but not after Holm over {family} legs" if leg.p_falsify <= LEVEL else ""
     if test.unsteady:
@@ -251,7 +251,7 @@ _ORDER: tuple[Outcome, ...] = ("falsified", "inconclusive", "unmeasured", "survi
 
 
 def verdict_with_worst_legs(verdict: Verdict, limit: int) -> Verdict:
-    """``verdict`` with its ``limit`` worst legs alone; n and reason say how many were judged."""
+    """``verdict`` with only its ``limit`` worst legs; n and reason give the number judged."""
     judged = sum(leg.outcome not in ("measured", "not applicable") for leg in verdict.legs)
     worst = sorted(
         verdict.legs,
@@ -262,7 +262,7 @@ def verdict_with_worst_legs(verdict: Verdict, limit: int) -> Verdict:
 
 
 def build_report_leg(name: str, estimate: Estimate, reason: str = "", threshold: float | None = None) -> Leg:
-    """A leg that only reports an estimate; ``threshold`` is shown beside it if there is one."""
+    """Make a leg that only reports an estimate, with a ``threshold`` for display if there is one."""
     note = _join_reasons(reason, estimate.note)
     return Leg(
         name, "measured", estimate.value, interval_if_finite(estimate), estimate.n, threshold, estimate.unit, note
@@ -270,7 +270,7 @@ def build_report_leg(name: str, estimate: Estimate, reason: str = "", threshold:
 
 
 def build_count_leg(name: str, value: float, n: int, unit: str, reason: str = "") -> Leg:
-    """A leg that only reports a number without an interval: arithmetic, or a count."""
+    """Make a leg that only reports a number without an interval: arithmetic, or a count."""
     return Leg(name, "measured", float(value), None, n, None, unit, reason)
 
 
@@ -290,7 +290,7 @@ def judge_against_threshold(
         estimates: name of the leg → estimate, whose p-values were taken against ``threshold``.
         bad: on which side of the threshold the claim fails.
         other_legs: gating legs of the run decided elsewhere.
-        beside: legs that only report, or whose premise is absent.
+        beside: legs that only report, or lack a premise.
     """
     legs = [build_leg_test(name, estimate, bad, threshold, claim.minimum) for name, estimate in estimates.items()]
     if not legs and not beside:
@@ -298,11 +298,11 @@ def judge_against_threshold(
     return verdict_from_legs(claim, model, [*decide_legs(legs, other_legs), *beside])
 
 
-judge_side = judge_against_threshold  # its earlier name, for code of others
+judge_side = judge_against_threshold  # its earlier name, for users' code
 
 
 def judge_within_tolerance(claim: Claim, model: str, errors: Mapping[str, Floats], tolerance: float) -> Verdict:
-    """Verdict on differences that must stay within ``tolerance``; one leg per entry of ``errors``.
+    """Verdict on differences that must be within ``tolerance``; one leg per entry of ``errors``.
 
     Args:
         errors: name of the leg → |difference| of every comparison made, any shape. NaN or infinite: falsified.

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ABSENT = "–"
-VAST = 1e6  # a million times: larger percentages are written with a power of ten
+VAST = 1e6  # a factor of a million; larger percentages are written with a power of ten
 TENFOLD = 9.0  # a rise by 900 %; a larger change is shown as a ratio
 
 # Units whose numbers are shares, and the form of their percentage. A change shows its sign, a size does not.
-# "z" in the forms: a change that rounds to zero has no sign of its own, so "-0.0 %" never shows.
+# "z" in the forms: a change that rounds to zero has no sign, so "-0.0 %" never shows.
 SHARES = {
     "relative rise": "+z.2f",
     "accuracy drop": "z.2f",
@@ -96,7 +96,7 @@ def format_ratio(times: float | None) -> str:
 
 
 def format_digits(x: float | None, form: str = "z.4g") -> str:
-    """A number that is neither share nor ratio, to four digits unless ``form`` says otherwise."""
+    """A number that is neither share nor ratio, by default to four digits (``form``)."""
     return ABSENT if x is None else f"{x:{form}}"
 
 

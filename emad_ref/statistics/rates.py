@@ -41,7 +41,7 @@ from emad_ref.statistics.units import (
 RESAMPLES = 9_999  # the smallest attainable p-value is 1 / (RESAMPLES + 1): one leg of 500 can be falsified after Holm
 FARTHER = 2.0  # distance of an unseen unit from the mean, in distances of the farthest observed unit
 PICKS_AT_ONCE = 2**16  # of documents for bootstrap samples: a processor's cache holds them, ten times faster than all
-FEWEST_DIFFERING = 10  # units, for a bootstrap of their differences to be meaningful
+FEWEST_DIFFERING = 10  # least differing units for a meaningful bootstrap
 
 
 def required_resamples(family: int, level: float = 0.05, least: int = RESAMPLES) -> int:
@@ -191,7 +191,7 @@ def estimate_perplexity_rise(
         rng: source of the bootstrap samples; unused when ``draws`` is given.
         level: of the two-sided interval.
         draws: [resamples, documents] from ``draw_document_counts``, to share between calls.
-        worst: nats per token that an unseen document may lose; None: neither p-value pays for unseen documents, because
+        worst: nats per token that an unseen document may lose; None: neither p-value includes unseen documents, because
             a separate promise bounds them.
 
     Raises:
@@ -239,13 +239,13 @@ def mean_rate(
 
     t* = (θ* − θ̂) / se*, with the linearised standard error of the ratio, sqrt(n/(n−1) Σ z_i²) / Σ n_i and z_i = x_i −
     θ n_i. SciPy's bootstrap has percentile, basic and BCa but no studentised interval. The bootstrap reflects skew, but
-    with 15 differing documents among 60 it is too confident. Student's t ignores skew and is not. The larger p-value
-    and the wider bound of the two count. At the threshold the error of a 5 % bound on its worse side, at 30, 60 and 200
-    documents, is 4.9 % with normal rates, 6.1 % with exponential ones, 7.1 % with log-normal ones of σ = 1 (800
-    simulations each; the error of the n-out-of-n bootstrap is 9.3 % there).
+    is too confident with 15 differing documents among 60. Student's t ignores skew, but is not too confident. The
+    larger p-value and the wider bound of the two count. At the threshold the error of a 5 % bound on its worse side, at
+    30, 60 and 200 documents, is 4.9 % with normal rates, 6.1 % with exponential ones, 7.1 % with log-normal ones of σ =
+    1 (800 simulations each; the error of the n-out-of-n bootstrap is 9.3 % there).
 
-    If more than half of all documents share one rate and fewer than ``FEWEST_DIFFERING`` have another, there is nothing
-    to resample: see ``estimate_near_identical_units``.
+    If more than half of all documents share one rate and fewer than ``FEWEST_DIFFERING`` have another, resampling
+    fails: see ``estimate_near_identical_units``.
 
     ``n`` of documents is their effective number, (Σ n_i)² / Σ n_i², rounded down: one document with most of the tokens
     counts as little more than one.
@@ -255,8 +255,8 @@ def mean_rate(
         tokens: [documents] n_i ≥ 1, of the same kind of unit.
         threshold, rng, level, draws: as in ``estimate_perplexity_rise``.
         unit: of x per token.
-        worst: what a document that no sample shows may add per token. p_below then pays for it, and p_above for gains
-            twice as large as the largest observed one; None: neither pays.
+        worst: amount per token that an unseen document may add. p_below then includes it, and p_above gains twice as
+            large as the largest observed one; None: neither includes any.
 
     Raises:
         BadArgument: as in ``estimate_perplexity_rise``.
@@ -359,8 +359,8 @@ def estimate_within_document_slope(
     """Least-squares slope of ``y`` over ``x``, both [tokens], with a level for each document (fixed effects).
 
     Σ_d Σ (x−x̄_d)(y−ȳ_d) / Σ_d Σ (x−x̄_d)², in econometrics the within estimator. Over tokens pooled from all
-    documents, long easy documents alone would make a slope (Simpson's paradox). The slope is a ratio of sums over
-    documents, which are resampled. Documents with a constant x weigh nothing and are left out.
+    documents, long easy documents alone would cause a slope (Simpson's paradox). The slope is a ratio of sums over
+    documents, which are resampled. Documents with a constant x have no weight and are omitted.
 
     Raises:
         BadArgument: no spread in ``x`` within any document, and as in ``mean_rate``.

@@ -1,16 +1,16 @@
 """Speedup: ratios of paired times with the noise of the machine, ratios of counted work, and the batch size of no gain.
 
 **Interruptions.** One pair in twenty with one arm ten times slower moves a ratio of totals by more than any claim's
-threshold. ``find_interruptions`` finds pairs whose log ratio lies far from the others'. The counts on either side tell
-the cause: the machine strikes either arm equally, a slow arm is slow on its own side only.
+threshold. ``find_interruptions`` finds pairs with a log ratio far from the others'. The counts on either side show the
+cause: the machine interrupts both arms equally, a slow arm only itself.
 
 **Spells.** Paired times are not independent: other processes come and go, clock frequencies wander, and the arms may
 feel it unequally. ``measure_steadiness`` measures this:
 
     lag_one   correlation of neighbouring pairs' log ratios (with Kendall's correction for its bias)
-    drift     KPSS statistic of the log ratios: how far their partial sums stray from a straight line. Of 1 / 6 on
-              average for independent pairs, above 0.46 one time in twenty (Kwiatkowski et al. 1992); against a
-              random walk below independent noise no test is locally better (Nyblom and Mäkeläinen 1983)
+    drift     KPSS statistic of the log ratios: the deviation of their partial sums from a straight line. Of 1 / 6 on
+              average for independent pairs, above 0.46 one time in twenty (Kwiatkowski et al. 1992); against a random
+              walk below independent noise no test is locally better (Nyblom and Mäkeläinen 1983)
     shared    the same of the time that both arms take together: the machine's own speed. If that wanders, arms
               that feel it unequally are likely, and a ratio shows it later than the times do
 
@@ -26,16 +26,14 @@ way in all but a few of the shapes that ``tests/laws/timing_noise.py`` simulates
     shown    the gain is shown at b if the interval against *every* baseline lies above 1
     at       the gain vanishes at the smallest b at which it is not shown
 
-The fastest baseline is not known beforehand, so none is chosen by its mean. The one named at b is the baseline whose
-interval reaches lowest. If that interval lies above 1, all do: an intersection–union test at 2.5 % whatever the number
-of baselines.
+The fastest baseline is not known beforehand, so none is chosen by its mean. The baseline named at b has the lowest
+interval. If that interval is above 1, all are: an intersection–union test at 2.5 % for any number of baselines.
 
 The number of batch sizes needs no correction. They are tested from the smallest on and the first failure ends the test:
 a fixed sequence, which keeps the probability of a false gain below that size at 2.5 % (Maurer, Hothorn and Lehmacher
-1995). Batch sizes after the crossing are listed and decide nothing.
+1995). Batch sizes after the crossing are only listed.
 
-An interval that holds 1 may do so because few pairs were timed. So the sentence has the interval and the number of
-pairs.
+An interval may contain 1 because few pairs were timed, so the sentence gives the interval and the number of pairs.
 """
 
 from __future__ import annotations
@@ -82,13 +80,13 @@ class MachineSteadiness:
 
     @property
     def independent_pair_count(self) -> int:
-        """About how many independent pairs would give the same error of the mean, by ``lag_one``."""
+        """Approximate number of independent pairs with the same error of the mean, by ``lag_one``."""
         share = (1 - self.lag_one) / (1 + self.lag_one)
         return max(1, min(self.pairs, round(self.pairs * share)))
 
     @property
     def unsteady_reason(self) -> str:
-        """Why the machine counts as unsteady, in words; "" if it was steady."""
+        """Reason why the machine counts as unsteady; "" if it was steady."""
         reasons = []
         if self.lag_one * math.sqrt(self.pairs) > LAG:
             reasons.append(
@@ -139,7 +137,7 @@ class TimingInterruptions:
 
     @property
     def is_arm_specific(self) -> bool:
-        """Whether one arm was struck significantly more often than the other: then it is slow by its nature."""
+        """Whether one arm was interrupted significantly more often than the other, so that the arm itself is slow."""
         struck = sum(self.interruptions_per_arm)
         return struck > 0 and float(stats.binomtest(self.interruptions_per_arm[0], struck).pvalue) < OWN
 
@@ -147,7 +145,7 @@ class TimingInterruptions:
     def machine_caused_by_arm(self) -> tuple[bool, bool]:
         """Whether the machine explains the interruptions of ``a`` and of ``b``.
 
-        It does if one arm has no more than the other and one standard deviation.
+        It does if an arm has at most one standard deviation more of them than the other.
         """
         a, b = self.interruptions_per_arm
         return 0 < a <= b + math.sqrt(b), 0 < b <= a + math.sqrt(a)
@@ -169,7 +167,7 @@ class TimingInterruptions:
         return every, rest if machine_b else ~self.a, rest if machine_a else ~self.b
 
     def describe_treatment(self, ratio: float) -> str:
-        """How such pairs were treated, in words; "" if there are none.
+        """Text about the treatment of such pairs; "" if there are none.
 
         ``ratio``: of all pairs, the baseline ``a`` over the candidate ``b``.
         """
@@ -332,7 +330,7 @@ def _ratio_by_t(
 ) -> tuple[float, float, float, float]:
     """(low, high, p_above, p_below) if each entry of ``a`` and ``b`` is an independent observation of the ratio."""
     low, high = fieller_interval(a, b, float(special.stdtrit(len(a) - 1, (1 + level) / 2)), inflation)
-    # Ratios further off may fit better if a total is hardly known: the p-value is the largest of theirs.
+    # More distant ratios may fit better if a total is uncertain, so the p-value is the largest of theirs.
     above = max(positive_mean_pvalue(a - threshold * b, inflation), positive_mean_pvalue(a, inflation))
     below = max(positive_mean_pvalue(threshold * b - a, inflation), positive_mean_pvalue(b, inflation))
     return low, high, above, below
@@ -469,7 +467,7 @@ class SpeedupLimit:
 
     @property
     def description(self) -> str:
-        """One sentence: where and at which ratio the gain vanishes; that there was none; or that it never vanished."""
+        """One sentence on the batch size and ratio at which the gain vanishes, or that there was none, or no end."""
         at, largest = self.first_batch_without_gain, self.sweep[-1]
         if at is None:
             return f"still faster at batch {largest.rows}: {largest.description}"

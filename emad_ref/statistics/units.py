@@ -1,8 +1,8 @@
 """Units of resampling, as types: one entry per document, per item or per timed pair; mixing them is a type error.
 
 Windows cut from one document are not independent, nor are questions about one paragraph, nor tokens of either. A column
-of windows becomes a column of documents through ``ByDocument.from_windows`` and in no other way. A column of items says
-which of them belong together: questions about one paragraph, repeats of one item.
+of windows becomes a column of documents through ``ByDocument.from_windows`` and in no other way. A column of items
+knows its dependent items: questions about one paragraph, repeats of one item.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Units:
 
     @property
     def ids(self) -> Ints | None:
-        """[units] ids of the units, if they have some: two columns are paired by them."""
+        """[units] ids of the units, if any, by which two columns are paired."""
         return None
 
     @property
     def independent_values(self) -> NDArray[Any]:
-        """[n, …] ``values``, summed over dependent units: what is resampled, and what n counts."""
+        """[n, …] ``values`` summed over dependent units, for resampling and for counting n."""
         return self.values
 
 
@@ -161,7 +161,7 @@ class ByItem(Units):
 
     @property
     def has_only_independent_items(self) -> bool:
-        """Whether every item is a cluster of its own."""
+        """Whether every item is its own cluster."""
         return len(np.unique(self.cluster)) == len(self.cluster)
 
 
@@ -169,7 +169,7 @@ class ByItem(Units):
 class ByPair(Units):
     """One entry per pair of timed requests, in the order in which the pairs were taken.
 
-    ``process`` int64 [pairs]: in which process each was timed; None: all in one. Each process draws memory layout,
+    ``process`` int64 [pairs]: the process that timed each; None: all in one. Each process draws memory layout,
     allocator and kernels anew, and its pairs share them, so these pairs are not independent observations (Kalibera and
     Jones 2013, "Rigorous benchmarking in reasonable time").
 
@@ -268,7 +268,7 @@ def float_column(name: str, column: Units, kind: type[Units]) -> Floats:
     Raises:
         BadArgument: another kind of unit, no single column, no value, or one that is not finite.
     """
-    if not isinstance(column, kind):  # the type checker's error, for callers without one
+    if not isinstance(column, kind):  # the type checker's error, for callers without a type checker
         raise BadArgument(name, type(column).__name__, kind.__name__, "see statistics.units: the unit is a type")
     array = np.asarray(column.values, dtype=np.float64)
     if array.ndim != 1 or not len(array):

@@ -1,8 +1,8 @@
-"""Claims and verdicts as plain data, and selection of rows of the register by id or pattern. Nothing here computes.
+"""Claims and verdicts as plain data, and selection of rows of the register by id or pattern.
 
 ``Claim``    one row of ``register.toml``: a checkable sentence, its thresholds, its minimum n, whether it gates.
 ``Leg``      one part of a verdict: a corpus, a task, a batch size, a model geometry.
-``Verdict``  the result for one model, with every leg; its JSON form is what ``report.json`` holds.
+``Verdict``  the result for one model, with every leg; ``report.json`` holds its JSON form.
 
 Standard library only: the pytest plugin imports it at start-up.
 """
@@ -28,7 +28,7 @@ from emad_ref.statistics import number_format
 Outcome = Literal["survived", "falsified", "inconclusive", "measured", "not applicable", "unmeasured"]
 Kind = Literal["falsifier", "exact", "statistical", "report"]
 Requirement = Literal["quality", "speed", "energy", ""]
-Good = Literal["lower", "higher", ""]  # which way an estimate is better; "": neither, or it has no threshold
+Good = Literal["lower", "higher", ""]  # better direction of an estimate; "": neither, or no threshold
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 # name of a paper in ``Claim.paper`` → its id and address; EMAD is a proposal that has neither in public
@@ -46,9 +46,9 @@ class Claim:
     """One row of the register.
 
     ``thresholds`` name → number, the unit in the name; rises, drops, reductions and shares are fractions.
-    ``minimum``    what is counted (a word of ``COUNTED``) → smallest n that decides anything; ``documents_to_survive``
-                   and so on → smallest n with which a leg may survive, where that is more.
-    ``gate``       whether a run fails when the claim is falsified.
+    ``minimum``    counted unit (a word of ``COUNTED``) → smallest n that decides; ``documents_to_survive`` and so on →
+                   smallest n with which a leg may survive, if larger.
+    ``gate``       whether a falsified claim fails the run.
     ``requires``   the ``--emad-require`` word under which an undecided premise fails the run; ``""`` = none.
     ``plain``      the title in plain words, for summaries; ``""``: the title itself.
     """
@@ -70,7 +70,7 @@ class Claim:
         return self.plain or self.title
 
     def is_gating(self, named: Collection[str] = ()) -> bool:
-        """Whether the row gates in a run that ``named`` further rows to gate."""
+        """Whether the row gates in a run with additional gating rows ``named``."""
         return self.gate or self.id in named
 
 
@@ -78,11 +78,11 @@ class Claim:
 class Leg:
     """One part of a verdict.
 
-    ``interval``   two-sided 95 %, or None; ``reason`` then says why if it is not obvious.
+    ``interval``   two-sided 95 %, or None; ``reason`` then explains it if not obvious.
     ``p_falsify``  one-sided p-value of "the threshold is not crossed", unadjusted: small values falsify.
     ``p_survive``  one-sided p-value of "the threshold is crossed", unadjusted: small values let the leg survive.
-    ``remedy``     of an open leg: what would decide it, in words, as in ``reason``; "" unknown.
-    ``enough``     about how many units would decide it; None unknown, or no number of them would.
+    ``remedy``     of an open leg: text about the means to decide it, as in ``reason``; "" unknown.
+    ``enough``     approximate number of units that would decide it; None: unknown, or none would.
 
     Raises:
         BadArgument: an unknown outcome; a number that is NaN or infinite (use None and a reason).
@@ -122,7 +122,7 @@ class Verdict(NotebookReprMixin):
 
     ``estimate``, ``interval``, ``n``, ``threshold``, ``unit``, ``good`` and ``enough`` are those of the leg that
     decided (``legs.outcome_and_deciding_leg``).
-    ``why``  of an open row: what would decide it or, if that is unknown, that leg's reason; else "".
+    ``why``  of an open row: the means to decide it or, if unknown, that leg's reason; else "".
 
     Raises:
         BadArgument: an unknown outcome; a number that is NaN or infinite (use None and a reason).
@@ -206,8 +206,8 @@ def load_register(path: Path | str | None = None) -> dict[str, Claim]:
 
     Raises:
         BadArgument: the file cannot be read or parsed, changes nothing, or names an unknown row, an unknown field or
-            threshold, or a value of another type; an extension's file whose rows are not such rows, or have an id of
-            ours. The message names file, row and field.
+            threshold, or a value of another type; an extension's file with invalid rows, or with a shipped id. The
+            message names file, row and field.
     """
     register = dict(_shipped_rows())
     for file in list_register_files():
@@ -229,7 +229,7 @@ def load_register(path: Path | str | None = None) -> dict[str, Claim]:
 
 @cache
 def _shipped_rows() -> dict[str, Claim]:
-    """Parsed once in a process: a run asks for its rows several times."""
+    """The shipped rows, parsed once per process, since a run reads them several times."""
     shipped = resources.files(__package__).joinpath("register.toml").read_text(encoding="utf-8")
     register = {name: Claim(id=name, **row) for name, row in tomllib.loads(shipped).items()}
     for name, claim in register.items():
@@ -294,12 +294,12 @@ def _row_with_overrides(claim: Claim, row: Any, where: str) -> Claim:
     return replace(claim, gate=gate, thresholds=claim.thresholds | {k: float(v) for k, v in changes.items()})
 
 
-EXIT_PREFIX = "EMAD-X"  # prefix of rows about an exit, which exist only for runs with one
+EXIT_PREFIX = "EMAD-X"  # prefix of rows about an exit, only in runs with one
 DASH_VARIANTS = str.maketrans(dict.fromkeys("‐‑–−", "-"))  # hyphens of typeset text, en dash, minus sign U+2212
 
 
 def match_id_patterns(patterns: Iterable[str], known: Iterable[str], where: str) -> frozenset[str]:
-    """The ids of ``known`` that match one of ``patterns``, whatever their case.
+    """The ids of ``known`` that match one of ``patterns``, ignoring case.
 
     Raises:
         BadArgument: a pattern matches none; the message names ``where`` and the nearest ids.
