@@ -179,7 +179,7 @@ def gather_criterion_evidence(beyond: ExitEvaluation) -> CriterionEvidence:
 # ---------------------------------------------------------------- EMAD-X5: the oracle
 
 
-# (full depth, blocks as work; costs of oracles by loss, a rise of perplexity, ``JUDGED`` first)
+# (full depth, blocks as work; costs of oracles by loss, a rise of perplexity, the row's first)
 OracleCosts = tuple[FullDepthBaseline, Sequence[tuple[float, DocumentLossAndWork]]]
 
 

@@ -81,7 +81,7 @@ class CandidatePoints:
 
     @cached_property
     def roles_by_point(self) -> dict[OperatingPoint, tuple[str, ...]]:
-        """Each proposed point → its roles. Equal points are one, and no two have the same name."""
+        """Each selected point → its roles. Equal points are one, and no two have the same name."""
         named, profile = self.subject.study.margin, self.traces.profile
         margins = {DEFAULT: 0.0} | ({} if named is None else {NAMED: named + 0.0})  # −0.0 + 0.0 is 0.0
         if self.selected_margin_loss is not None and self.selected_margin_loss.point.margin_nats is not None:
@@ -160,7 +160,7 @@ def worse_than_chance_notes(points: CandidatePoints) -> tuple[str, ...]:
 
 
 def make_task_attachments(points: CandidatePoints) -> Attachments:
-    """lm-eval's tasks at the proposed points; empty if none was scored."""
+    """lm-eval's tasks at the selected points; empty if none was scored."""
     published: LmEvalScores = points.task_scores.published
     rows = published.make_task_rows(points.selected_points)
     if not rows:
@@ -171,7 +171,7 @@ def make_task_attachments(points: CandidatePoints) -> Attachments:
 
 
 def make_point_rows(points: CandidatePoints, intervals: Mapping[str, Interval]) -> list[dict[str, Any]]:
-    """Full depth, the proposed points, and for each the best truncation; keys as ``report.tables`` reads them."""
+    """Full depth, the selected points, and for each the best truncation; keys as ``report.tables`` reads them."""
     scored = points.task_scores
     tasks = [
         {task: scored.measure_accuracy(task, loss.point) for task in scored.accuracy_tasks}
@@ -187,7 +187,7 @@ def make_point_rows(points: CandidatePoints, intervals: Mapping[str, Interval]) 
 
 
 def find_best_truncations(points: CandidatePoints) -> list[PointLoss]:
-    """For each proposed point with a saving, the best fixed depth that saves as much; each once."""
+    """For each selected point with a saving, the best fixed depth that saves as much; each once."""
     rivals = [
         best_at_equal_flops(points.truncation_sweep_losses, loss.net_reduction)
         for loss in points.selected_losses
@@ -288,7 +288,7 @@ def make_explorer_tables(points: CandidatePoints) -> Attachments:
 
 
 def compute_margin_losses(points: CandidatePoints) -> list[PointLoss]:
-    """Full depth, then every margin of the sweep and of the proposed points, by rising saving."""
+    """Full depth, then every margin of the sweep and of the selected points, by rising saving."""
     at = {loss.point.margin_nats: loss for loss in (*points.emad_sweep_losses, *points.selected_losses)}
     return [points.full_loss, *sorted(at.values(), key=lambda loss: -(loss.point.margin_nats or 0.0))]
 
