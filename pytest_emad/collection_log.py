@@ -1,11 +1,11 @@
-"""Which tests were collected, deselected, skipped and attempted; registered in every process of a run.
+"""Log of collected, deselected, skipped and attempted tests; registered in every process of a run.
 
-A run of our suites must not lose a test silently. A keyword in an environment variable, a mark from a conftest or a
-``pytest.skip`` inside a decoder looks like success to pytest. Each process logs what it saw; the log travels on test
-reports and with a worker's output. ``emad_ref.report.gaps`` decides which of it is a fault.
+A run of the suites must not lose a test silently. To pytest, a keyword in an environment variable, a mark from a
+conftest or a ``pytest.skip`` inside a decoder looks like success. Each process keeps a log, which travels on test
+reports and with a worker's output. ``emad_ref.report.gaps`` decides which entries are faults.
 
 A plugin may rerun a test until it passes, and a hook may turn a failure into a pass. So ``AttemptLog`` records each
-attempt where it happens, and ``emad_ref.report.verification`` compares the attempts with the reported outcomes.
+attempt directly, and ``emad_ref.report.verification`` compares the attempts with the reported outcomes.
 
 An error that makes every test impossible (a model that cannot be loaded, a corpus without text) travels on a report as
 ``STOP``. The process that collects reports then ends the run once, with exit status 4.
@@ -29,19 +29,19 @@ from pytest_emad import decoder_providers, environment, selection
 from pytest_emad.recorder import ATTEMPT, RAISED, REPLACED
 
 FEATURES = "emad_features"  # attribute of a report: features of the request that the decoder declined
-SHIPPED, KIND = "emad_shipped", "emad_kind"  # attributes of a report; xdist carries attributes across
+SHIPPED, KIND = "emad_shipped", "emad_kind"  # attributes of a report, which xdist transfers
 WORKER_OUTPUT_KEY = "emad.attendance"  # entry of a worker's output
-STOP = "emad_stop"  # attribute of a report: why the run ends
+STOP = "emad_stop"  # attribute of a report: reason why the run ends
 DESELECTED = "deselected"
 NOT_THE_USERS = (HOME / "emad_ref", HOME / "pytest_emad", Path(os.__file__).parent)
 OUR_FIXTURES = frozenset({"emad_evidence", "emad_model", "emad_pair", "emad_record"})
-MAX_REASON_LENGTH = 300  # characters of the error of an attempt
+MAX_REASON_LENGTH = 300  # most characters of an attempt's error
 SKIP_EXCEPTIONS = (pytest.skip.Exception, unittest.SkipTest)
 ABORT_EXCEPTIONS = (pytest.exit.Exception, KeyboardInterrupt, SystemExit)
 
 _REFUSED = pytest.StashKey[list[str] | None]()
 _ATTEMPTS = pytest.StashKey[int]()
-_BODIES = pytest.StashKey[int]()  # how often the body ran in this attempt
+_BODIES = pytest.StashKey[int]()  # number of runs of the body in this attempt
 
 
 def record_refusal(item: pytest.Item, features: tuple[str, ...] | None) -> None:
@@ -50,7 +50,7 @@ def record_refusal(item: pytest.Item, features: tuple[str, ...] | None) -> None:
 
 
 class CollectionLog:
-    """``collected``: node id → name of each shipped test; ``claims``: node id → its claim, if it is a test of one.
+    """``collected``: node id → name of each shipped test; ``claims``: node id → claim, for tests of a claim.
 
     ``deselected``: entries of ``report.json``.
     """
@@ -135,9 +135,7 @@ class CollectionLog:
 
 
 def _shorten_error(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
-    """Show an error of ours by its message, which names value, expectation and remedy; of another one, raised below a
-    shipped test, the frames from the first file of the user's on. ``--tb`` shows all frames.
-    """
+    """Show only the message of a project's error; of others below a shipped test, frames from the user's first file on."""
     if call.excinfo is None:
         return
     error = call.excinfo.value
@@ -155,7 +153,7 @@ def _shorten_error(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest
 
 
 def _is_users(entry: Any) -> bool:
-    """Whether a frame is in a file of neither this package nor an installed one."""
+    """Whether a frame is in a user's file, outside this package and installed ones."""
     path = Path(entry.path)
     if "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in NOT_THE_USERS):
         return False
@@ -182,7 +180,7 @@ def _skip_kind(item: pytest.Item, when: str | None, raised_in: Path | None) -> S
 
 
 class AttemptLog:
-    """Records the number of attempts of each of our tests, and the outcome of each attempt."""
+    """Records the number of attempts of each shipped test, and the outcome of each attempt."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -209,7 +207,7 @@ class AttemptLog:
         finally:
             _add_record(pyfuncitem, RAISED, {"outcome": outcome, "reason": reason})
             if environment.is_shipped_test(pyfuncitem):
-                from pytest_emad import integrity  # parses our own source
+                from pytest_emad import integrity  # parses the project's source
 
                 for part in integrity.find_replaced_code(pyfuncitem):
                     _add_record(pyfuncitem, REPLACED, part)
@@ -218,7 +216,7 @@ class AttemptLog:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Record errors of setup and teardown, which no wrapper of the call sees."""
+        """Record errors of setup and teardown, which wrappers of the call do not see."""
         error = None if call.excinfo is None else call.excinfo.value
         not_run = isinstance(error, (*ABORT_EXCEPTIONS, pytest.xfail.Exception))  # pytest raises ``xfail(run=False)``
         if _ATTEMPTS in item.stash and call.when != "call" and error is not None and not not_run:
@@ -246,7 +244,7 @@ def _is_skip(error: BaseException) -> bool:
 def _error_text(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception as other:  # an error without a readable text is recorded, too
+    except Exception as other:  # also records an error without a readable text
         text = f"its text raises {type(other).__name__}"
     return f"{type(error).__name__}: {text}"[:MAX_REASON_LENGTH]
 

@@ -1,8 +1,8 @@
-"""Which plugin makes the decoder under test, how often it answered, and how reports name it.
+"""Provider of the decoder under test: its plugin, its number of answers, and its name in reports.
 
-The provider is ours, the only foreign plugin, the one that ``--emad-backend`` names, or the process of
-``--emad-decoder``. A run that judged the reference decoder by mistake must not look like a run of yours. So every
-answer and refusal is counted, and a run reports providers that are present but not loaded.
+The provider is the reference one, the only foreign plugin, the one named by ``--emad-backend``, or the process of
+``--emad-decoder``. A run that judged the reference decoder by mistake must not look like a run of the user's decoder.
+So every answer and refusal is counted, and a run reports providers that are present but not loaded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HOOK = "pytest_emad_make_decoder"
 OUR_PROVIDER = "emad-walked"
 REMOTE_PROVIDER = "emad-distant"
 
-# fields that every point with exits sets, or that the schedule implies
+# fields that every point with exits sets, or its schedule implies
 PLAIN_FIELDS = frozenset({"probes", "thresholds", "schedule", "margin_nats", "period"})
 
 COUNTS = pytest.StashKey[dict[str, dict[str, int]]]()
@@ -52,12 +52,11 @@ COUNTED_FEATURES = pytest.StashKey[dict[str, dict[str, list[int]]]]()  # provide
 
 
 class NoDecoderError(EmadError):
-    """Every provider that had to answer returned None."""
+    """Raised if every called provider returned None."""
 
 
 class ReferenceProvider:
-    """Our own provider, called last: ``emad_ref.decoding.reference`` over the judge's model, which it does not
-    change."""
+    """Provider of the reference decoder, called last, over the judge's model, which it does not change."""
 
     emad_origin = "reference (ours)"
 
@@ -89,7 +88,7 @@ class RemoteProvider:
 
     @property
     def request_counts(self) -> dict[str, Any]:
-        """Requests to a server, and how many were sent again, by reason."""
+        """Requests to a server, and repeated requests by reason."""
         return {} if self._distant is None else self._distant.request_counts
 
     def close(self) -> None:
@@ -98,7 +97,7 @@ class RemoteProvider:
 
 
 def register_providers(config: pytest.Config) -> None:
-    """Register our provider and, with ``--emad-decoder``, that of the other process, which ends with the run."""
+    """Register the reference provider and, with ``--emad-decoder``, that of the process that ends with the run."""
     config.pluginmanager.register(ReferenceProvider(), OUR_PROVIDER)
     asked_for = get_run_settings(config)
     if asked_for.decoder is not None:
@@ -110,7 +109,7 @@ def register_providers(config: pytest.Config) -> None:
 
 
 def registered_providers(config: pytest.Config) -> dict[str, object]:
-    """Every registered provider by plugin name, ours included, in calling order."""
+    """Every registered provider by plugin name, the reference one included, in calling order."""
     found = reversed(getattr(config.hook, HOOK).get_hookimpls())
     return {implementation.plugin_name: implementation.plugin for implementation in found}
 
@@ -128,7 +127,7 @@ def require_unambiguous_decoder(config: pytest.Config) -> None:
 
 
 def require_known_hook_names(config: pytest.Config) -> None:
-    """Refuse a misspelt hook of ours in one line, before pytest reports an internal error.
+    """Refuse a misspelt ``pytest_emad_…`` hook in one line, before pytest reports an internal error.
 
     Raises:
         pytest.UsageError: a plugin has a function ``pytest_emad_…`` that is no hook, or the hook as another object: a
@@ -136,7 +135,7 @@ def require_known_hook_names(config: pytest.Config) -> None:
     """
     for module in config.pluginmanager.get_plugins():
         found = getattr(module, "__dict__", {}).get(HOOK)
-        if isinstance(module, ModuleType) and found is not None and not isroutine(found):  # pytest passes it over
+        if isinstance(module, ModuleType) and found is not None and not isroutine(found):  # pytest ignores it
             place = describe_provider(config, module.__name__, module).removeprefix("hook of ")
             said = f"{HOOK} is a {type(found).__name__}, but expected a function"
             raise pytest.UsageError(f"{place}: {said}; pytest calls no other object: write def {HOOK}(config, request)")
@@ -151,7 +150,7 @@ def require_known_hook_names(config: pytest.Config) -> None:
 
 
 def requested_provider_name(config: pytest.Config) -> str | None:
-    """The provider that the command line names by address, plugin name or variant of ours; None: calling order."""
+    """The provider that the command line names by address, plugin or variant of the reference; None: calling order."""
     asked_for = get_run_settings(config)
     if asked_for.decoder is not None:
         return REMOTE_PROVIDER
@@ -193,11 +192,11 @@ def _count_features(config: pytest.Config, name: str, request: Request, declined
 
 
 def make_guarded_decoder(config: pytest.Config, stream: Callable[[], TextIO | None], request: Request) -> Decoder:
-    """``make_decoder``, under the time limit of a call where the decoder is foreign. Raises as it does.
+    """``make_decoder``, with a time limit for calls of a foreign decoder. Raises as ``make_decoder``.
 
-    ``stream`` gives standard error past capture, for the stack of a call that cannot be interrupted.
+    ``stream`` returns uncaptured standard error, for the stack of a call that cannot be interrupted.
     """
-    from pytest_emad.guarded_decoder import CallTimeLimit, GuardedDecoder, require_decoder  # it brings NumPy
+    from pytest_emad.guarded_decoder import CallTimeLimit, GuardedDecoder, require_decoder  # imports NumPy
 
     hook_seconds = get_run_settings(config).decoder_timeout or HOOK_TIMEOUT_S
     limited = requested_provider_name(config) != REMOTE_PROVIDER and set(registered_providers(config)) != {OUR_PROVIDER}
@@ -224,13 +223,13 @@ def make_decoder(config: pytest.Config, request: Request) -> Decoder:
     Raises:
         pytest.UsageError: as ``require_unambiguous_decoder``.
         emad_ref.protocol.Unsupported: the provider declines; record the claim as ``not applicable``.
-        NoDecoderError: every provider that was called, the one of ``--emad-backend`` or all, returned None.
+        NoDecoderError: every called provider, that of ``--emad-backend`` or all, returned None.
     """
     return _make_decoder(config, request)[1]
 
 
 def _make_decoder(config: pytest.Config, request: Request) -> tuple[str, Decoder]:
-    """Name of the provider that answered, and its decoder."""
+    """(Name of the answering provider, its decoder)."""
     from emad_ref.protocol import Unsupported
 
     require_unambiguous_decoder(config)
@@ -287,9 +286,9 @@ def describe_provider(config: pytest.Config, name: str, plugin: object) -> str:
 
 
 def unloaded_providers(config: pytest.Config) -> list[str]:
-    """Providers that exist but were not loaded: conftest.py files on the way, installed plugins.
+    """Providers that exist but are not loaded: in conftest.py files of parent folders, and installed plugins.
 
-    Empty if the user chose a decoder by name, or if a foreign provider is loaded. This imports nothing.
+    Empty if the user chose a decoder by name, or if a foreign provider is loaded. It imports no module.
     """
     if requested_provider_name(config) is not None or set(registered_providers(config)) != {OUR_PROVIDER}:
         return []
@@ -324,10 +323,10 @@ def _defines_hook(file: Path) -> bool:
     """Whether source defines, imports or assigns the hook."""
     try:
         source = file.read_text(encoding="utf-8")
-        if HOOK not in source:  # as in most files, which need not be parsed
+        if HOOK not in source:  # true of most files, which need no parsing
             return False
         tree = ast.parse(source)
-    except (OSError, SyntaxError, ValueError):  # absent, or not loadable by pytest either
+    except (OSError, SyntaxError, ValueError):  # absent, or not loadable by pytest
         return False
     names = [
         getattr(node, "asname", None) or getattr(node, "name", None) or getattr(node, "id", None)

@@ -1,9 +1,9 @@
 """Preconditions of a run: one installation, collected suites, caches, one GPU per process, a valid command line.
 
-A run without tests must not look like a run without failures: a user's ``python_files`` can make our suites collect no
-test, and pytest then exits with status 0. pytest determines its root folder before plugins add options, so it takes
-the value of ``--emad-data DIR``, and our installed suites, for test paths. It would then put its caches there and
-ignore the configuration of the user's project.
+A run without tests must not look like a run without failures: with a user's ``python_files`` the suites may collect no
+test, and pytest then exits with status 0. pytest determines its root folder before plugins add options, so it takes the
+value of ``--emad-data DIR``, and the installed suites, for test paths. It would then put its caches there and ignore
+the configuration of the user's project.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ def require_one_installation() -> None:
 
 
 def require_compatible_versions() -> None:
-    """Compare our metadata with our code, and installed versions with its bounds, which ``--no-deps`` bypasses.
+    """Compare the metadata with the code, and installed versions with their bounds, which ``--no-deps`` bypasses.
 
     Raises:
         pytest.UsageError: metadata of another version; a dependency that is missing or outside its bounds.
     """
-    from packaging.requirements import Requirement  # for the suites alone
+    from packaging.requirements import Requirement  # only for the suites
 
     try:
         declared = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
-        return  # run from a tree that is not installed: it declares no bounds
+        return  # a tree that is not installed declares no bounds
     if (there := installed_version(DISTRIBUTION)) != emad_ref.__version__:
         raise pytest.UsageError(
             f"{DISTRIBUTION}={there} is installed, but the code in {SOURCE_ROOT} is {emad_ref.__version__}; "
@@ -88,14 +88,14 @@ def _is_satisfied(requirement: Requirement) -> bool:
 
 
 def _requirer(requirement: Requirement) -> str:
-    """The part of this project that needs ``requirement``, in words; "" if none does here."""
+    """Name of the part of this project that needs ``requirement``; "" if none does here."""
     needs = {"": f"{DISTRIBUTION} needs", EXTRA: f"{DISTRIBUTION}[{EXTRA}], which the suites need, needs"}
     marker = requirement.marker
     return next((words for extra, words in needs.items() if marker is None or marker.evaluate({"extra": extra})), "")
 
 
 def requested_suite_arguments(config: pytest.Config) -> list[str]:
-    """Command-line arguments that name our suites, as paths or as ``pytest_emad.suites…`` with ``--pyargs``."""
+    """Command-line arguments that name the suites, as paths or as ``pytest_emad.suites…`` with ``--pyargs``."""
     return [argument for argument in config.args if _suite_path(argument, config) is not None]
 
 
@@ -104,7 +104,7 @@ def _suite_path(argument: str, config: pytest.Config) -> Path | None:
 
 
 def resolve_suite_path(argument: str, folder: Path, pyargs: bool) -> Path | None:
-    """The file or folder of our suites that ``argument``, typed in ``folder``, names; None: another path."""
+    """The file or folder of the suites that ``argument``, typed in ``folder``, names; None: another path."""
     name = argument.split("::")[0]
     if pyargs and name.split(".")[:2] == ["pytest_emad", "suites"]:
         inside = SOURCE_ROOT.joinpath("pytest_emad", "suites")
@@ -125,7 +125,7 @@ def shipped_file_name(path: Path) -> str | None:
 
 @cache
 def _shipped_name(path: Path, suites: tuple[Path, ...]) -> str | None:
-    """Cached, because every phase of every test asks for it, also in runs without our tests."""
+    """As ``shipped_file_name``, cached, because every phase of every test of any run needs it."""
     return path_below_suites(path.resolve(), suites)
 
 
@@ -144,11 +144,11 @@ def require_valid_waivers(config: pytest.Config) -> None:
     """Require that every waiver names a claim, decoder or shipped test that can stay undecided.
 
     Raises:
-        pytest.UsageError: a waiver names anything else.
+        pytest.UsageError: a waiver with another name.
     """
     if not (waivers := get_run_settings(config).waive):
         return
-    from emad_ref.report.gaps import DECIDING_TESTS, DECODER, waivable_names  # not at the start of every run
+    from emad_ref.report.gaps import DECIDING_TESTS, DECODER, waivable_names  # only on demand
 
     known = waivable_names(all_shipped_test_names())
     for of, _ in waivers:
@@ -158,7 +158,7 @@ def require_valid_waivers(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--emad-waive={of!r}, but expected one of {expected}")
 
 
-# options of other plugins that contradict a run of our suites: name, value, as typed, why, and the remedy
+# options of other plugins that contradict a run of the suites: (name, value, as typed, reason, remedy)
 CONTRADICTIONS = (
     (
         "dist",
@@ -176,7 +176,7 @@ CONTRADICTIONS = (
 
 
 def require_compatible_plugins(config: pytest.Config) -> None:
-    """Refuse options of other plugins under which no run of our suites can pass.
+    """Refuse options of other plugins under which no run of the suites can pass.
 
     Raises:
         pytest.UsageError: one of ``CONTRADICTIONS``.
@@ -189,9 +189,9 @@ def require_compatible_plugins(config: pytest.Config) -> None:
 
 
 def require_available_models(config: pytest.Config) -> None:
-    """Refuse models that cannot be loaded, before anything is collected or imported to load them.
+    """Refuse models that cannot be loaded, before collection or imports for loading.
 
-    A worker of xdist leaves that to its controller.
+    Under xdist only the controller checks it.
 
     Raises:
         pytest.UsageError: an unknown name, a model that is not installed or was not fetched, one of a hub that is out
@@ -199,7 +199,7 @@ def require_available_models(config: pytest.Config) -> None:
     """
     if hasattr(config, "workerinput") or config.option.collectonly or not requested_suite_arguments(config):
         return
-    from emad_ref.models.names import require_weights_available  # it brings NumPy: not at the start of every run
+    from emad_ref.models.names import require_weights_available  # imports NumPy, so only on demand
 
     given = get_run_settings(config)
     names = [("--emad-model", name) for name in given.models]
@@ -212,7 +212,7 @@ def require_available_models(config: pytest.Config) -> None:
 
 
 def requested_suite_parts(config: pytest.Config) -> list[str]:
-    """The parts of our suites on the command line: ``suites``, ``suites/fidelity`` … ``…/test_x.py::test_y``."""
+    """The parts of the suites on the command line: ``suites``, ``suites/fidelity`` … ``…/test_x.py::test_y``."""
     asked = []
     for argument in config.args:
         home = _suite_path(argument, config)
@@ -223,7 +223,7 @@ def requested_suite_parts(config: pytest.Config) -> list[str]:
 
 
 def describe_typed_selection(config: pytest.Config) -> str:
-    """How the command line selects less than whole folders of our suites, as typed; "" where it does not.
+    """The command line's selection below whole folders of the suites, as typed; "" without one.
 
     A selection in an ini file or an environment variable does not count, because the command does not show it.
     """
@@ -244,7 +244,7 @@ def is_cost_test(item: pytest.Item) -> bool:
 
 
 def require_collected_tests(session: pytest.Session, items: Sequence[pytest.Item]) -> None:
-    """Require at least one collected test per argument that names our suites; call it before deselection.
+    """Require at least one collected test per argument that names the suites; call it before deselection.
 
     Raises:
         pytest.UsageError: an argument gave no test although every module was imported; tests of two files share one id.
@@ -267,9 +267,9 @@ def require_collected_tests(session: pytest.Session, items: Sequence[pytest.Item
 
 
 def _require_valid_node_ids(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Refuse tests of two files that share a node id: a selection or a report would take one for the other.
+    """Refuse tests of two files with the same node id, which selections and reports would confuse.
 
-    pytest leaves the file out of the id of a test whose file is an argument and lies outside the root folder.
+    pytest omits the file from a test's id if the file is an argument outside the root folder.
     """
     paths: dict[str, Path] = {}
     for item in items:
@@ -286,7 +286,7 @@ BENCHMARKS = "file://./.benchmarks"  # pytest-benchmark's default storage
 
 
 def has_pytest_benchmark(config: pytest.Config) -> bool:
-    """Whether pytest-benchmark takes part in this run, under whatever name it was loaded."""
+    """Whether pytest-benchmark is active in this run, under any plugin name."""
     return hasattr(config.option, "benchmark_skip")
 
 
@@ -322,14 +322,14 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def select_gpu(worker: int) -> None:
-    """Make one visible GPU, number ``worker`` modulo their count, the only one. Call it before CUDA starts.
+    """Make only one GPU visible, number ``worker`` modulo their count. Call it before CUDA starts.
 
     Raises:
-        BadArgument: CUDA runs in this process already, and its list of devices is fixed.
+        BadArgument: CUDA runs already in this process, and its list of devices is fixed.
     """
     import torch
 
-    count = torch.cuda.device_count()  # by NVML, which leaves CUDA alone
+    count = torch.cuda.device_count()  # by NVML, which does not start CUDA
     if count < 2:
         return
     given = os.environ.get(VISIBLE_DEVICES)
@@ -340,7 +340,7 @@ def select_gpu(worker: int) -> None:
         raise BadArgument("device", "cuda", f"that worker {worker} sees GPU {mine} alone, and not all {count}", remedy)
 
 
-# ---------------------------------------------------------------- the command line, before pytest knows our options
+# ---------------------------------------------------------------- the command line, before options are registered
 
 
 def require_valid_command_line(config: pytest.Config, arguments: Sequence[str]) -> None:
@@ -360,7 +360,7 @@ def require_valid_command_line(config: pytest.Config, arguments: Sequence[str]) 
 
 
 def require_known_option_names(parser: pytest.Parser, arguments: Sequence[str]) -> None:
-    """Refuse a misspelt option of ours with the nearest one; pytest itself names none.
+    """Refuse a misspelt ``--emad-…`` option and name the nearest one, which pytest does not.
 
     Raises:
         pytest.UsageError: ``arguments`` have an option ``--emad-…`` that no plugin and no conftest has.
@@ -371,7 +371,7 @@ def require_known_option_names(parser: pytest.Parser, arguments: Sequence[str]) 
     for argument in unknown:
         option = argument.partition("=")[0]
         if option.startswith("--emad-"):
-            names = [flag.removeprefix("--emad-") for flag in OPTION_FLAGS]  # the prefix would make all of them alike
+            names = [flag.removeprefix("--emad-") for flag in OPTION_FLAGS]  # the common prefix would make all similar
             near = [f"--emad-{name}" for name in nearest_names(option.removeprefix("--emad-"), names)]
             remedy = f"nearest: {', '.join(near)}" if near else "pytest --help lists them"
             raise pytest.UsageError(f"unrecognized arguments: {option}; {remedy}")
@@ -392,7 +392,7 @@ def _require_valid_dashes(arguments: Sequence[str]) -> None:
 def _require_valid_workers(config: pytest.Config, arguments: Sequence[str]) -> None:
     wanted = [one for one in arguments if one in ("-n", "--numprocesses") or one.startswith("--numprocesses=")]
     wanted += [one for one in arguments if one.startswith("-n") and one[2:].isdecimal()]
-    if wanted and not hasattr(config.known_args_namespace, "numprocesses"):  # xdist's plugin may bear another name
+    if wanted and not hasattr(config.known_args_namespace, "numprocesses"):  # xdist's plugin may have another name
         raise pytest.UsageError(
             f"{wanted[0]}: pytest-xdist, which runs tests in several processes, is not installed; "
             f"leave {wanted[0]} out, or pip install pytest-xdist"
@@ -400,8 +400,8 @@ def _require_valid_workers(config: pytest.Config, arguments: Sequence[str]) -> N
 
 
 def _keep_root(config: pytest.Config, arguments: Sequence[str]) -> None:
-    """Set pytest's root folder to the one that it finds without values of our options and our installed suites."""
-    from _pytest.config.findpaths import determine_setup  # pytest has no public name for it
+    """Set pytest's root folder as found without values of ``--emad-…`` options and the installed suites."""
+    from _pytest.config.findpaths import determine_setup  # not public in pytest
 
     given, folder = config.known_args_namespace, config.invocation_params.dir
     if given.inifilename or given.rootdir:
@@ -416,7 +416,7 @@ def _keep_root(config: pytest.Config, arguments: Sequence[str]) -> None:
         if given.confcutdir == str(config.rootpath):
             given.confcutdir = str(root)
         config._rootpath = root
-        if config.rootpath != root:  # a pytest version that keeps it elsewhere
+        if config.rootpath != root:  # a pytest version with another place for it
             raise pytest.UsageError(
                 _misread_message(arguments, folder, f"its root is {config.rootpath} and not {root}")
             )
@@ -427,7 +427,7 @@ def _is_installed_suite(path: Path) -> bool:
 
 
 def _misread_message(arguments: Sequence[str], folder: Path, so: str) -> str:
-    """Name the option whose value pytest took for a test path, and the spelling that works."""
+    """Message with the option whose value pytest took for a test path, and the working spelling."""
     for option, value in pairwise(arguments):
         if option.startswith("--emad-") and "=" not in option and (folder / value).exists():
             return f"{option} {value}: pytest took {value} for a test path, and {so}; write {option}={value}"

@@ -1,4 +1,4 @@
-"""Fixtures that tests ask for by name. Evidence and questions are imported when first used: they bring torch."""
+"""Fixtures of the plugin. Measurements and questions are imported on first use, since they import torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def emad_goldens(emad_settings: RunSettings) -> Goldens:
 
     folders = tuple(folder for folder in (emad_settings.golden, find_golden_folder()) if folder is not None)
     goldens = Goldens(folders, emad_settings.golden if emad_settings.update_golden else None)
-    if goldens.target is None:  # an update may be the repair
+    if goldens.target is None:  # an update may repair it
         with stop_run_on_error():
             goldens.verify_checksums()
     return goldens
@@ -64,10 +64,9 @@ def emad_known(emad_settings: RunSettings, emad_goldens: Goldens) -> KnownVerdic
 def emad_record(
     request: pytest.FixtureRequest, emad_settings: RunSettings, emad_goldens: Goldens, emad_known: KnownVerdicts
 ) -> Iterator[Recorder]:
-    """Puts verdicts, operating points, goldens and notes on record; fails the test where a gate says so.
+    """Records verdicts, operating points, goldens and notes; fails the test according to gates.
 
-    Which models the test is about is on record from the start, and in the provenance of what it stores; by what they
-    ran, at its end.
+    It records the test's models at the start, and in the provenance of goldens; their running backend at the end.
     """
     asked_for = _requested_models(request)
     models = [loaded.facts for loaded in asked_for]
@@ -90,7 +89,7 @@ def emad_record(
 
 
 def _requested_models(request: pytest.FixtureRequest) -> list[LoadedModel]:
-    """The models that a test asks for by its other fixtures."""
+    """The models of a test's other fixtures."""
     found = [request.getfixturevalue("emad_model")] if "emad_model" in request.fixturenames else []
     if "emad_pair" in request.fixturenames:
         pair = request.getfixturevalue("emad_pair")
@@ -111,7 +110,7 @@ def emad_model(request: pytest.FixtureRequest, emad_settings: RunSettings) -> It
 
 @pytest.fixture(scope="session")
 def emad_host(pytestconfig: pytest.Config) -> RunResources:
-    """Decoders from ``pytest_emad_make_decoder``, progress bars past pytest's capture, processes like this one."""
+    """Run resources: decoders from ``pytest_emad_make_decoder``, uncaptured progress bars, replicate processes."""
     from emad_ref.measurements.run_resources import RunResources
 
     return RunResources(
@@ -125,9 +124,9 @@ def emad_host(pytestconfig: pytest.Config) -> RunResources:
 def emad_evidence(
     emad_model: LoadedModel, emad_settings: RunSettings, emad_host: RunResources, emad_known: KnownVerdicts
 ) -> ModelMeasurements:
-    """Everything this run knows of the model under test, gathered when first asked for.
+    """All measurements of the model under test, each made on first use.
 
-    A record that is damaged ends the run before anything is judged, and not where it is first compared.
+    A damaged record of verdicts ends the run here, before any judgment.
     """
     from emad_ref.measurements.model_measurements import ModelMeasurements
 
@@ -139,13 +138,13 @@ def emad_evidence(
 
 @pytest.fixture
 def emad_exit(emad_evidence: ModelMeasurements) -> ExitEvaluation:
-    """The exit of ``--emad-exit``, attached to the model under test, and its points; tests of it need one."""
+    """The exit of ``--emad-exit`` with its points, attached to the model under test; its tests need one."""
     return emad_evidence.exit_evaluation
 
 
 @pytest.fixture(scope="session")
 def emad_pair_names(emad_settings: RunSettings) -> PairNames:
-    """The small and the large model by name, nothing loaded."""
+    """Names of the small and the large model, without loading them."""
     from emad_ref.measurements.study import PairNames
 
     return PairNames(*_pair_names(emad_settings))
@@ -155,7 +154,7 @@ def emad_pair_names(emad_settings: RunSettings) -> PairNames:
 def emad_pair(
     emad_settings: RunSettings, emad_host: RunResources, emad_register: dict[str, Claim]
 ) -> Iterator[PairMeasurements]:
-    """Everything this run knows of its small and its large model: one pair for all models under test."""
+    """All measurements of the run's small and large model: one pair for all models under test."""
     from emad_ref.claims.switching import get_reported_savings
     from emad_ref.measurements.model_under_test import open_model
     from emad_ref.measurements.pair_measurements import PairMeasurements
@@ -170,7 +169,7 @@ def emad_pair(
 
 
 def _pair_names(chosen: RunSettings) -> tuple[str, str]:
-    """Tests of ours that ask about a pair are not run where none was named; one of the user's may."""
+    """Names of the pair. Without a pair the suites' pair tests are deselected, but a user's test may request it."""
     if chosen.pair is None:
         raise BadArgument("--emad-pair", None, "SMALL,LARGE", "ours is judged beside bundled models alone")
     return chosen.pair
@@ -186,7 +185,7 @@ def emad_docket(emad_settings: RunSettings, emad_register: dict[str, Claim]) -> 
 
 @pytest.fixture
 def emad_ask(emad_evidence: ModelMeasurements, emad_docket: RunPlan, emad_record: Recorder) -> Ask:
-    """``emad_ask("EMAD-F1")`` asks a question about the model under test and records the answer."""
+    """``emad_ask("EMAD-F1")`` decides a claim about the model under test and records the answer."""
     return partial(
         decide_and_record_claim, emad_evidence, emad_evidence.subject.stepper.layers, emad_docket, emad_record
     )
@@ -194,19 +193,19 @@ def emad_ask(emad_evidence: ModelMeasurements, emad_docket: RunPlan, emad_record
 
 @pytest.fixture
 def emad_ask_pair(emad_pair: PairMeasurements, emad_docket: RunPlan, emad_record: Recorder) -> Ask:
-    """The same about the pair."""
+    """``emad_ask`` for claims about the pair."""
     return partial(decide_and_record_claim, emad_pair, emad_pair.large.subject.stepper.layers, emad_docket, emad_record)
 
 
 @pytest.fixture
 def emad_ask_names(emad_pair_names: PairNames, emad_docket: RunPlan, emad_record: Recorder) -> Ask:
-    """The same about a pair of which the names alone are read."""
+    """``emad_ask`` for claims that read only the pair's names."""
     return partial(decide_and_record_claim, emad_pair_names, 0, emad_docket, emad_record)
 
 
 @pytest.fixture(scope="session")
 def emad_register(pytestconfig: pytest.Config) -> dict[str, Claim]:
-    """The claims register, ``--emad-claims`` applied."""
+    """The claims register with ``--emad-claims`` applied."""
     return load_claims_register(pytestconfig)
 
 
@@ -220,7 +219,7 @@ def emad_rng(emad_settings: RunSettings) -> np.random.Generator:
 
 @pytest.fixture
 def emad_audit(emad_evidence: ModelMeasurements, emad_settings: RunSettings, emad_record: Recorder) -> Auditor:
-    """Fails the test on an audit's complaint, warns where it had no power; compares tokens up to ties."""
+    """Fails the test on an audit's complaint, warns if it had no power; compares tokens up to ties."""
     from pytest_emad.suite_support import Auditor
 
     return Auditor(emad_evidence.subject.reference_lens, emad_evidence.subject.tolerance, emad_settings, emad_record)

@@ -1,8 +1,7 @@
-"""A foreign decoder whose calls are limited in time, and whose features are counted as it answers or declines them.
+"""A foreign decoder with time limits on its calls, and counts of answered and declined features.
 
-A call that takes too long raises ``DecoderTooSlowError`` in the test that made it. Code that never returns to Python
-cannot be interrupted: some seconds later the process ends, with its stack on standard error, and its report stays
-unfinished.
+A call that takes too long raises ``DecoderTooSlowError`` in its test. Code that never returns to Python cannot be
+interrupted; some seconds later the process ends, with its stack on standard error, and its report stays unfinished.
 """
 
 from __future__ import annotations
@@ -34,24 +33,24 @@ from emad_ref.protocol import (
 from emad_ref.record import Ints, Record, TokenTable, Work
 from emad_ref.report.provenance import CONCURRENCY, FORCED_DEPTHS, LOG_PROBS, SESSIONS, STREAMING
 
-REQUIRED_CALLS = ("start", "generate", "synchronize", "close")  # of every decoder
-GRACE_S = 30.0  # seconds after the limit in which code in C may return
-CountFeature = Callable[[str, bool], None]  # feature, whether it was declined
+REQUIRED_CALLS = ("start", "generate", "synchronize", "close")  # methods of every decoder
+GRACE_S = 30.0  # seconds after the limit for C code to return
+CountFeature = Callable[[str, bool], None]  # (feature, whether it was declined)
 
 
 class DecoderTooSlowError(EmadError):
-    """A call of a decoder gave no answer within ``--emad-decoder-timeout``."""
+    """Raised if a call of a decoder gives no answer within ``--emad-decoder-timeout``."""
 
 
 class MalformedAnswerError(EmadError):
-    """A decoder's answer lacks a part that the protocol names, or has it in another form."""
+    """Raised if a decoder's answer lacks a part of the protocol, or has it in another form."""
 
 
 def require_step(call: str, answer: Any) -> Step:
-    """``answer`` of ``call`` if it has the arrays of a ``Step``, its depths being whole numbers for each row and token.
+    """Return ``answer`` of ``call`` if it has the arrays of a ``Step``, with whole depths for each row and token.
 
     Raises:
-        MalformedAnswerError: naming the call, and what it returned.
+        MalformedAnswerError: naming the call and its result.
     """
     for part in ("logits", "depth", "signal"):
         array = getattr(answer, part, None)
@@ -65,7 +64,7 @@ def require_step(call: str, answer: Any) -> Step:
 
 
 def require_record(call: str, answer: Any) -> Record:
-    """``answer`` of ``call`` if it has the parts of a ``Record``, a list for each that has an entry per prompt.
+    """Return ``answer`` of ``call`` if it has the parts of a ``Record``, lists with an entry per prompt among them.
 
     Raises:
         MalformedAnswerError: as ``require_step``.
@@ -89,10 +88,10 @@ def require_record(call: str, answer: Any) -> Record:
 
 
 def require_decoder(call: str, decoder: Any) -> None:
-    """Refuse what the hook ``call`` returned in place of a decoder: a class, a generator, a coroutine, another object.
+    """Refuse a result of the hook ``call`` that is no decoder: a class, a generator, a coroutine, another object.
 
     Raises:
-        MalformedAnswerError: naming the type, and the methods that it lacks.
+        MalformedAnswerError: naming the type and its missing methods.
     """
     if isinstance(decoder, type):
         raise _malformed(call, f"the class {decoder.__name__}", "a decoder, an instance of it")
@@ -103,7 +102,7 @@ def require_decoder(call: str, decoder: Any) -> None:
 
 
 def require_whole_numbers(call: str, value: Any, part: str = "") -> Ints:
-    """``value``, which ``call`` returned as ``part`` of its answer, if it is a one-dimensional array of whole numbers.
+    """Return ``value``, ``part`` of the answer of ``call``, if it is a one-dimensional array of whole numbers.
 
     Raises:
         MalformedAnswerError: as ``require_step``.
@@ -139,16 +138,16 @@ def _malformed(call: str, found: str, expected: str) -> MalformedAnswerError:
 
 
 class CallTimeLimit:
-    """The time limit of each call of the decoder ``name``; ``seconds`` None: none. ``stream``: for a last stack."""
+    """Time limit of each call of the decoder ``name``; ``seconds`` None: none. ``stream``: for the final stack."""
 
     def __init__(self, name: str, seconds: float | None, stream: TextIO | None):
         self._name, self._seconds, self._stream = name, seconds, stream
 
     @contextmanager
     def __call__(self, call: str, times: int = 1) -> Iterator[None]:
-        """Raises DecoderTooSlowError inside the block. Only a main thread of a POSIX system can be interrupted.
+        """Raise DecoderTooSlowError inside the block. Only a main thread of a POSIX system can be interrupted.
 
-        ``times``: requests of the call one after another, each of which has the time limit.
+        ``times``: number of successive requests of the call, each with the time limit.
         """
         can_interrupt = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
         if self._seconds is None or not can_interrupt:
@@ -176,7 +175,7 @@ class CallTimeLimit:
 
 
 class GuardedDecoder:
-    """``decoder`` under a time limit. Everything that this class does not name is the decoder's own."""
+    """``decoder`` under a time limit. Attributes that this class lacks are the decoder's own."""
 
     def __init__(self, decoder: Decoder, limit: CallTimeLimit, count: CountFeature):
         self._decoder, self._limit, self._count = decoder, limit, count
@@ -297,7 +296,7 @@ class GuardedSession:
 
 @contextmanager
 def count_feature_outcome(count: CountFeature, feature: str) -> Iterator[None]:
-    """Count ``feature`` as answered, or as declined by a refusal, which then names it."""
+    """Count ``feature`` as answered, or as declined by a refusal that names it."""
     try:
         yield
     except Unsupported as refusal:

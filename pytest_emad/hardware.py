@@ -1,17 +1,17 @@
-"""Measure a new machine in minutes, with what it has installed and without a network.
+"""Measure a new machine in minutes, with its installed packages and without a network.
 
     python -m pytest_emad.hardware --out golden/hardware/NAME [--device cuda] [--minutes 8] [MODEL …]
 
 For every model, in float32 and bfloat16:
 
-    tolerances, bandwidth   how exact and how fast full depth is here (``emad_ref.measurements.hardware``)
-    graphs                  captured steps against eager ones and ``generate``, where the device can capture
+    tolerances, bandwidth exactness and speed of full depth here (``emad_ref.measurements.hardware``)
+    graphs                  captured steps against eager ones and ``generate``, if the device can capture
     decoders                invariants and fidelity suites: every decoder, every schedule, on this device
     cost                    time (EMAD-F2) and energy (EMAD-N1)
 
 Each is one step. The command writes the result of a step to OUT/record.json before the next begins, so an interrupted
-command loses one step. A step that takes too long is stopped, and the record says so. Suites run as separate pytest
-runs; their reports lie beside the record.
+command loses one step. The command stops a step that takes too long, and records that. Suites run as separate pytest
+runs; their reports are next to the record.
 
 Exit status: 0 if every step finished or does not apply to this device, and no suite failed; else 1.
 """
@@ -38,7 +38,7 @@ from pytest_emad import subprocesses
 
 MODELS = ("emad-tiny", "random:pythia-410m")
 DTYPES = ("float32", "bfloat16")
-SHARES = {"decoders": 0.3, "cost": 0.5}  # of the remaining time, for a suite run of one model and dtype
+SHARES = {"decoders": 0.3, "cost": 0.5}  # share of the remaining time for a suite run of one model and dtype
 STEPS = (
     "tolerances",
     "bandwidth",
@@ -52,7 +52,7 @@ RECORD_START = rb'^\{\s*"machine": *\{'
 
 @dataclass(frozen=True)
 class MachineMeasurement:
-    """``what`` of ``model`` in ``dtype``; ``measure(seconds left)`` gives plain JSON values."""
+    """Measurement ``what`` of ``model`` in ``dtype``; ``measure(seconds left)`` returns plain JSON values."""
 
     what: str
     model: str

@@ -33,10 +33,9 @@ def pytest_emad_make_decoder(config: pytest.Config, request: Request) -> Decoder
     ``request.model.load()`` returns a copy that the decoder may change. The plugin checks its own copy whenever a
     decoder is closed; a change fails the test.
 
-    The reference decoder answers last. If it answers in place of yours, the run fails, unless it has
-    ``--emad-waive decoder=REASON``; so raise Unsupported for a request that you cannot serve. Two foreign providers in
-    one run are a usage error unless ``--emad-backend`` names one. Then only that provider is called, and None from it
-    is an error.
+    The reference decoder answers last. If it answers in place of yours, the run fails, unless it has ``--emad-waive
+    decoder=REASON``. So raise Unsupported for a request that you cannot serve. Two foreign providers in one run are a
+    usage error unless ``--emad-backend`` names one. Then only that provider is called, and None from it is an error.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Hypothesis settings under which our suites' properties run.
+"""Hypothesis settings of the suites' properties.
 
-A profile of the user may set more examples, longer programs or more output. It cannot weaken a gate: our properties
-ignore fewer examples than the budget has, missing phases and deadlines. This module imports Hypothesis, so only runs
-of our suites import it.
+A user's profile may set more examples, longer programs or more output. It cannot weaken a gate: the suites' properties
+ignore fewer examples than the budget has, missing phases and deadlines. This module imports Hypothesis, so only runs of
+the suites import it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def property_test_settings(budget: Budget, steps: int = STEPS) -> settings:
         max_examples=max(budget.examples, user.max_examples if chosen else 0),
         stateful_step_count=max(steps, user.stateful_step_count if chosen else 0),
         phases=tuple(Phase),
-        deadline=None,  # a slow machine is no bug of a decoder
+        deadline=None,  # a slow machine is not a decoder's bug
         derandomize=True,
         database=None,
         print_blob=True,
@@ -39,7 +39,7 @@ def property_test_settings(budget: Budget, steps: int = STEPS) -> settings:
 
 
 class DecoderDeclined(BaseException):
-    """Carries a decoder's ``refusal`` past Hypothesis, which passes on what is no ``Exception``.
+    """Carries a decoder's ``refusal`` through Hypothesis, which handles only ``Exception``.
 
     Hypothesis would shrink an ``Exception`` as a counterexample and make the decoder decline again and again.
     """
@@ -68,7 +68,7 @@ def reraise_refusal() -> Iterator[None]:
 
 
 def describe_weaker_profile(budget: Budget) -> str | None:
-    """The weaker settings of the user's profile, which our suites ignore, in words; None if there are none."""
+    """Text about weaker settings of the user's profile, which the suites ignore; None without any."""
     user, name = settings(), settings.get_current_profile_name()
     if name in (*BUILT_IN, PROFILE):
         return None

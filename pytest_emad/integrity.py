@@ -1,9 +1,9 @@
-"""Which parts of the judge somebody replaced: a fixture of ours, a function, a class, a method, a constant.
+"""Detection of replaced parts of the judge: fixtures, functions, classes, methods and constants of the project.
 
-A run whose audits were exchanged says nothing about a decoder, however green it is. So at the end of the body of each
-shipped test, what our modules hold is compared with what their source defines: a definition must have been made in its
-own module, and an imported name must be what the module that defines it holds. Only loaded modules are looked at, each
-is parsed once. This check does not see a change inside a library, nor one that is undone before the body ends.
+A run with replaced audits is no evidence about a decoder, even if all tests pass. So at the end of the body of each
+shipped test, this module compares the project's loaded modules with their source, parsed once: a definition must be
+from its own module, and an imported name must be the object of its defining module. The check does not see a change
+inside a library, or one that is undone before the body ends.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from pytest_emad import fixtures
 from pytest_emad.environment import SOURCE_ROOT
 
 PACKAGES = ("emad_ref", "pytest_emad", "suites")
-# whose decorators and generated methods may stand around a function of ours
+# libraries whose decorators and generated methods may wrap the project's functions
 LIBRARIES = frozenset({*sys.stdlib_module_names, *PACKAGES, "_pytest", "hypothesis", "numpy", "torch"})
-# where a decorator keeps what it decorates
+# attributes in which a decorator keeps the decorated object
 DECORATED_ATTRIBUTE = {staticmethod: "__func__", classmethod: "__func__", property: "fget", cached_property: "func"}
-MAX_DECORATORS = 20  # of decorators
-MAX_VALUE_LENGTH = 60  # letters of a value in a message
+MAX_DECORATORS = 20  # most layers of decorators
+MAX_VALUE_LENGTH = 60  # most letters of a value in a message
 
 
 @dataclass
 class ModuleDefinitions:
-    """What one file defines at its top level, each name once.
+    """Names defined at the top level of one file.
 
-    ``order``      names in the order in which they are bound
-    ``imported``   name → (module of ours, name there)
+    ``order``      names in the order of their binding
+    ``imported``   name → (module of the project, name there)
     ``classes``    name → its methods
-    ``constants``  name → value, where that is a plain literal
+    ``constants``  name → value, if a plain literal
     """
 
     order: list[str] = field(default_factory=list)
@@ -50,13 +50,13 @@ class ModuleDefinitions:
 
 
 def find_replaced_code(item: pytest.Function) -> list[dict[str, str]]:
-    """Code of ours that was replaced while ``item``, a shipped test, ran: ``what``, and ``by`` what."""
+    """Code of the project replaced during ``item``, a shipped test: ``what``, and its replacement ``by``."""
     found = [*_replaced_fixtures(item), *_replaced_test_body(item), *_replaced_in_modules()]
     return [{"what": what, "by": by} for what, by in dict(found).items()]
 
 
 def _replaced_fixtures(item: pytest.Function) -> Iterator[tuple[str, str]]:
-    """Fixtures of ours that another definition hides, and arguments that are not what the fixture returned."""
+    """Fixtures of the project hidden by another definition, and arguments that differ from the fixture's result."""
     for name in item.fixturenames:
         if not name.startswith("emad_") or name not in vars(fixtures):
             continue
@@ -89,7 +89,7 @@ def _replaced_in_module(name: str, module: ModuleType) -> Iterator[tuple[str, st
         if not hasattr(module, "__path__"):  # a folder without __init__.py has no file
             yield f"module {name}", "a module that has no file"
         return
-    if not _is_our_file(file):  # "suites" of a project that has nothing to do with us
+    if not _is_our_file(file):  # "suites" of an unrelated project
         if name.partition(".")[0] != "suites":
             yield f"module {name}", file
         return
@@ -113,7 +113,7 @@ def _replaced_in_module(name: str, module: ModuleType) -> Iterator[tuple[str, st
 
 
 def _undefined_names(source: ModuleDefinitions, held: dict[str, Any]) -> frozenset[str]:
-    """Names below the line where a module left off, as ``pytest.importorskip`` makes it: they were never defined."""
+    """Names that a module never defined, because it stopped earlier, as by ``pytest.importorskip``."""
     last = max((number for number, name in enumerate(source.order) if name in held), default=-1)
     return frozenset(source.order[last + 1 :])
 
@@ -134,15 +134,15 @@ def _replaced_in_class(
 
 
 def _is_defined_in(value: Any, module: ModuleType, name: str | None = None) -> bool:
-    """Whether ``value`` is the function ``name`` of ``module``, perhaps under decorators of libraries."""
-    plain = type(value) is FunctionType and not value.__dict__  # nearly all are: asked after each test, of each name
+    """Whether ``value`` is the function ``name`` of ``module``, possibly under decorators of libraries."""
+    plain = type(value) is FunctionType and not value.__dict__  # nearly all; computed after each test for each name
     *outer, inner = [value] if plain else _decorator_layers(value)
     own = isinstance(inner, FunctionType) and inner.__globals__ is vars(module) and name in (None, inner.__name__)
     return own and all(map(_is_library_layer, outer))
 
 
 def _decorator_layers(value: Any) -> list[Any]:
-    """``value``, what it decorates, and so on to the innermost."""
+    """``value``, its decorated object, and so on to the innermost."""
     layers = [value]
     while len(layers) < MAX_DECORATORS:
         held = vars(layers[-1]) if hasattr(layers[-1], "__dict__") else {}
@@ -157,7 +157,7 @@ def _decorator_layers(value: Any) -> list[Any]:
 def _is_library_layer(layer: Any) -> bool:
     made = layer.__globals__.get("__name__", "") if isinstance(layer, FunctionType) else type(layer).__module__
     package = str(made).partition(".")[0]
-    return package in LIBRARIES or package.startswith("hypothesis_temporary_module")  # which Hypothesis generates
+    return package in LIBRARIES or package.startswith("hypothesis_temporary_module")  # generated by Hypothesis
 
 
 def _equals_constant(value: Any, wanted: Any) -> bool:
@@ -165,13 +165,13 @@ def _equals_constant(value: Any, wanted: Any) -> bool:
 
 
 def _is_same_module(value: Any, defined: Any) -> bool:
-    """Whether both are the module of one file, imported twice: each is then checked by itself."""
+    """Whether both are modules of the same file, imported twice, which are checked separately."""
     modules = isinstance(value, ModuleType) and isinstance(defined, ModuleType)
     return modules and value.__name__ == defined.__name__ and value.__file__ == defined.__file__
 
 
 def _origin(value: Any) -> str:
-    """Where a replacement comes from: file and line of a function or class, else its value."""
+    """Origin of a replacement: file and line of a function or class, else its value."""
     inner = next(
         (
             layer
@@ -189,7 +189,7 @@ def _origin(value: Any) -> str:
 
 @cache
 def _is_our_file(file: str) -> bool:
-    """A path on ``sys.path`` may lead through a symbolic link, or on Windows through a short name."""
+    """Whether ``file`` is the project's, also through a symbolic link or a short Windows name on ``sys.path``."""
     return Path(file).resolve().is_relative_to(SOURCE_ROOT)
 
 
@@ -201,7 +201,7 @@ def _definitions(file: str) -> ModuleDefinitions:
     for node in body:
         found.order += _bound_names(node)
         if any(times[name] > 1 for name in _bound_names(node)):
-            continue  # what is defined anew has no one definition
+            continue  # a redefined name has no single definition
         if isinstance(node, ast.FunctionDef):
             found.functions.append(node.name)
         elif isinstance(node, ast.ClassDef):
@@ -215,7 +215,7 @@ def _definitions(file: str) -> ModuleDefinitions:
 
 
 def _bound_names(node: ast.stmt) -> list[str]:
-    """The names that a statement at the top of a module defines."""
+    """The names that a top-level statement of a module defines."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return [node.name]
     if isinstance(node, ast.ImportFrom | ast.Import):

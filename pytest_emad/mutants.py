@@ -1,7 +1,7 @@
-"""The provider of mutants, and plugins that interfere as a hostile conftest may: loaded by ``--emad-selfcheck`` alone.
+"""The provider of mutants, and plugins that interfere like a hostile conftest; loaded only by ``--emad-selfcheck``.
 
-``pytest suites/invariants -p pytest_emad.mutants --emad-backend pytest_emad.mutants --emad-planted NAME`` is one entry
-of the catalogue by hand.
+``pytest suites/invariants -p pytest_emad.mutants --emad-backend pytest_emad.mutants --emad-planted NAME`` runs one
+entry of the catalogue by hand.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MarkingPlugin:
 
 
 class DeselectingPlugin:
-    """Removes every test but the last, without a word."""
+    """Silently removes every test but the last."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -50,7 +50,7 @@ class DeselectingPlugin:
 
 
 class OutcomeForgingPlugin:
-    """Makes passes of failures."""
+    """Turns failures into passes."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:

@@ -1,7 +1,7 @@
-"""Command-line options, their ini twins, and the validated ``RunSettings`` that everything else reads.
+"""Command-line options, their ini twins, and the validated ``RunSettings`` that all other modules read.
 
-Precedence: command line, then ini file, then default. Relative paths start where the command was typed, or beside the
-ini file that names them. Every value is validated before a model is loaded; a bad one is a ``pytest.UsageError`` (exit
+Precedence: command line, then ini file, then default. Relative paths start in the folder of the call, or of the ini
+file that names them. Every value is validated before a model is loaded; a bad one is a ``pytest.UsageError`` (exit
 status 4).
 """
 
@@ -28,16 +28,16 @@ from emad_ref.wire.address import ADDRESS_FORMS, Address, parse_address
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The validated options of this run. Plain data: comparable, printable, free of torch.
+    """The validated options of this run, as plain data without torch.
 
-    ``study`` holds the options of the measurements; the other fields select tests and decide what fails the run.
+    ``study`` holds the options of the measurements; the other fields select tests and configure failures of the run.
     """
 
     study: Study
     models: tuple[str, ...]
     only: frozenset[str]  # ids of the only claims to judge; empty: all
-    pair: tuple[str, str] | None  # small, large; None: the models are the user's, and no pair was named
-    pair_named: bool  # by the user: then its claims are judged at every budget
+    pair: tuple[str, str] | None  # small, large; None: the user's models, without a named pair
+    pair_named: bool  # named by the user, so that its claims are judged at every budget
     all_claims: bool
     backend: str | None
     decoder: Address | None
@@ -45,7 +45,7 @@ class RunSettings:
     tier: str | None
     process_timeout: float
     expect_decoder: str | None
-    waive: tuple[tuple[str, str], ...]  # (what may stay undecided, the reason)
+    waive: tuple[tuple[str, str], ...]  # (test or claim that may stay undecided, the reason)
     report: Path | None
     gating: GateOptions
     gate_claims: frozenset[str]

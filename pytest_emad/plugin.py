@@ -1,6 +1,6 @@
-"""The entry point: pytest's hooks, each a few lines over the module that holds the idea.
+"""The entry point: pytest's hooks, each a few lines that call other modules.
 
-Importing it imports neither torch nor hypothesis: having the package installed must not slow down other test runs.
+Importing it imports neither torch nor hypothesis, so that the installed package does not slow down other test runs.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from pytest_emad.options import SELFCHECK, add_options, get_run_settings, load_c
 from pytest_emad.run_report import USAGE_ERROR_NODE, ReportPlugin
 from pytest_emad.terminal import format_header
 
-MARKER = "emad(claim=None, budget='smoke', measures=False): the claim a test decides, the smallest budget it runs in, whether it measures time or energy"  # noqa: E501  # one line, because pytest --markers prints it as it stands
+MARKER = "emad(claim=None, budget='smoke', measures=False): the claim a test decides, the smallest budget it runs in, whether it measures time or energy"  # noqa: E501  # one line, because pytest --markers prints it unchanged
 OWN_PLUGINS = ("emad-fixtures", "emad-attendance", "emad-attempts", "emad-reporting", "emad-status")
-NO_SESSION = ("help", "version", "markers", "emad_selfcheck")  # options under which pytest begins no session
+NO_SESSION = ("help", "version", "markers", "emad_selfcheck")  # options without a session
 
-_REGISTERED = pytest.StashKey[dict[str, object]]()  # what is registered under their names
+_REGISTERED = pytest.StashKey[dict[str, object]]()  # plugins registered under these names
 _PREVIOUS_PROFILE = pytest.StashKey[str]()
 _COLLECTION_LOG = pytest.StashKey[collection_log.CollectionLog]()
 _REPORT_FOLDER = pytest.StashKey[Path]()
@@ -50,20 +50,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """``--emad-selfcheck`` judges the suites and not a decoder: nothing else is run; nor beside a share of a race."""
+    """Run only the self-check under ``--emad-selfcheck``, or only the task of a replicate process."""
     if subprocesses.is_replicate_process(config):
         return subprocesses.run_replicate_task(config)
     if config.getoption(SELFCHECK) is None:
         return None
-    from pytest_emad import selfcheck  # it imports torch
+    from pytest_emad import selfcheck  # imports torch
 
     return selfcheck.run_selfcheck(config)
 
 
 class ExitStatusKeeper:
-    """Keeps the exit status of a run of our suites, whatever the ``pytest_cmdline_main`` of another plugin returns.
+    """Keeps the exit status of a run of the suites, even if another plugin's ``pytest_cmdline_main`` changes it.
 
-    Registered after the first conftest files, so that its wrapper is the outermost one.
+    It is registered after the first conftest files, so that its wrapper is the outermost.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         _prepare(config)
     except pytest.UsageError:
-        _settle_report(config)  # said aloud: nobody takes an older report for this run's
+        _settle_report(config)  # announced, so that an older report is not mistaken for this run's
         raise
 
 
@@ -127,9 +127,9 @@ def _prepare(config: pytest.Config) -> None:
 
 
 def _prepare_benchmarks(config: pytest.Config) -> None:
-    """Our suites' benchmark table is wider than most terminals, and says what the summary says: ``-v`` prints it.
+    """Hide the suites' benchmark table, which is wide and repeats the summary, without ``-v``.
 
-    Without pytest-benchmark the suites' mark of that name is known all the same: only its table is left out.
+    Without pytest-benchmark the suites' mark of that name is registered here; only its table is missing.
     """
     if not environment.has_pytest_benchmark(config):
         config.addinivalue_line("markers", "benchmark(timer): of pytest-benchmark, which is switched off")
@@ -138,7 +138,7 @@ def _prepare_benchmarks(config: pytest.Config) -> None:
 
 
 def _refuse_blocked_plugins(config: pytest.Config) -> None:
-    """Without one of them a gate that was asked for would not be asked, and the run would look like one that passed."""
+    """Refuse a run with blocked parts of this plugin, because a missing gate would look like a pass."""
     for name in OWN_PLUGINS:
         if config.pluginmanager.is_blocked(name):
             raise pytest.UsageError(f"-p no:{name} leaves out a part of this plugin; -p no:emad leaves out all of it")
@@ -146,7 +146,7 @@ def _refuse_blocked_plugins(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and not _missing_plugins(config):
-        _settle_report(config)  # ``--help`` and the like begin no session
+        _settle_report(config)  # ``--help`` and similar options begin no session
         if _runs_suites(config):
             terminal.report_remaining_threads()
     if _PREVIOUS_PROFILE in config.stash:
@@ -168,13 +168,13 @@ def pytest_load_initial_conftests(
 
 
 def _announce_report(config: pytest.Config) -> None:
-    """Before code of others is imported, which may end the process. Options are not validated yet."""
+    """Begin the report before imports of foreign code, which may end the process. Options are not validated yet."""
     given = config.known_args_namespace.emad_report
     folder = given and config.invocation_params.dir / given
     if not given and config.inipath is not None and (written := config.getini("emad_report")):
         folder = config.inipath.parent / written
     if folder:
-        with suppress(BadFile):  # a folder that cannot be written is refused where options are read
+        with suppress(BadFile):  # option parsing refuses a folder that is not writable
             schema.mark_run_started(folder)
         config.stash[_REPORT_FOLDER] = folder
 
@@ -189,7 +189,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
-    """Where our suites lie in a folder that was asked for, or a test of the user's asks for something of ours."""
+    """Header lines if the run includes the suites, or a user's test that uses the plugin."""
     if environment.requested_suite_arguments(config) or not any(selection.is_plugin_test(item) for item in items):
         return []
     return _header(config)
@@ -204,17 +204,17 @@ def _header(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     subprocesses.record_provider_names(session.config)
-    has_terminal = session.config.pluginmanager.has_plugin("terminalreporter")  # -p no:terminal leaves it out
+    has_terminal = session.config.pluginmanager.has_plugin("terminalreporter")  # absent under -p no:terminal
     if has_terminal and environment.requested_suite_arguments(session.config):
         from emad_ref.console import set_ascii_fallback
 
-        # pytest itself would write a line of escapes, its end among them
+        # pytest itself would write its escapes as one line
         set_ascii_fallback(session.config.get_terminal_writer()._file)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Before any test module is imported: ``@given`` binds the settings in force at that moment."""
+    """Load the Hypothesis profile before any test module is imported, since ``@given`` binds the current settings."""
     decoder_providers.require_known_hook_names(session.config)
     if environment.requested_suite_arguments(session.config):
         environment.require_compatible_versions()
@@ -222,7 +222,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def _load_hypothesis_profile(config: pytest.Config) -> None:
-    """A profile the user loaded can strengthen ours and never weaken it."""
+    """Load the suites' Hypothesis profile, which a user's profile can only strengthen."""
     from hypothesis import settings as hypothesis_settings
 
     from pytest_emad.hypothesis_profile import PROFILE, describe_weaker_profile, property_test_settings
@@ -231,14 +231,14 @@ def _load_hypothesis_profile(config: pytest.Config) -> None:
     if weaker := describe_weaker_profile(get_run_settings(config).budget):
         try:
             warnings.warn(pytest.PytestConfigWarning(weaker), stacklevel=2)
-        except pytest.PytestConfigWarning as error:  # the user's filters make errors of warnings
+        except pytest.PytestConfigWarning as error:  # the user's filters turn warnings into errors
             raise pytest.UsageError(f"{weaker}; load another, or -W ignore::pytest.PytestConfigWarning") from error
     hypothesis_settings.register_profile(PROFILE, property_test_settings(get_run_settings(config).budget))
     hypothesis_settings.load_profile(PROFILE)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Session scope lets pytest free one model before it loads the next."""
+    """Parametrize model fixtures in session scope, so that pytest frees one model before it loads the next."""
     if "emad_model" in metafunc.fixturenames:
         names = get_run_settings(metafunc.config).models
         metafunc.parametrize("emad_model", names, indirect=True, scope="session", ids=model_test_ids(names))
@@ -263,7 +263,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 @pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
 def pytest_gates_first(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """When pytest has put each model's tests together, and left out what ``-k`` and ``-m`` leave out."""
+    """Sort gates first, after pytest has grouped tests by model and applied ``-k`` and ``-m``."""
     try:
         _refuse_parallel_measuring(config, items)
         _refuse_traced_measuring(items)
@@ -284,11 +284,11 @@ def pytest_gates_first(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """What a decoder declines is not applicable: a claim's test records it, any other is skipped with the reason."""
+    """Turn a decoder's refusal into ``not applicable`` in a claim's test, and into a skip with the reason elsewhere."""
     try:
         return (yield)
     except EmadError as refusal:
-        from emad_ref.protocol import Unsupported  # it brings NumPy
+        from emad_ref.protocol import Unsupported  # imports NumPy
 
         if not isinstance(refusal, Unsupported):
             raise
@@ -297,10 +297,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 
 def _select_device(config: pytest.Config) -> None:
-    """Before a model is loaded; for one process nothing changes."""
+    """Select a worker's GPU before a model is loaded; a single process keeps all."""
     worker = getattr(config, "workerinput", None)
     if worker is not None and get_run_settings(config).study.device == "cuda":
-        number = worker["workerid"].removeprefix("gw")  # one that was given a name has none, and shares the first GPU
+        number = worker["workerid"].removeprefix("gw")  # a custom name has no number: use the first GPU
         try:
             environment.select_gpu(int(number) if number.isdecimal() else 0)
         except BadArgument as error:
@@ -322,7 +322,7 @@ def _require_valid_marker(item: pytest.Item) -> None:
 
 
 def _deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that neither are ours nor bear our mark are none of our business: nothing is read for them."""
+    """Deselect tests of this plugin; other tests are ignored, without reading any file for them."""
     concerned = [
         item for item in items if environment.is_shipped_test(item) or item.get_closest_marker("emad") is not None
     ]
@@ -338,7 +338,7 @@ def _deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _refuse_parallel_measuring(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Processes that share cores slow one another down: times taken that way say nothing."""
+    """Refuse timing tests in parallel processes, which slow each other down."""
     workers = getattr(config, "workerinput", {}).get("workercount", 0)
     measuring = [item for item in items if selection.is_timing_or_energy_test(item)]
     if workers > 1 and measuring:
@@ -349,7 +349,7 @@ def _refuse_parallel_measuring(config: pytest.Config, items: list[pytest.Item]) 
 
 
 def _refuse_traced_measuring(items: list[pytest.Item]) -> None:
-    """A coverage tool, profiler or debugger slows one arm more than the other: times taken beside one say nothing."""
+    """Refuse timing tests under a coverage tool, profiler or debugger, which slows one arm more than the other."""
     if not (measuring := [item for item in items if selection.is_timing_or_energy_test(item)]):
         return
     from emad_ref.benchmark.clock import iterate_active_tracers
@@ -362,8 +362,8 @@ def _refuse_traced_measuring(items: list[pytest.Item]) -> None:
 
 
 def _refuse_forked(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """pytest-forked runs a test in a child process: audits and verdicts recorded there never reach the report."""
-    if (everything := config.getoption("forked", None)) is None:  # that plugin is not loaded
+    """Refuse pytest-forked, since audits and verdicts recorded in its child processes never reach the report."""
+    if (everything := config.getoption("forked", None)) is None:  # the plugin is not loaded
         return
     for item in filter(selection.is_plugin_test, items):
         if everything or item.get_closest_marker("forked") is not None:
@@ -375,7 +375,7 @@ def _refuse_forked(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _refuse_optimized(items: list[pytest.Item]) -> None:
-    """``python -O`` leaves out assert statements, in which audits compare: what they would refute passes."""
+    """Refuse ``python -O``, which removes the assert statements in which audits compare."""
     if __debug__:
         return
     for item in filter(selection.is_plugin_test, items):
@@ -386,7 +386,7 @@ def _refuse_optimized(items: list[pytest.Item]) -> None:
 
 
 def _parallel_alternative(items: list[pytest.Item]) -> str:
-    """What of our suites measures nothing: folders, and of those that also hold others a part."""
+    """The suites' parts without timing: folders, or a part of a folder that also has timing tests."""
     ours = [(file.rpartition("/")[0], item) for item in items if (file := environment.shipped_file_name(item.path))]
     free, busy = (
         {folder for folder, item in ours if selection.is_timing_or_energy_test(item) is each} for each in (False, True)
@@ -396,7 +396,7 @@ def _parallel_alternative(items: list[pytest.Item]) -> str:
 
 
 def _raise_usage_error(config: pytest.Config, items: list[pytest.Item], error: pytest.UsageError) -> None:
-    """A worker's usage error would be lost: xdist sends failed collections to the controller, so it goes as one."""
+    """Raise a usage error; in a worker as a failed collection, since xdist sends only these to the controller."""
     if not hasattr(config, "workerinput"):
         raise error
     items.clear()
@@ -405,7 +405,7 @@ def _raise_usage_error(config: pytest.Config, items: list[pytest.Item], error: p
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker sends home what only it knows: torch is not imported on the controller, whose run this is the end of."""
+    """Send a worker's number of torch threads to the controller, which does not import torch."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["emad.torch_threads"] = torch_thread_count()
     elif lost := _missing_plugins(session.config):
@@ -417,7 +417,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _missing_plugins(config: pytest.Config) -> list[str]:
-    """Parts of this plugin that somebody unregistered or replaced in a run of our suites: no report tells of it."""
+    """Parts of this plugin that other code unregistered or replaced in a run of the suites."""
     if not _runs_suites(config):
         return []
     held = config.pluginmanager.get_plugin
@@ -425,7 +425,7 @@ def _missing_plugins(config: pytest.Config) -> list[str]:
 
 
 def _runs_suites(config: pytest.Config) -> bool:
-    """Whether the run was asked for our suites, or has collected a test of them."""
+    """Whether the command line names the suites, or the run collected a test of them."""
     return _REGISTERED in config.stash and bool(
         environment.requested_suite_arguments(config) or config.stash[_COLLECTION_LOG].collected
     )

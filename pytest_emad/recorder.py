@@ -1,7 +1,7 @@
-"""What one test puts on record, and whether that fails it (``emad_ref.statistics.gate`` says when).
+"""Records of one test, and its failure by a gate (``emad_ref.statistics.gate``).
 
-Records travel as JSON strings in ``item.user_properties``: xdist carries them to the controller, which a single NumPy
-scalar would kill; ``junit`` then leaves a short form of them.
+Records are JSON strings in ``item.user_properties``, which xdist sends to the controller; a NumPy scalar would crash
+it. ``junit`` then keeps a short form of them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EmadWarning(pytest.PytestWarning):
 
 
 class Recorder:
-    """The fixture ``emad_record``: puts facts on a test's record and fails the test where a verdict says so.
+    """The fixture ``emad_record``: records facts of a test and fails the test by a verdict's gate.
 
     ``properties`` is the test's ``user_properties``, to which this object only appends.
     """
@@ -67,17 +67,16 @@ class Recorder:
         self._goldens, self._known, self._provenance = goldens, known, provenance
         study = settings.study
         options = [*study.non_default_setting_lines, *list_register_changes(register, settings.gate_claims)]
-        self._model = ""  # that the test is about: the first on record
+        self._model = ""  # the test's model: the first one recorded
         self._run = RunConditions(study.seed, study.budget.name, ", ".join(options))
 
     def record_claim(self, verdict: Verdict, corpus: str = "", fingerprint: str = "", refused: str = "") -> None:
-        """Record a verdict, then fail or warn as ``gating`` says.
+        """Record a verdict, then fail or warn by ``statistics.gate``.
 
         Args:
-            verdict: its ``gate`` is replaced by what register and options say.
-            corpus: the corpus it was decided on; "" for claims that read no text.
-            fingerprint: the model's, so that known verdicts follow the weights and not the name.
-            refused: why the decoder under test, and not the model or the text, left it undecided; "" where it did not.
+            verdict: its ``gate`` is replaced by that of register and options. corpus: name of the corpus; "" for claims
+            that read no text. fingerprint: the model's, which identifies known verdicts instead of the name. refused:
+            reason why the decoder under test left it undecided; "" for other causes.
 
         Raises:
             BadArgument: the register has no row ``verdict.id``.
@@ -133,8 +132,8 @@ class Recorder:
         """Record a table for the summary and ``report.json``: ``rows`` share their keys, which are its columns.
 
         Args:
-            figure: a name of ``emad_ref.report.figures.FIGURES`` that shows these rows; whoever writes the report draws
-                it from them, in this run or later. "": none.
+            figure: a name of ``emad_ref.report.figures.FIGURES`` for these rows, drawn by the writer of the report, in
+                this run or later. "": none.
 
         Raises:
             BadArgument: no rows, rows with different keys, a value JSON cannot hold, rows the figure cannot draw.
@@ -148,13 +147,13 @@ class Recorder:
             raise BadArgument(f"rows of {title!r}", "differing keys", f"{columns} in every row", "None marks absence")
         drawn = {"figure": figure} if figure else {}
         if figure:
-            from emad_ref.report.figures import require_drawable  # not at the start of every run
+            from emad_ref.report.figures import require_drawable  # only on demand
 
             require_drawable(figure, rows)
         self._add(TABLE, {"title": title, "model": model, "rows": [dict(row) for row in rows]} | drawn)
 
     def record_audit(self, finding: Finding) -> None:
-        """Record what an audit found, whatever becomes of it."""
+        """Record an audit's finding before any other use of it."""
         self._add(
             AUDIT,
             {
@@ -173,9 +172,9 @@ class Recorder:
         self._add(NOTE, text)
 
     def load_golden(self, name: str, found: Any) -> Any | None:
-        """The golden stored under ``name``, for the test to compare with ``found``; None if none is recorded.
+        """The golden stored under ``name``, for comparison with ``found``; None if none is recorded.
 
-        Under ``--emad-update-golden`` ``found``, or what it gives as a function, is stored and returned: JSON values.
+        ``--emad-update-golden`` stores and returns ``found``, or its result if it is a function: JSON values.
 
         Raises:
             emad_ref.statistics.goldens.DamagedGolden: listed in the index, but missing or altered.
@@ -193,7 +192,7 @@ class Recorder:
         return stored
 
     def _gates(self, row: Claim, expected: RecordedOutcome | None) -> bool:
-        """Under ``known`` a row gates when a verdict is on record; else when register or options say so."""
+        """Whether a row gates: under ``known`` if a verdict is recorded, else by register and options."""
         if self._settings.gating.gate == "known":
             return expected is not None
         return row.is_gating(self._settings.gate_claims)
@@ -206,7 +205,7 @@ class Recorder:
     def _put_on_record(self, verdict: Verdict, key: Mapping[str, str]) -> None:
         if self._goldens.target is None:  # settings() refuses this combination
             raise AssertionError("update without a target")
-        from emad_ref.statistics.goldens import record_verdict  # not at the start of every run
+        from emad_ref.statistics.goldens import record_verdict  # only on demand
 
         seed = self._run.seed
         change = record_verdict(self._goldens.target, key, verdict.model, seed, verdict.verdict)
@@ -229,11 +228,11 @@ def decide_and_record_claim(
 ) -> None:
     """Decide ``claim`` from ``evidence``; record its attachments, then its verdict, which may fail the test.
 
-    ``question``: in place of the registered one, for a suite that draws its evidence in a way of its own.
+    ``question``: replaces the registered one, for a suite that draws its own evidence.
 
-    Where answers that the verdict reads are refuted nothing is decided: the finding goes on record, and the test fails.
+    If an audit refutes answers for the verdict, it is not decided: the finding is recorded, and the test fails.
     """
-    from emad_ref.audit.finding import AuditRefutedError  # not at the start of every run
+    from emad_ref.audit.finding import AuditRefutedError  # only on demand
 
     refuted = None
     try:
@@ -260,13 +259,13 @@ def _strict_json(name: str, value: object) -> str:
 
 
 def iterate_records(properties: Sequence[tuple[str, object]]) -> Iterator[tuple[str, Any]]:
-    """(kind, value) for each of our records among a report's ``user_properties``, in order."""
+    """(kind, value) of each plugin record among a report's ``user_properties``, in order."""
     for kind, value in filter(is_record, properties):
         yield kind, json.loads(str(value))
 
 
 def first_attempt_records(properties: Sequence[tuple[str, object]]) -> Iterator[tuple[str, Any]]:
-    """The same of the first attempt alone: what a later one found decides nothing."""
+    """``iterate_records`` of only the first attempt, since later ones do not decide."""
     for kind, value in iterate_records(properties):
         if kind == ATTEMPT and value > 1:
             return
@@ -274,5 +273,5 @@ def first_attempt_records(properties: Sequence[tuple[str, object]]) -> Iterator[
 
 
 def is_record(entry: tuple[str, object]) -> bool:
-    """Whether one of ``user_properties`` is a record of ours, and not its short form or somebody else's."""
+    """Whether one of ``user_properties`` is a plugin record, not its short form or another plugin's."""
     return entry[0] in KINDS and isinstance(entry[1], str)

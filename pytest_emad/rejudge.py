@@ -7,12 +7,12 @@
 Start it in the root of a checkout. It runs pytest once per seed for each decoder-only model on both corpora of the
 world, for each encoder-decoder, and for the pair. A downloaded model, which must be named, is judged on GSM8K and
 WikiText-2 from the folder ``--data``. ``--seeds 1`` runs one seed; several commands may run at once. Claims about time
-and energy are left out, because they go on no record. An update changes the existing record: if weights or rules have
+and energy are omitted, because they have no record. An update changes the existing record: if weights or rules have
 changed, move golden/verdicts.json away first.
 
     DIR/<run>.log   output of the run     DIR/<run>.xml   its tests, as JUnit
 
-Exit status: 0 every verdict is as recorded, 1 a verdict differs or a test failed, 4 a run could not be made.
+Exit status: 0 every verdict is as recorded, 1 a verdict differs or a test failed, 4 a run was not possible.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from emad_ref.models.downloads import DOWNLOADS
 from emad_ref.report.suite_parts import DECIDED_STATUSES
 from pytest_emad import subprocesses
 
-SEEDS = (0, 1, 2)  # as many as must agree
+SEEDS = (0, 1, 2)  # number of seeds that must agree
 CORPORA = ("world:premise", "world:mixed")
-NATURAL_CORPORA = ("gsm8k", "wikitext")  # of downloaded models
-JUDGED_FOLDERS = ("claims", "invariants", "cost", "fidelity")  # of the suites; ablations put no verdict on record
+NATURAL_CORPORA = ("gsm8k", "wikitext")  # corpora of downloaded models
+JUDGED_FOLDERS = ("claims", "invariants", "cost", "fidelity")  # folders of the suites; ablations record no verdict
 PAIR_SUITES = ("claims/test_pair.py", "invariants/test_speculative.py", "fidelity/test_golden_pair.py")
 PAIR = "pair"
 JUNIT_START = rb"<testsuite"
@@ -67,7 +67,7 @@ def build_argument_parser() -> argparse.ArgumentParser:
 
 
 def plan_runs(models: Sequence[str], seeds: Sequence[int]) -> Iterator[RejudgeRun]:
-    """All runs, ordered by seed: a series that stops early has completed whole seeds."""
+    """All runs, ordered by seed, so that a series that stops early has completed whole seeds."""
     for seed in seeds:
         for model in models:
             yield from (RejudgeRun(model, corpus, seed) for corpus in _corpora_of(model))
@@ -104,7 +104,7 @@ def pytest_arguments(run: RejudgeRun, chosen: argparse.Namespace) -> list[str]:
 
 
 def run_and_summarize(run: RejudgeRun, chosen: argparse.Namespace) -> tuple[int, str]:
-    """(exit status, what a line says of it). An update fails by design where something changed; a test must not."""
+    """(exit status, text of its line). An update fails by design if a verdict changed; a test must not fail."""
     log = chosen.out / f"{run.name}.log"
     status = subprocesses.run_pytest(pytest_arguments(run, chosen), log)
     if status not in DECIDED_STATUSES:

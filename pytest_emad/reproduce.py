@@ -1,14 +1,14 @@
-"""Judge every claim on a list of models in one command: resumable, and parallel where nothing is timed.
+"""Judge every claim on a list of models in one command, which can resume, and runs untimed parts in parallel.
 
     python -m pytest_emad.reproduce --out DIR [--budget full] [--data DIR] [--suites PATH] [--executor WHERE] MODEL …
 
 A unit of work is a model and a folder of the suites; ``emad_ref.report.suite_parts`` describes DIR. A folder with
-measuring and other tests is split in two. A unit that was judged for the same version, budget and options is skipped,
-so an interrupted command continues. A falsified claim is a result, not a failure of the command.
+measuring and other tests is split in two. The command skips a unit already judged for the same version, budget and
+options, so it continues after an interruption. A falsified claim is a result, not a failure of the command.
 
-``--executor`` gives units to workers; all of them must see DIR, data, suites and the current folder. No other unit runs
-beside one that measures time or energy. Verdicts do not depend on the partition: they equal those of one run of all
-suites (``report.suite_parts``).
+``--executor`` gives units to workers; all of them must see DIR, data, suites and the current folder. Units that measure
+time or energy run alone. Verdicts do not depend on the partition: they equal those of one run of all suites
+(``report.suite_parts``).
 
 Its child processes load this module as a plugin (``-p pytest_emad.reproduce``), which adds two options:
 
@@ -59,7 +59,7 @@ from pytest_emad import environment, selection, subprocesses
 from pytest_emad.collection_log import CollectionLog
 
 PARTITION_PLUGIN = ("-p", "pytest_emad.reproduce")
-RUNNABLE, COULD_NOT_RUN = 0, 4  # status of a model that can be judged so far, and of one that cannot
+RUNNABLE, COULD_NOT_RUN = 0, 4  # status of a model that can be judged, and of one that cannot
 
 
 def build_argument_parser() -> argparse.ArgumentParser:
@@ -90,7 +90,7 @@ def suite_options_by_name(model: str, chosen: argparse.Namespace) -> dict[str, o
 
 
 def suite_part_reuse_key(model: str, part: str, chosen: argparse.Namespace) -> dict[str, str]:
-    """Model, part, options and version of a run: an earlier run is reused only if all are equal."""
+    """Key of a run (model, part, options, version); an earlier run is reused only with an equal key."""
     asked = {name: str(getattr(chosen, name)) for name in ("budget", "suites", "data", "device")}
     return asked | {"model": model, "part": part, "version": __version__, "commit": str(package_git_commit())}
 
@@ -102,7 +102,7 @@ def write_part_plan(model: str, folder: Path, chosen: argparse.Namespace) -> int
         subprocesses.build_pytest_arguments(words, suite_options_by_name(model, chosen) | {"cut": folder / PARTS_FILE}),
         folder / LOG_FILE,
     )
-    return COULD_NOT_RUN if status == 1 else status  # a collection has no verdicts
+    return COULD_NOT_RUN if status == 1 else status  # a collection run has no verdicts
 
 
 def plan_suite_parts(model: str, folder: Path, chosen: argparse.Namespace) -> list[SuitePart]:
@@ -144,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
     except (BadArgument, BadFile) as error:
         parser.error(str(error))
-    except WorkersLost as error:  # what was judged is kept, and found again by the next command
+    except WorkersLost as error:  # the next command reuses judged units
         print(error)
         return COULD_NOT_RUN
     print(write_models_summary(statuses, reports, chosen.out))
@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_and_merge_parts(
     folders: Mapping[str, Path], chosen: argparse.Namespace, crew: WorkerPool | None, command: Sequence[str]
 ) -> tuple[dict[str, int], list[Report]]:
-    """Each model's status, and the reports of those that could be judged."""
+    """(Status of each model, reports of the judged ones)."""
     statuses: dict[str, int] = {}
     units: list[SuitePart] = []
     for model, folder in folders.items():
@@ -209,7 +209,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if file is None:
         return
     attended = cast(CollectionLog, session.config.pluginmanager.get_plugin("emad-attendance"))
-    measuring: dict[str, set[bool]] = {}  # folder → whether tests of it measure
+    measuring: dict[str, set[bool]] = {}  # folder → whether it has measuring tests
     for item, folder in zip(session.items, _suite_folders(session), strict=True):
         measuring.setdefault(folder, set()).add(selection.is_timing_or_energy_test(item))
     found = {
@@ -225,7 +225,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _suite_folders(session: pytest.Session) -> list[str]:
-    """Of each test the folder of the suites that it is in; "" for all where some test is in none."""
+    """Folder of the suites of each test; "" for all if some test is in none."""
     config, (suites, *_) = session.config, session.config.args
     spec = find_spec(suites) if config.getoption("pyargs") else None
     root = Path(spec.origin).parent if spec and spec.origin else config.invocation_params.dir / suites

@@ -1,11 +1,11 @@
-"""The controller's part: collect the records of all tests, write ``report.json``, print the summary, fail the run.
+"""Report on the controller: collects records of all tests, writes ``report.json``, prints the summary, fails the run.
 
 ``report.json`` is written before the first test with the state ``running``, and again at the end. A process that dies
-by ``os._exit`` or a signal leaves that state behind. A run that could not start replaces no finished report.
+by ``os._exit`` or a signal leaves that state. A run that could not start does not replace a finished report.
 
-JUnit keeps short flat properties of our tests in place of their records: ``emad.claim``, ``emad.model``,
-``emad.verdict``, ``emad.gate`` and, where there is such a number, ``emad.estimate``, ``emad.low``, ``emad.high``,
-``emad.threshold``, ``emad.n``, ``emad.unit``; a further claim of the same test has ``emad.2.claim`` and so on.
+JUnit keeps short flat properties of plugin tests in place of their records: ``emad.claim``, ``emad.model``,
+``emad.verdict``, ``emad.gate`` and, if present, ``emad.estimate``, ``emad.low``, ``emad.high``, ``emad.threshold``,
+``emad.n``, ``emad.unit``; a further claim of the same test has ``emad.2.claim`` and so on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from _pytest.junitxml import xml_key  # pytest offers class names to no hook
+from _pytest.junitxml import xml_key  # pytest has no hook for class names
 
 from emad_ref.errors import escape_unsafe
 from emad_ref.files import BadFile, append_text, read_bytes, write_atomically
@@ -62,8 +62,8 @@ from pytest_emad.terminal import COLOURS, drop_own_warnings, format_claims, wors
 if TYPE_CHECKING:
     from emad_ref.report.page import WrittenPages
 
-NOT_REPORTED: Outcome = "not reported"  # a test whose body did not run to its end
-SHOWN_KINDS = (TABLE, POINT, NOTE)  # facts that a test without a verdict may show
+NOT_REPORTED: Outcome = "not reported"  # a test with an unfinished body
+SHOWN_KINDS = (TABLE, POINT, NOTE)  # facts for tests without a verdict
 FACTS = {NOTE: "notes", GOLDEN: "goldens", KNOWN: "known", TABLE: "tables"}  # kept once: kind → key of report.json
 RECORDS = ("points", "claims", "tables", "goldens", "notes", "known", "models", "audits")
 MAX_REASON_LENGTH = 1000  # characters; the log has the whole text
@@ -73,10 +73,10 @@ class RunRecord:
     """The records of one run on the controller, and its report as data.
 
     A claim has one verdict per model and run: that of the first attempt of the first test that gives one. Further
-    verdicts and later attempts go to ``repeats``; they are counted and decide nothing.
+    verdicts and later attempts go to ``repeats``; they are counted and do not decide.
 
     ``records``   key of ``report.json`` → its list, in the order in which tests finished.
-    ``tests``     node id → its entry of ``report.json``. ``state``: how far the run came.
+    ``tests``     node id → its entry of ``report.json``. ``state``: progress of the run.
     ``failures``  reasons why the run fails even if every test passed.
     ``waivers``   the user's waivers, and whether each was needed.
     ``workers``   the logs of the xdist workers that ended.
@@ -95,7 +95,7 @@ class RunRecord:
         self.workers: list[dict[str, Any]] = []
         self._log = log
         self._began, self._clock = datetime.now(UTC), time.monotonic()
-        self._taken: dict[tuple[str, str], int] = {}  # by test and worker: how many of its records
+        self._taken: dict[tuple[str, str], int] = {}  # (test, worker) → number of its records
 
     # ------------------------------------------------------------ records of tests
 
@@ -156,7 +156,7 @@ class RunRecord:
         if kind in FACTS:
             self._add_once(FACTS[kind], value)
             return
-        from emad_ref.report.suite_parts import upsert_model_row, upsert_point_row  # not at the start of every run
+        from emad_ref.report.suite_parts import upsert_model_row, upsert_point_row  # only on demand
 
         if kind == POINT:
             upsert_point_row(self.records["points"], value)
@@ -175,14 +175,14 @@ class RunRecord:
 
     @property
     def uses_plugin(self) -> bool:
-        """Whether this run uses the plugin; test runs that do not are left alone."""
+        """Whether this run uses the plugin, which ignores other runs."""
         if self.has_records or self._requested_tests or self.settings.expect_decoder:
             return True
         return any(provider[what] for provider in self._providers for what in (ANSWERED, DECLINED))
 
     @property
     def _requested_tests(self) -> list[str]:
-        """The parts of our suites on the command line; all of them if it names a folder around ours."""
+        """The parts of the suites on the command line; all if it names a folder that contains them."""
         return environment.requested_suite_parts(self.config) or ([PREFIX] if self._collected else [])
 
     @property
@@ -205,13 +205,13 @@ class RunRecord:
 
     def fail_on_contradictions(self, exit_status: int) -> None:
         """Fail the run if verdicts, audits and reported outcomes contradict each other, even in an incomplete run."""
-        from emad_ref.report.verification import find_contradictions  # not at the start of every run
+        from emad_ref.report.verification import find_contradictions  # only on demand
 
         self.failures += find_contradictions(self.build_report(exit_status))
 
     def fail_on_undecided_tests(self, exit_status: int) -> None:
         """Fail the run for requested tests that the decoder under test left undecided, unless waived."""
-        from emad_ref.report.gaps import is_waived, undecided_reasons_and_gaps  # not at the start of every run
+        from emad_ref.report.gaps import is_waived, undecided_reasons_and_gaps  # only on demand
 
         shipped, register = environment.all_shipped_test_names(), load_claims_register(self.config)
         reasons, gaps = undecided_reasons_and_gaps(self.build_report(exit_status), shipped, register)
@@ -222,7 +222,7 @@ class RunRecord:
     def build_report(self, exit_status: int | None) -> dict[str, Any]:
         """The current content of ``report.json`` (``report.schema``). A model without a record is listed by name."""
         done, providers, requested = exit_status is not None, self._providers, self._requested_tests
-        # workers deselect alike: each test once
+        # workers deselect equally, so each test counts once
         deselected = list({entry["nodeid"]: entry for log in self._logs for entry in log["deselected"]}.values())
         described = {facts["name"] for facts in self.records["models"]}
         left_out = {entry["nodeid"] for entry in deselected} | self.tests.keys()
@@ -328,7 +328,7 @@ def _phase_outcome(report: pytest.TestReport | pytest.CollectReport) -> tuple[Ou
 
 JOB_SUMMARY = "GITHUB_STEP_SUMMARY"  # the file to which a step of a GitHub workflow appends Markdown
 USAGE_ERROR_NODE = "emad usage error"  # node id of a worker's usage error
-# pytest's options, by the name of their value, that run no test; those of ``FIXTURES_ONLY`` still run fixtures
+# pytest's options (names of their values) that run no test; those of ``FIXTURES_ONLY`` still run fixtures
 FIXTURES_ONLY = {"setupplan": "--setup-plan", "setuponly": "--setup-only"}
 NO_TEST_OPTIONS = FIXTURES_ONLY | {
     "collectonly": "--collect-only",
@@ -348,12 +348,12 @@ class ReportPlugin:
         self._pages: WrittenPages | None = None  # the readable pages, once written
         self._started = self._stopped = self._stays = False
         self._without_tests = next((name for name in NO_TEST_OPTIONS if config.getoption(name, False)), None)
-        self._session: pytest.Session | None = None  # set when it is over
+        self._session: pytest.Session | None = None  # set at the end
         self._status = 0  # the exit status that this plugin set
         self._kept: str | None = None  # the finished report that this run overwrote
         self._last: dict[str, Any] | None = None  # the report at the end of the run
 
-    # ------------------------------------------------------------ while it runs
+    # ------------------------------------------------------------ during the run
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -406,7 +406,7 @@ class ReportPlugin:
     def pytest_report_teststatus(
         self, report: pytest.TestReport
     ) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-        """Print verdicts in place of the test's dot, so that the first one shows as soon as it is reached."""
+        """Print a verdict in place of the test's dot, as soon as it is decided."""
         if report.when != "call" or report.skipped or hasattr(report, "wasxfail") or self.config.get_verbosity() != 0:
             return None
         records = list(iterate_records(report.user_properties))
@@ -429,10 +429,10 @@ class ReportPlugin:
             self.run.workers.append(output[collection_log.WORKER_OUTPUT_KEY])
 
     def pytest_keyboard_interrupt(self) -> None:
-        """Note an interrupt by a person, or by ``pytest.exit`` from any code, a decoder's included."""
+        """Record an interrupt by a person, or by ``pytest.exit`` from any code, including a decoder's."""
         self._stopped = True
 
-    # ------------------------------------------------------------ when it is over
+    # ------------------------------------------------------------ at the end
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -446,11 +446,11 @@ class ReportPlugin:
             return
         self.run.state = self._ended(session)
         if self.run.state == "interrupted" and session.exitstatus == pytest.ExitCode.OK and self.run.uses_plugin:
-            # pytest.exit(returncode=0) from any code: a stopped run did not pass
+            # pytest.exit(returncode=0) from any code: a stopped run has not passed
             session.exitstatus = pytest.ExitCode.INTERRUPTED
         gate = self.settings.gating
         if (self.run.has_records or gate.require) and self.run.state != "usage error":
-            from emad_ref.report.gaps import unmet_requirements  # not at the start of every run
+            from emad_ref.report.gaps import unmet_requirements  # only on demand
 
             self.run.failures += unmet_requirements(
                 self.run.build_report(int(session.exitstatus)), load_claims_register(self.config)
@@ -500,7 +500,7 @@ class ReportPlugin:
             else:
                 self._last = self._last or self.run.build_report(int(session.exitstatus))
                 write_report(folder, self._last)
-                from emad_ref.report.page import write_pages  # tabulate: not at the start of every run
+                from emad_ref.report.page import write_pages  # imports tabulate, so only on demand
 
                 self._pages = write_pages([self._last], folder)
                 self.report = folder / REPORT_FILE
@@ -525,7 +525,7 @@ class ReportPlugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, None, None]:
-        """Print the summary after pytest's own failures, so that verdicts stand last on the screen."""
+        """Print the summary after pytest's own failures, so that verdicts are last on the screen."""
         yield
         if self._without_tests:
             if self.run.uses_plugin and (self._without_tests in FIXTURES_ONLY or self.config.get_verbosity() >= 0):
@@ -540,7 +540,7 @@ class ReportPlugin:
     def _print_summary(self, terminal: pytest.TerminalReporter, report: Mapping[str, Any]) -> None:
         """Print at most forty lines of summary. ``-v`` adds every row before it; ``-vv`` adds legs and tables."""
         from emad_ref.console import set_ascii_fallback
-        from emad_ref.report.summary import build_run_summary, summary_lines  # tabulate: not at the start of every run
+        from emad_ref.report.summary import build_run_summary, summary_lines  # imports tabulate, so only on demand
 
         writer = self.config.get_terminal_writer()
         set_ascii_fallback(writer._file)
@@ -554,7 +554,7 @@ class ReportPlugin:
             terminal.line(escape_unsafe(line), **COLOURS.get(tone, {}))
 
     def _places(self) -> Iterator[str]:
-        """A sentence per file of the report; paths are relative to the folder of the call if they lie below it."""
+        """A sentence per file of the report; paths are relative to the folder of the call if below it."""
         if self.report is not None:
             yield f"report written to {_display_path(self.report, self.config)}"
         elif self._stays and self.settings.report is not None:
@@ -565,11 +565,11 @@ class ReportPlugin:
 
 
 def _verbose_sections(report: Mapping[str, Any], width: int, verbosity: int) -> Iterator[tuple[str, str]]:
-    """(title, text) of each section that stands before the summary."""
+    """(title, text) of each section before the summary."""
     from emad_ref.report.tables import format_note, format_sections, format_text_table, leg_rows
 
     updated = [entry for entry in report["goldens"] if entry["outcome"] in ("added", "changed")]
-    if updated:  # shown at every verbosity: the user asked for this update
+    if updated:  # shown at every verbosity, since the user requested this update
         yield "emad goldens updated", "\n".join(f"{entry['outcome']}: {entry['id']}" for entry in updated)
     if verbosity < 1:
         return
@@ -604,7 +604,7 @@ def _finished_report(folder: Path) -> str | None:
 
 
 def shorten_records(report: pytest.TestReport) -> None:
-    """Replace our records among the properties of ``report`` by their short form; call it after their last use."""
+    """Replace plugin records among the properties of ``report`` by their short form; call it after their last use."""
     claims = [value for kind, value in first_attempt_records(report.user_properties) if kind == CLAIM]
     others = [entry for entry in report.user_properties if not is_record(entry)]
     short = [entry for number, claim in enumerate(claims, start=1) for entry in _short_properties(number, claim)]

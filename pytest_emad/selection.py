@@ -1,4 +1,4 @@
-"""Which collected tests run, and in which order.
+"""Selection and order of the collected tests.
 
 ``--emad-only`` selects by claim. Tests about a pair or an exit need one. Tests with a larger budget are deselected
 unless they gate or the user named them. Correctness runs before quality, quality before time, and gates first within
@@ -28,7 +28,7 @@ PAIR_FIXTURES = frozenset({"emad_pair", "emad_pair_names"})  # the fixtures with
 
 
 def claim_pytest_params(suite: Suite, *about: About) -> list[Any]:
-    """One parameter per claim that ``suite`` asks of such evidence, in the register's order, marked by its question."""
+    """One parameter per claim of ``suite`` about such evidence, in the register's order, marked by its question."""
     from emad_ref.claims.base import find_questions_by_claim  # brings SciPy: not at the start of every run
 
     return [
@@ -45,25 +45,25 @@ def emad_marker_arguments(item: pytest.Item) -> dict[str, Any]:
 
 
 def is_timing_or_energy_test(item: pytest.Item) -> bool:
-    """Whether ``item`` measures time or energy; then no other test may run beside it."""
+    """Whether ``item`` measures time or energy, so that no other test may run at the same time."""
     return bool(emad_marker_arguments(item)["measures"]) or environment.is_cost_test(item)
 
 
 def is_plugin_test(item: pytest.Item) -> bool:
-    """Whether ``item`` belongs to this plugin: a shipped test, a test of a claim, or a user of our fixtures."""
+    """Whether ``item`` belongs to this plugin: a shipped test, a test of a claim, or a user of its fixtures."""
     fixtures = getattr(item, "fixturenames", ())
     marked = environment.is_shipped_test(item) or item.get_closest_marker("emad") is not None
     return marked or any(name.startswith("emad_") for name in fixtures)
 
 
 def deselection_reason(item: pytest.Item, chosen: RunSettings, register: Mapping[str, Claim]) -> str:
-    """Why ``item`` is deselected, as one of ``report.deselection``'s reasons; "" if it runs."""
+    """Reason of ``report.deselection`` for deselecting ``item``; "" if it runs."""
     arguments, ours = emad_marker_arguments(item), environment.is_shipped_test(item)
     claim, of_pair = arguments["claim"], not PAIR_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
     of_tier = chosen.tier == "claims" and claim == STATED_CLAIM
     requested = of_tier or _is_requested(claim, of_pair, chosen, register)
     if BUDGETS[arguments["budget"]].rank > chosen.budget.rank and not requested:
-        return ABOVE_BUDGET  # first: such a test is not part of this run's proof, whatever else holds
+        return ABOVE_BUDGET  # first, since such a test never belongs to this run's proof
     if chosen.only and claim not in chosen.only and (ours or claim is not None):
         return LEFT_OUT
     name = environment.shipped_test_name(item)
@@ -75,7 +75,7 @@ def deselection_reason(item: pytest.Item, chosen: RunSettings, register: Mapping
 
 
 def _is_requested(claim: str | None, of_pair: bool, chosen: RunSettings, register: Mapping[str, Claim]) -> bool:
-    """Whether a claim runs at every budget: it gates, or the user asked for it."""
+    """Whether a claim runs at every budget, because it gates or the user named it."""
     if claim is None:
         return False
     wanted = claim in chosen.only or chosen.all_claims or (of_pair and chosen.pair_named)

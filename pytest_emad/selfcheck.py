@@ -1,9 +1,9 @@
 """``--emad-selfcheck``: judge the suites with mutants, decoders with one known defect, in place of a decoder.
 
-For every mutant of ``emad_ref.mutants`` a pytest of its own runs the test that must catch it, with the options of this
-run, and writes its report. A defect is caught where that test complains of it in the expected words
-(``emad_ref.report.mutation_results``). ``all`` runs the invariants and fidelity suites as well; honest decoders must
-pass them in any case.
+For every mutant of ``emad_ref.mutants`` a separate pytest runs the test that must catch it, with the options of this
+run, and writes its report. A defect is caught if that test complains in the expected words
+(``emad_ref.report.mutation_results``). ``all`` also runs the invariants and fidelity suites; honest decoders must
+always pass them.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from emad_ref.report.mutation_results import (
 from pytest_emad.options import OPTIONS, SELFCHECK, get_run_settings
 
 IMPORTED = ("torch._dynamo", "transformers", "hypothesis.stateful", "scipy.stats", "emad_ref.mutants.catalogue")
-LIMIT_S = 1800.0  # of one planted decoder: one that hangs is not caught by anybody
+LIMIT_S = 1800.0  # seconds for one planted decoder; a decoder that hangs is not caught
 
 
 def run_pytest_within_limit(arguments: list[str], log: Path) -> bool:
     """Run pytest with ``arguments``, its output in ``log``; returns whether it ended within ``LIMIT_S``."""
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context: Any = multiprocessing.get_context(method)  # of either kind; typeshed's base class has no Process
+    context: Any = multiprocessing.get_context(method)  # either kind of context; typeshed's base class has no Process
     if method == "forkserver":
         context.set_forkserver_preload(list(IMPORTED))
     process = context.Process(target=_pytest, args=(arguments, str(log)))
@@ -60,8 +60,8 @@ def run_pytest_within_limit(arguments: list[str], log: Path) -> bool:
 
 
 def _pytest(arguments: list[str], log: str) -> None:
-    """All that it says goes to ``log``."""
-    gc.freeze()  # what it was forked from had imported is no garbage; to look through it takes longer than a small test
+    """Run pytest with all output in ``log``."""
+    gc.freeze()  # exempts the parent's imports from garbage collection, which would take longer than a small test
     with open(log, "wb") as file:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -129,7 +129,7 @@ def _check_mutant(config: pytest.Config, planted: Mutant, folder: Path, everythi
 
 
 def _arguments(config: pytest.Config, planted: Mutant, folder: Path, everything: bool) -> list[str]:
-    """A command line of pytest's: the options of this run, the planted provider, and what is to be run."""
+    """A command line for pytest: the options of this run, the planted provider, and the tests to run."""
     suites = next(folder for folder in SUITES if folder.is_dir())
     names = planted.test.split()
     if everything:
@@ -147,6 +147,6 @@ def _arguments(config: pytest.Config, planted: Mutant, folder: Path, everything:
     around += [part for name in config.getoption("plugins") for part in ("-p", name)]
     around += ["-n0"] if config.pluginmanager.hasplugin("xdist") else []
     provider = ["-p", PROVIDER, "--emad-planted", planted.name, "--emad-backend", PROVIDER, "-o", "emad_decoder="]
-    provider += ["--emad-expect-decoder", PROVIDER]  # a run that proves something, although of a part of the suites
+    provider += ["--emad-expect-decoder", PROVIDER]  # a run of part of the suites that still counts as proof
     paths = [f"{suites / name}{case}" for name in names]
     return [*around, *provider, *given, "-pno:cacheprovider", "--emad-report", str(folder), *paths]

@@ -1,4 +1,4 @@
-"""Pytest in processes of its own: replicates of this run for timing, and whole suite runs for commands.
+"""Pytest in separate processes: replicates of this run for timing, and whole suite runs for commands.
 
 A timing run starts processes with its own command line plus ``--emad-afresh FILE`` and gives each a share of the timed
 pairs. Such a process loads the same plugins, conftest files and decoder, collects nothing, runs the task in FILE and
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 REPLICATE_FLAG = "--emad-afresh"
-PROVIDERS_FILE = "providers"  # beside the task: names of the decoder providers of the run that starts it
+PROVIDERS_FILE = "providers"  # file next to the task: names of the decoder providers of the starting run
 RESTART_CODE = """import json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
 import pytest
@@ -47,7 +47,7 @@ def is_replicate_process(config: pytest.Config) -> bool:
 
 
 def record_provider_names(config: pytest.Config) -> None:
-    """Record the providers that exist before collection; a process with the same command line has them, too."""
+    """Record the providers that exist before collection, as in any process with the same command line."""
     config.stash[_INITIAL_PROVIDERS] = _provider_names(config)
 
 
@@ -55,7 +55,7 @@ def record_provider_names(config: pytest.Config) -> None:
 
 
 def make_subprocess_runner(config: pytest.Config) -> SubprocessRunner:
-    """The runner that starts replicates of this run in fresh processes, or the reason why it can start none."""
+    """Make a runner that starts replicates of this run in fresh processes, or has the reason why it cannot."""
     from emad_ref.measurements.run_resources import SubprocessRunner
 
     if without := _obstacle(config):
@@ -64,7 +64,7 @@ def make_subprocess_runner(config: pytest.Config) -> SubprocessRunner:
 
 
 def _obstacle(config: pytest.Config) -> str:
-    """Why a new process could not have the same decoder; "" if it can."""
+    """Reason why a new process cannot have the same decoder; "" if it can."""
     decoder = get_run_settings(config).decoder
     if hasattr(config, "workerinput"):
         return "this is a worker of pytest-xdist; with -n 0 the run starts fresh processes"
@@ -99,7 +99,7 @@ def _start_replicate(config: pytest.Config, task: Path, output: Path, seconds: f
 
 
 def _provider_names(config: pytest.Config) -> list[str]:
-    """Names of the decoder providers; the class name where pytest invented a name, which differs by process."""
+    """Names of the decoder providers; the class name in place of pytest's generated one, which differs by process."""
     known = decoder_providers.registered_providers(config).items()
     return [type(plugin).__qualname__ if name.isdecimal() else name for name, plugin in known]
 
@@ -109,7 +109,7 @@ def _provider_names(config: pytest.Config) -> list[str]:
 
 def run_replicate_task(config: pytest.Config) -> int:
     """Run the task of ``REPLICATE_FLAG`` and return the exit status. The caller shows standard error."""
-    config._do_configure()  # pytest configures itself in a session only, and a session would write a report
+    config._do_configure()  # pytest configures itself only in a session, which would write a report
     try:
         from emad_ref.measurements.process_replicates import run_task_file
         from emad_ref.measurements.run_resources import RunResources

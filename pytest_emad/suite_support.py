@@ -1,8 +1,8 @@
-"""What suite files call: an audit's finding, benchmark rows.
+"""Support for suite files: judging an audit's finding, and benchmark rows.
 
 ``Auditor`` fails the test on a finding, warns, or
-records a count of ties. ``CLOCK`` hands pytest-benchmark the durations that the paired clock measured, because its own
-loop times one arm after the other, which drift makes incomparable.
+records a count of ties. ``CLOCK`` gives pytest-benchmark the durations of the paired clock, because its own loop times
+one arm after the other, which drift makes incomparable.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from emad_ref.protocol import Prompt
 from pytest_emad.options import RunSettings
 from pytest_emad.recorder import EmadWarning, Recorder
 
-Ask = Callable[..., None]  # asks a claim, by id, of the evidence that a fixture holds, and records the answer
+Ask = Callable[..., None]  # decides a claim, by id, on a fixture's evidence, and records the answer
 
 
 class Auditor:
-    """The fixture ``emad_audit``: call it with a finding; it fails the test, warns, or puts the count on record."""
+    """The fixture ``emad_audit``: called with a finding, it fails the test, warns, or records the count."""
 
     def __init__(self, lens: Lens, tolerance: float, settings: RunSettings, record: Recorder) -> None:
         self._lens, self._tolerance, self._settings, self._record = lens, tolerance, settings, record
@@ -84,21 +84,21 @@ class Auditor:
         """Compare the tokens that ``take`` returns for ``prompts`` with the golden; False and a note without one.
 
         Args:
-            about: fingerprint, dtype, corpus, seed and kind, by which it is on record.
-            noise: of a signal, in multiples of a logit's; ``declared``: a logit's, by the decoder.
-            point: what decided depths; its thresholds must be those on record, up to the noise of a signal.
-            drawn: whether tokens were drawn: they follow the generator of the installed torch.
+            about: fingerprint, dtype, corpus, seed and kind, the key of the record. noise: of a signal, in multiples of
+            a logit's; ``declared``: a logit's, by the decoder. point: the operating point; its thresholds must equal
+            the recorded ones, up to the noise of a signal. drawn: whether tokens were drawn, which depend on the
+            generator of the installed torch.
         """
         release = metadata.version("torch").split(".")[:2]
         key = golden_key(*about, drawn_by=f"torch-{'.'.join(release)}" if drawn else "")
         asked = {"prompts": [prompt.tokens.tolist() for prompt in prompts]}
         decided = {} if point is None else {"point": thresholds_to_golden_json(point)}
-        take = cache(take)  # nothing is decoded where nothing is on record, and nothing twice
+        take = cache(take)  # decodes only if a golden exists, and only once
         golden = self._record.load_golden(key, lambda: asked | decided | take().to_json())
         if golden is None:
             self._record.record_note("golden rows not applicable (no golden recorded)")
             return False
-        # a threshold that lies elsewhere by so much decides as a signal that does
+        # a difference of a threshold acts like an equal difference of the signal
         shift = largest_threshold_change(golden.get("point"), decided["point"]) if decided else 0.0
         others = [name for name, value in asked.items() if golden.get(name) != value]
         if shift > noise * self._tolerance:
@@ -111,7 +111,7 @@ class Auditor:
 
 
 class ReplayClock:
-    """A timer whose readings make round i last ``seconds[i]`` of the samples loaded last."""
+    """A timer by whose readings round i lasts ``seconds[i]`` of the samples loaded last."""
 
     def __init__(self) -> None:
         self._readings: Iterator[float] = iter(())
@@ -135,11 +135,11 @@ CLOCK = ReplayClock()
 
 
 def record_benchmark_samples(benchmark: Any, seconds: Sequence[float], group: str) -> None:
-    """Record ``seconds`` as the rounds of ``benchmark``, a fixture whose timer is ``CLOCK``, in ``group``."""
+    """Record ``seconds`` as the rounds of ``benchmark``, a fixture with the timer ``CLOCK``, in ``group``."""
     benchmark.group = group
     CLOCK.load_samples(seconds)
     benchmark.pedantic(_no_op, rounds=len(seconds), iterations=1, warmup_rounds=0)
 
 
 def _no_op() -> None:
-    """What a replayed round runs."""
+    """Do nothing: the body of a replayed round."""

@@ -1,4 +1,4 @@
-"""Terminal output of a run: the header, a line per decided claim, progress bars, threads that keep the process alive.
+"""Terminal output of a run: header, a line per decided claim, progress bars, threads that keep the process alive.
 
 pytest captures standard error while tests run. If standard error is a terminal, a second descriptor, opened before
 capture starts, shows progress bars live. Elsewhere bars stay in the captured output.
@@ -22,7 +22,7 @@ from emad_ref.statistics.gate import UNDECIDED
 from pytest_emad.options import RunSettings
 from pytest_emad.recorder import EmadWarning
 
-MAX_WAIVER_LENGTH = 300  # characters of a waiver in the header; report.json keeps the whole
+MAX_WAIVER_LENGTH = 300  # most characters of a waiver in the header; report.json has the whole
 COLOURS: dict[str, dict[str, bool]] = {"good": {"green": True}, "bad": {"red": True}, "open": {"yellow": True}}
 TONES = (("falsified", "bad"), ("inconclusive", "open"), ("survived", "good"))  # the worst first
 
@@ -57,7 +57,7 @@ def format_header(settings: RunSettings, decoder: str) -> list[str]:
 
 
 def drop_own_warnings(terminal: pytest.TerminalReporter) -> None:
-    """Drop warnings that the summary repeats in a line of its own; ``-v`` keeps them with their places."""
+    """Drop warnings that the summary repeats in its own line; ``-v`` keeps them with their places."""
     warnings = terminal.stats.pop("warnings", [])
     others = [warning for warning in warnings if f"{EmadWarning.__name__}: " not in warning.message]
     if others:
@@ -65,7 +65,7 @@ def drop_own_warnings(terminal: pytest.TerminalReporter) -> None:
 
 
 def format_claims(claims: Sequence[Mapping[str, Any]], width: int) -> str:
-    """Each claim that a test decided, in lines of ``width`` characters: id, claim, verdict, estimate; "" without any.
+    """Lines of ``width`` characters for the claims that a test decided: id, claim, verdict, estimate; "" if none.
 
     Claims without a verdict (``not applicable``, ``unmeasured``) get no line.
     """
@@ -92,7 +92,7 @@ _streams: list[tuple[TextIO, bool]] = []  # a stack: pytester runs a pytest insi
 
 
 def open_stderr_copy(worker: bool) -> None:
-    """Open a copy of standard error at ``pytest_configure``, while capture is suspended; in xdist workers unseen."""
+    """Open a copy of standard error at ``pytest_configure``, while capture is suspended; hidden in xdist workers."""
     stream = open(os.dup(2), "w", encoding="utf-8", errors="replace")  # noqa: SIM115  # close_stderr_copy
     _streams.append((stream, not worker and os.isatty(2)))
 
@@ -135,13 +135,13 @@ class _NewLineStream:
 
 # ---------------------------------------------------------------- after the run
 
-THREAD_WAIT_S = 3.0  # threads of pools end by themselves when the main thread does
+THREAD_WAIT_S = 3.0  # threads of pools end with the main thread
 
 
 def report_remaining_threads() -> None:
-    """Say which threads keep the process alive after the run, if some do; none is stopped.
+    """Print the threads that keep the process alive after the run, without stopping them.
 
-    Python waits for every thread that is no daemon, so a decoder that leaves one keeps a finished run from ending.
+    Python waits for every non-daemon thread, so a decoder that leaves one keeps a finished run from ending.
     """
     if _remaining_threads():
         threading.Thread(target=_name_after_main, name="emad: remaining threads", daemon=True).start()
@@ -160,7 +160,7 @@ def _remaining_threads() -> list[threading.Thread]:
 
 
 def _place(thread: threading.Thread) -> str:
-    """The line at which the function of ``thread`` is, in words; "" once it has ended."""
+    """Text with the current line of the function of ``thread``; "" once it has ended."""
     frame, place = sys._current_frames().get(thread.ident or 0), ""
     while frame is not None:
         if frame.f_code.co_filename != threading.__file__:
