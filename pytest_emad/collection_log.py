@@ -135,7 +135,7 @@ class CollectionLog:
 
 
 def _shorten_error(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
-    """Show only the message of a project's error; of others below a shipped test, frames from the user's first file on."""
+    """Show a project's error by its message, another below a shipped test by frames from the user's first file on."""
     if call.excinfo is None:
         return
     error = call.excinfo.value
