@@ -49,7 +49,7 @@ from emad_ref.statistics.legs import (
     interval_if_finite,
 )
 from emad_ref.statistics.rates import estimate_perplexity_rise
-from emad_ref.statistics.speedup import SpeedupLimit, estimate_total_speedup, find_speedup_limit
+from emad_ref.statistics.speedup import BatchSizeLimit, estimate_total_speedup, find_batch_size_limit
 from emad_ref.statistics.units import ByDocument, ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict
 from emad_ref.sweep.losses import point_losses
@@ -124,12 +124,12 @@ def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
     verdict = asked.combine_legs([*broken, *legs, *beside])
     if lies or not found.swept:
         return verdict
-    return replace(verdict, reason=f"{verdict.reason}; {estimate_speedup_limit(found.all_batches).description}")
+    return replace(verdict, reason=f"{verdict.reason}; {estimate_batch_size_limit(found.all_batches).description}")
 
 
-def estimate_speedup_limit(batches: Mapping[int, TimedBatch]) -> SpeedupLimit:
-    """Batch size at which the gain over every baseline ends. Raises BadArgument as ``find_speedup_limit``."""
-    return find_speedup_limit({
+def estimate_batch_size_limit(batches: Mapping[int, TimedBatch]) -> BatchSizeLimit:
+    """Batch size at which the gain over every baseline ends. Raises BadArgument as ``find_batch_size_limit``."""
+    return find_batch_size_limit({
         rows: {name: estimate_total_speedup(baseline, timed.adaptive) for name, baseline in timed.baselines.items()}
         for rows, timed in batches.items()
     })  # fmt: skip
@@ -140,7 +140,7 @@ def _swept(found: SpeedupEvidence, threshold: float) -> list[Leg]:
     if not found.swept:
         return []
     legs = [build_report_leg(name, ratio, threshold=threshold) for name, ratio in _ratios(found.swept, threshold)]
-    ends = estimate_speedup_limit(found.all_batches)
+    ends = estimate_batch_size_limit(found.all_batches)
     last = ends.first_batch_without_gain or ends.sweep[-1]
     rows = None if ends.first_batch_without_gain is None else float(last.rows)
     return [*legs, Leg(ENDS, "measured", rows, None, last.ratio.n, None, "rows", ends.description)]
@@ -223,7 +223,7 @@ def make_speedup_attachments(
     ]
     if found.swept:
         notes.append(
-            f"{evidence.subject.name}: {point.name!r}: {estimate_speedup_limit(found.all_batches).description}"
+            f"{evidence.subject.name}: {point.name!r}: {estimate_batch_size_limit(found.all_batches).description}"
         )
     return Attachments((AttachedTable(f"{asked.claim.id}: time by batch size", make_time_rows(found)),), tuple(notes))
 
@@ -231,7 +231,7 @@ def make_speedup_attachments(
 def make_time_rows(found: SpeedupEvidence) -> list[dict[str, Any]]:
     """Rows per batch size: mean time of a request by every arm, and the ratio against the least certain baseline."""
     rows, names = [], dict.fromkeys(name for timed in found.all_batches.values() for name in timed.baselines)
-    for at in estimate_speedup_limit(found.all_batches).sweep:
+    for at in estimate_batch_size_limit(found.all_batches).sweep:
         timed, interval = found.all_batches[at.rows], interval_if_finite(at.ratio)
         arms = {"the point": timed.adaptive} | {name: timed.baselines.get(name) for name in names}
         rows.append({

@@ -399,7 +399,7 @@ def answer_gated_speculation(pair: PairMeasurements, asked: ClaimContext) -> Ans
         return make_pair_answer(
             pair, asked.not_applicable(f"{task}: not even the small model alone saves {saving:.1%}")
         )
-    options = find_front_gates(pair, task)
+    options = find_pareto_gate_options(pair, task)
     judged = {option: _speculated(pair, task, "evaluate", option) for option in options}
     least = min(done.large_share for done in judged.values())
     gated, name = None, ""
@@ -427,7 +427,7 @@ def _gate_name(option: GateOption) -> str:
     return f"speculative, k = {k}" + ("" if gate is None else f", gate {gate:.3g} bits")
 
 
-def find_front_gates(pair: PairMeasurements, task: str) -> list[GateOption]:
+def find_pareto_gate_options(pair: PairMeasurements, task: str) -> list[GateOption]:
     """Widths and gates whose mixtures score best on validation, by falling share; k = 0 drafts nothing."""
     options: list[GateOption] = [(0, None), *product(WIDTHS, choose_entropy_gates(pair, task))]
     tried = [_speculated(pair, task, "validate", option) for option in options]

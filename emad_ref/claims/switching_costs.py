@@ -28,7 +28,7 @@ PAPER: tuple[Headline, ...] = (
 )
 
 
-def decide_headlines(found: Iterable[Headline], asked: ClaimContext) -> Verdict:
+def decide_paper_savings(found: Iterable[Headline], asked: ClaimContext) -> Verdict:
     """EAD-H1: a leg per headline: the difference of its saving from the claimed one, by the paper's own cost.
 
     If the abstract names no size of the small model, the leg uses the size that reproduces its saving.
@@ -41,9 +41,9 @@ def decide_headlines(found: Iterable[Headline], asked: ClaimContext) -> Verdict:
     return judge_within_tolerance(asked.claim, asked.model, differences, asked.claim.thresholds["saving"])
 
 
-def answer_headlines(names: PairNames, asked: ClaimContext) -> Answer:
+def answer_paper_savings(names: PairNames, asked: ClaimContext) -> Answer:
     """Answer EAD-H1 under the names of the run's pair, without reading it."""
-    return Answer(decide_headlines(PAPER, asked))
+    return Answer(decide_paper_savings(PAPER, asked))
 
 
 # ---------------------------------------------------------------- EAD-H2: tokens that a pair reads twice
@@ -163,6 +163,6 @@ def _charges_of_rule(pair: PairMeasurements, task: str, rule: SwitchingRule) -> 
 
 
 QUESTIONS = (
-    Question("EAD-H1", "names", answer_headlines, decide=decide_headlines),
+    Question("EAD-H1", "names", answer_paper_savings, decide=decide_paper_savings),
     Question("EAD-H2", "pair", answer_catch_up, budget="standard", decide=decide_catch_up),
 )

@@ -378,7 +378,7 @@ def tabulate_profile_flatness(evidence: ModelMeasurements, rng: np.random.Genera
         for each in list_model_measurements(evidence)
     ]
     dots.sort(key=lambda dot: dot.slope.value)
-    table = AttachedTable("ablation, flatness of the profile", [make_flatness_row(dot) for dot in dots])
+    table = AttachedTable("ablation, flatness of the profile", [make_profile_flatness_row(dot) for dot in dots])
     return Attachments((table,), (flatness_trend_note(evidence.name, dots),))
 
 
@@ -389,7 +389,7 @@ def list_model_measurements(evidence: ModelMeasurements) -> list[ModelMeasuremen
     return [each for model in models for each in (model, model.on_shifted_corpus) if each is not None]
 
 
-def make_flatness_row(dot: ProfileFlatness) -> TableRow:
+def make_profile_flatness_row(dot: ProfileFlatness) -> TableRow:
     return {
         "model": dot.model,
         "corpus": dot.corpus,

@@ -163,7 +163,7 @@ class EarlyExitTasks:
             f"{TASKS[name].new}"
         )
 
-    def load_unjudged_items(self, name: str, count: int, by: int = 1) -> TaskItems:
+    def load_items_of_other_texts(self, name: str, count: int, by: int = 1) -> TaskItems:
         """Up to ``count`` items about texts that are not judged, each about another text; a multiple of ``by``.
 
         An unusable file ends the run.
@@ -182,7 +182,7 @@ class EarlyExitTasks:
 
         It is the most frequent answer elsewhere or one from the source, by the better average.
         """
-        judged, others = self.load_items(name).pairs, self.load_unjudged_items(name, GUESSED_FROM).pairs
+        judged, others = self.load_items(name).pairs, self.load_items_of_other_texts(name, GUESSED_FROM).pairs
         length = int(np.median([len(pair.target.split()) for pair in others or judged]))
         common = [answer for answer, _ in Counter(pair.target for pair in others).most_common(1)]
         offers = GUESSES[TASKS[name].kind]

@@ -507,7 +507,7 @@ class EarlyExitMeasurements:
         early = [self.answer_at_point(task, point) for point in points]
         _, first = np.unique(self.task_items.load_items(task).text_ids, return_index=True)
         pool = text_differences(task, self.answer_at_point(task, self.full_depth_point), early)[first]
-        others = self.task_items.load_unjudged_items(task, SET_SIZE * SETS[self.subject.budget.name], by=SET_SIZE)
+        others = self.task_items.load_items_of_other_texts(task, SET_SIZE * SETS[self.subject.budget.name], by=SET_SIZE)
         sets = np.empty((0, SET_SIZE, len(points)))
         if others.pairs:
             full, *rest = (

@@ -103,7 +103,7 @@ class ModelUnderTest:
     ):
         self.loaded, self.study, self._resources = loaded, study, resources
         self.data, self.seed = study.data, study.seed
-        self.budget = study.budget.fit_to_model(compute_traced_token_flops(loaded.geometry))
+        self.budget = study.budget.reduce_for_token_cost(compute_traced_token_flops(loaded.geometry))
         self.isolation = isolation or ModelIsolation(loaded)
         self._read: dict[Split, tuple[list[Ints | LongDocument], Iterator[Ints | LongDocument]]] = {}
         self._texts: dict[Split, Documents] = {}

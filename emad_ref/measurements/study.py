@@ -46,7 +46,7 @@ class Budget:
         """0 for the smallest budget; a test runs when its own budget's rank does not exceed the run's."""
         return list(BUDGETS).index(self.name)
 
-    def fit_to_model(self, token_flops: float) -> Budget:
+    def reduce_for_token_cost(self, token_flops: float) -> Budget:
         """The budget for a model with this cost of a traced token: ``smoke`` has fewer documents for a large one.
 
         So it ends in minutes at every size. Larger budgets read all documents.

@@ -184,8 +184,8 @@ class StaticLayerCache(LayerKVCache):
         super().__init__(number, rows, capacity)
         self._lease = lease
 
-    def entries(self, row: int) -> tuple[Tensor, Tensor]:
-        """See ``LayerKVCache.entries``."""
+    def row_kv(self, row: int) -> tuple[Tensor, Tensor]:
+        """See ``LayerKVCache.row_kv``."""
         length = self._length[self._rows.index(row)]
         if not length:
             raise BadArgument("row", row, "a row with entries", "nothing ran here yet")

@@ -105,7 +105,7 @@ class LayerKVCache:
         """int64 [present] entries held per served row."""
         return np.array(self._length, dtype=np.int64)
 
-    def entries(self, row: int) -> tuple[Tensor, Tensor]:
+    def row_kv(self, row: int) -> tuple[Tensor, Tensor]:
         """(keys, values), each [kv_heads, length, head_dim], of a served session row that holds at least one."""
         place = self._rows.index(row)
         if self._keys is None or self._values is None:

@@ -94,7 +94,7 @@ def write_stale_kv(is_stale: Callable[[Any, int, int], bool]) -> dict[str, Calla
         cache.steps = vars(cache).get("steps", 0) + (context.queries == 1)
         for place, (row, start) in enumerate(zip(context.rows, context.starts, strict=True)):
             if context.queries == 1 and start > 0 and is_stale(cache, row, start):
-                keys[place, :, 0], values[place, :, 0] = [entry[:, start - 1].clone() for entry in cache.entries(row)]
+                keys[place, :, 0], values[place, :, 0] = [entry[:, start - 1].clone() for entry in cache.row_kv(row)]
         return original(keys, values, context)
 
     return {"write": write}
@@ -118,7 +118,7 @@ def drop_kv_at_block_end(write: Write, cache: Any, keys: Tensor, values: Tensor,
 
 
 def remember_truncated_kv(truncate: Any, cache: Any, length: Any) -> None:
-    held = {row: cache.entries(row) for row, n in zip(cache._rows, cache._length, strict=True) if n}
+    held = {row: cache.row_kv(row) for row, n in zip(cache._rows, cache._length, strict=True) if n}
     cache.written = {row: (keys.clone(), values.clone()) for row, (keys, values) in held.items()}
     truncate(length)
 

@@ -54,7 +54,7 @@ def zero_row_kv(layers: Sequence[LayerKVCache], row: int) -> None:
     """Zeros in the place of what ``layers`` hold of ``row``."""
     for layer in layers:
         if row in layer.row_ids and layer.row_lengths[layer.row_ids == row].any():
-            for entries in layer.entries(row):
+            for entries in layer.row_kv(row):
                 entries.zero_()
 
 
@@ -120,7 +120,7 @@ def leak_rolled_back_kv(rollback: Any, session: Any, length: Ints) -> None:
     for row, left in enumerate(length.tolist()):
         for layer in session._store.cache.layers:
             if row in layer.row_ids:
-                leaked_items(session).extend(entries[:, left:].clone() for entries in layer.entries(row))
+                leaked_items(session).extend(entries[:, left:].clone() for entries in layer.row_kv(row))
     rollback(length)
 
 
@@ -129,7 +129,7 @@ def leak_first_layer_kv(original: Any, session: Any, *arguments: Any) -> None:
     if len(session._trail) > 1 or not arguments:
         layer = session._store.cache.layers[0]
         leaked_items(session._forward).extend(
-            entry.clone() for row in range(len(session._trail)) for entry in layer.entries(row)
+            entry.clone() for row in range(len(session._trail)) for entry in layer.row_kv(row)
         )
     original(*arguments)
 

@@ -19,7 +19,7 @@ moves the mean as much as independent noise does goes unnoticed in five runs of 
 takes the least certain of pairs, blocks of time and processes. False verdicts at the threshold then stay below 6 % each
 way in all but a few of the shapes that ``tests/laws/timing_noise.py`` simulates; docs/methods.md has the table.
 
-**Batch sizes.** ``find_speedup_limit`` finds the batch size from which on a method is no faster:
+**Batch sizes.** ``find_batch_size_limit`` finds the batch size from which on a method is no faster:
 
     at b     each baseline's ratio of total times over the method, with its two-sided 95 % interval
     (``estimate_total_speedup``)
@@ -447,7 +447,7 @@ class BatchSpeedup:
 
 
 @dataclass(frozen=True)
-class SpeedupLimit:
+class BatchSizeLimit:
     """``sweep``: every batch size timed, from the smallest on."""
 
     sweep: tuple[BatchSpeedup, ...]
@@ -481,7 +481,7 @@ class SpeedupLimit:
         return f"{head}: {at.description}{beyond}"
 
 
-def find_speedup_limit(ratios: Mapping[int, Mapping[str, Estimate]]) -> SpeedupLimit:
+def find_batch_size_limit(ratios: Mapping[int, Mapping[str, Estimate]]) -> BatchSizeLimit:
     """Find the end of the gain. ``ratios``: batch size → baseline → speedup over it (> 1: faster).
 
     Raises:
@@ -492,7 +492,7 @@ def find_speedup_limit(ratios: Mapping[int, Mapping[str, Estimate]]) -> SpeedupL
     for rows, against in ratios.items():
         if not against:
             raise BadArgument(f"ratios[{rows}]", dict(against), "at least one baseline", "time one beside the method")
-    return SpeedupLimit(tuple(_slowest_baseline(rows, ratios[rows]) for rows in sorted(ratios)))
+    return BatchSizeLimit(tuple(_slowest_baseline(rows, ratios[rows]) for rows in sorted(ratios)))
 
 
 def _slowest_baseline(rows: int, against: Mapping[str, Estimate]) -> BatchSpeedup:

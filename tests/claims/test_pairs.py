@@ -224,7 +224,7 @@ def test_gates_whose_mixtures_score_best_are_judged(monkeypatch) -> None:
     answering = pair(
         answers=SimpleNamespace(answer_by_gated_speculation=gated, answer_by_one_model=lambda *asked: alone), size=FEW
     )
-    assert switching.find_front_gates(answering, "task") == [(0, None), (2, None), (2, 2.0)]
+    assert switching.find_pareto_gate_options(answering, "task") == [(0, None), (2, None), (2, 2.0)]
 
 
 def test_gates_keep_no_refused_draft_some_or_every_one() -> None:

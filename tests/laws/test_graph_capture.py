@@ -191,7 +191,7 @@ class Both:
         for layers in zip(*(cache.layers for cache in caches), strict=True):
             assert layers[0].row_ids.tolist() == layers[1].row_ids.tolist()
             for row in layers[1].row_ids.tolist():
-                for mine, other in zip(layers[0].entries(row), layers[1].entries(row), strict=True):
+                for mine, other in zip(layers[0].row_kv(row), layers[1].row_kv(row), strict=True):
                     assert mine.shape == other.shape
                     assert (mine - other).abs().max() <= most(self.stepper)
         assert caches[1].rows == rows

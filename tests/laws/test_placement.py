@@ -221,7 +221,7 @@ def test_keys_and_values_stay_with_their_layer(machine: Machine) -> None:
         session, _ = WalkedDecoder(walked, full_depth(LAYERS), max_rows=3).start(prompts())
         for number, layer in enumerate(session._store.cache.layers, start=1):
             place = machine.first if number in ON_FIRST else machine.second
-            assert [tensor.device for tensor in layer.entries(0)] == [place, place], f"layer {number}"
+            assert [tensor.device for tensor in layer.row_kv(0)] == [place, place], f"layer {number}"
 
 
 def test_only_to_device_moves_and_only_where_the_device_changes() -> None:

@@ -131,7 +131,7 @@ def test_a_deepened_token_has_the_full_models_logits_and_cache(stepper, tokens, 
         assert np.abs(step.logits[row] - lens[-asked:, LAYERS - 1]).max() < EXACT
         fresh, _ = WalkedDecoder(stepper, full_depth(LAYERS)).start([Prompt(history)])
         for mine, theirs in zip(session._store.cache.layers, fresh._store.cache.layers, strict=True):
-            for held, expected in zip(mine.entries(row), theirs.entries(0), strict=True):
+            for held, expected in zip(mine.row_kv(row), theirs.row_kv(0), strict=True):
                 assert held.shape == expected.shape
                 assert float((held - expected).abs().max()) < EXACT
         assert session._trail[row][-asked:] == [LAYERS] * asked

@@ -146,7 +146,7 @@ class Watched:
             assert not any(position >= len(history) for position in self.session._store.deferred.waiting[row])
             fresh, _ = WalkedDecoder(self.session._stepper, full_depth(LAYERS)).start([Prompt(np.array(history))])
             for mine, theirs in zip(self.session._store.cache.layers, fresh._store.cache.layers, strict=True):
-                for held, expected in zip(mine.entries(row), theirs.entries(0), strict=True):
+                for held, expected in zip(mine.row_kv(row), theirs.row_kv(0), strict=True):
                     assert held.shape == expected.shape
                     self.worst.append(float((held - expected).abs().max()))
         self.session.commit(length)

@@ -64,7 +64,7 @@ def fed(stepper: Stepper, point: OperatingPoint, tokens: np.ndarray) -> tuple[li
     """Return (steps, work, K of every layer) of teacher-forcing all tokens but the last."""
     session, first = WalkedDecoder(stepper, point).start([Prompt(tokens[:PROMPT])])
     steps = [first, *(session.feed(token[None, None]) for token in tokens[PROMPT:-1])]
-    keys = [layer.entries(0)[0].clone() for layer in session._store.cache.layers]
+    keys = [layer.row_kv(0)[0].clone() for layer in session._store.cache.layers]
     return steps, session.work, keys
 
 

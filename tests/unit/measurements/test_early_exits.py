@@ -515,13 +515,13 @@ def test_what_calibrates_is_about_other_texts_each_about_its_own(made, data: Pat
     write(data / "squad/dev-v1.1.json", TWO_TEXTS)
     asked = made(data).early_exits.task_items
     judged = {pair.text for pair in asked.load_items("squad").pairs}
-    others = [pair.text for pair in asked.load_unjudged_items("squad", 50).pairs]
+    others = [pair.text for pair in asked.load_items_of_other_texts("squad", 50).pairs]
     assert len(others) == 3 - len(judged) == len(set(others) - judged)
-    assert asked.load_unjudged_items("squad", 50, by=2).pairs == ()
+    assert asked.load_items_of_other_texts("squad", 50, by=2).pairs == ()
     worlds = made(bundled=True).early_exits.task_items
     for task in WORLD_TASKS:
         judged = {pair.text for pair in worlds.load_items(task).pairs}
-        others = [pair.text for pair in worlds.load_unjudged_items(task, 75, by=50).pairs]
+        others = [pair.text for pair in worlds.load_items_of_other_texts(task, 75, by=50).pairs]
         assert len(others) == len(set(others) - judged) == 50
 
 

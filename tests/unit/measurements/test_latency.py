@@ -452,7 +452,7 @@ def test_a_sweep_is_timed_once_from_few_pairs_looked_at_and_named(monkeypatch):
     assert (legs["batch 8, against generate"].outcome, legs["batch 8, against generate"].n) == ("measured", FEW_PAIRS)
     assert legs["batch 8: timed requests"].n > 0
     exhibits = speedup.make_speedup_attachments(found, evidence, point, question)
-    said = speedup.estimate_speedup_limit(found.all_batches).description
+    said = speedup.estimate_batch_size_limit(found.all_batches).description
     assert legs[speedup.ENDS].reason == said
     assert verdict.reason.endswith(said)
     assert any(note.endswith(said) for note in exhibits.notes)

@@ -16,22 +16,22 @@ def test_a_small_model_reads_all_of_its_budget() -> None:
     expected = geometry.layers * geometry.block_flops() + heads * geometry.head_flops()
     assert compute_traced_token_flops(geometry) == expected < LARGE_TOKEN_FLOPS
     smoke = BUDGETS["smoke"]
-    assert smoke.fit_to_model(expected) == smoke
+    assert smoke.reduce_for_token_cost(expected) == smoke
     assert smoke.describe_reductions(smoke) == ""
 
 
 def test_smoke_reads_less_of_a_large_model_in_proportion_and_never_too_little() -> None:
     smoke = BUDGETS["smoke"]
-    less = smoke.fit_to_model(LARGE_TOKEN_FLOPS / 0.8)
+    less = smoke.reduce_for_token_cost(LARGE_TOKEN_FLOPS / 0.8)
     assert (less.calibrate, less.validate, less.evaluate, less.examples) == (80, 48, 160, 8)
     assert (
         less.describe_reductions(smoke)
         == "examples 8 of 10, calibrate 80 of 100, validate 48 of 60, evaluate 160 of 200"
     )
-    assert {name: getattr(smoke.fit_to_model(1e15), name) for name in FEWEST} == FEWEST
+    assert {name: getattr(smoke.reduce_for_token_cost(1e15), name) for name in FEWEST} == FEWEST
     assert (less.pairs, less.items, less.batch_sizes) == (smoke.pairs, smoke.items, smoke.batch_sizes)
 
 
 @pytest.mark.parametrize("name", ["standard", "full"])
 def test_larger_budgets_read_all_at_every_size(name: str) -> None:
-    assert BUDGETS[name].fit_to_model(1e15) == BUDGETS[name]
+    assert BUDGETS[name].reduce_for_token_cost(1e15) == BUDGETS[name]

@@ -112,14 +112,14 @@ def test_entries_are_what_the_block_wrote(stepper: Stepper) -> None:
         step(stepper, parts, ids[[0, 2], t : t + 1], [t, t], LAYERS, rows=np.array([0, 2]))
     for mine, theirs in zip(parts.layers, whole.layers, strict=True):
         for row in range(3):
-            for a, b in zip(mine.entries(row), theirs.entries(row), strict=True):
+            for a, b in zip(mine.row_kv(row), theirs.row_kv(row), strict=True):
                 assert a.shape == (4, 6, 8)
                 assert torch.allclose(a, b, atol=1e-10)
 
 
 def test_entries_of_a_layer_that_never_ran() -> None:
     with pytest.raises(BadArgument, match="nothing ran here yet"):
-        KVCache(2, 1).layers[1].entries(0)
+        KVCache(2, 1).layers[1].row_kv(0)
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def test_a_fill_writes_the_k_and_v_that_a_run_writes(stepper: Seq2SeqStepper) ->
     hidden = states(stepper, filled, targets, [0, 0], LAYERS - 1)
     stepper.write_kv(hidden, LAYERS, stepper.prepare_forward(at([0, 0], 4), filled), filled)
     for row in range(2):
-        for mine, own in zip(filled.layers[-1].entries(row), ran.layers[-1].entries(row), strict=True):
+        for mine, own in zip(filled.layers[-1].row_kv(row), ran.layers[-1].row_kv(row), strict=True):
             close(mine, own)
     assert filled.cross_fills[-1] == 0, "a K/V-only pass does not read the source"
     close(*(advance(stepper, cache, targets[:, :1], [4, 4]) for cache in (filled, ran)))

@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.speedup import estimate_total_speedup, find_speedup_limit
+from emad_ref.statistics.speedup import estimate_total_speedup, find_batch_size_limit
 from emad_ref.statistics.units import ByPair
 
 BATCHES, PAIRS = (1, 2, 4, 8, 16), 12
@@ -35,25 +35,25 @@ def swept(*values: float, **more: float) -> dict[int, dict[str, Estimate]]:
     ],
 )  # fmt: skip
 def test_the_smallest_batch_whose_interval_does_not_clear_one_is_named(values, at, said):
-    found = find_speedup_limit(swept(*values))
+    found = find_batch_size_limit(swept(*values))
     assert (None if found.first_batch_without_gain is None else found.first_batch_without_gain.rows) == at
     assert found.description == said
 
 
 def test_an_interval_that_ends_at_one_shows_no_gain():
-    assert find_speedup_limit({1: {"generate": ratio(1.5, reach=0.5)}}).first_batch_without_gain is not None
+    assert find_batch_size_limit({1: {"generate": ratio(1.5, reach=0.5)}}).first_batch_without_gain is not None
 
 
 def test_batches_are_gone_through_from_the_smallest_on_however_they_come():
     shuffled = {rows: {"generate": ratio(value)} for rows, value in ((16, 0.5), (1, 1.5), (4, 0.9))}
-    found = find_speedup_limit(shuffled)
+    found = find_batch_size_limit(shuffled)
     assert [each.rows for each in found.sweep] == [1, 4, 16]
     assert found.first_batch_without_gain is found.sweep[1]
 
 
 def test_every_baseline_has_to_be_beaten_and_the_least_sure_is_named():
     """The slower baseline by its mean may be the less certain one, because of its noise."""
-    found = find_speedup_limit(
+    found = find_batch_size_limit(
         {1: {"full depth": ratio(1.2), "generate": ratio(1.25, reach=0.3), "compiled": ratio(1.4)}}
     )
     assert found.first_batch_without_gain is not None
@@ -63,7 +63,7 @@ def test_every_baseline_has_to_be_beaten_and_the_least_sure_is_named():
 
 def test_one_pair_shows_no_gain():
     alone = estimate_total_speedup(ByPair(np.array([9.0])), ByPair(np.array([1.0])))
-    assert find_speedup_limit({1: {"generate": alone}}).description == (
+    assert find_batch_size_limit({1: {"generate": alone}}).description == (
         "no gain at batch 1 already: 9.00× [0.00, inf] against generate, 1 pairs"
     )
 
@@ -71,7 +71,7 @@ def test_one_pair_shows_no_gain():
 @pytest.mark.parametrize(("ratios", "said"), [({}, "ratios={}"), ({4: {}}, r"ratios\[4\]={}")])
 def test_nothing_timed_is_refused(ratios: Mapping[int, Mapping[str, Estimate]], said: str):
     with pytest.raises(BadArgument, match=said):
-        find_speedup_limit(ratios)
+        find_batch_size_limit(ratios)
 
 
 def timed(rng: np.random.Generator, faster: float, baselines: int = 2) -> dict[str, Estimate]:
@@ -91,7 +91,7 @@ def test_a_gain_that_ends_is_called_longer_no_more_often_than_its_level():
     """
     rng, truth = np.random.default_rng(0), dict(zip(BATCHES, (1.3, 1.3, 1.0, 1.0, 1.0), strict=True))
     ends = [
-        find_speedup_limit({rows: timed(rng, faster) for rows, faster in truth.items()}).first_batch_without_gain
+        find_batch_size_limit({rows: timed(rng, faster) for rows, faster in truth.items()}).first_batch_without_gain
         for _ in range(300)
     ]
     late = np.mean([end is None or end.rows > 4 for end in ends])
