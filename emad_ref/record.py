@@ -173,7 +173,7 @@ class Record:
 
     Attributes
     ----------
-    tokens : Tokens
+    tokens : TokenTable
         One row per processed token.
     signal : float64 [tokens, probes]
         Values that were compared with thresholds; NaN where no probe was read.

@@ -4,10 +4,11 @@ EMAD-F1 and its literal reading judge every operating point that saves enough FL
 corpus (perplexity rise), one for accuracy. Points that save less are listed as not applicable. Without a judged point
 the row is not applicable.
 
-The accuracy leg tests whether two or more of the k tasks that count at the point (``statistics.accuracy``) lose more
-than the threshold. Tasks are judged one by one, never pooled or averaged; each is listed as measured, with a reason if
-it does not count. The p-values are partial conjunctions (Benjamini & Heller 2008, Simes form; tasks share no items, so
-that given the point their p-values are independent):
+The accuracy leg tests whether two or more of the k tasks that count at the point lose more than the threshold. A task
+counts if full depth beats a guess by a point of accuracy and the operating point saves 5 % of the task's own FLOPs
+(``statistics.accuracy``). Tasks are judged one by one, never pooled or averaged; each is listed as measured, with a
+reason if it does not count. The p-values are partial conjunctions (Benjamini & Heller 2008, Simes form; tasks
+share no items, so that given the point their p-values are independent):
 
 falsify   Simes of all but the smallest of "the drop exceeds the threshold"
 survive   Simes of the two largest of "the drop stays below it": all tasks but one are shown to hold

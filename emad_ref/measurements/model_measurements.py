@@ -122,9 +122,8 @@ class ModelMeasurements:
     @cached_property
     def latency(self) -> LatencyBenchmark:
         replicates = ProcessReplicates(self.resources.runner, self.subject)
-        return LatencyBenchmark(
-            self.points, None if replicates.without else replicates.time_over_processes, replicates.without
-        )
+        reason = replicates.single_process_reason
+        return LatencyBenchmark(self.points, None if reason else replicates.time_over_processes, reason)
 
     @cached_property
     def exit_evaluation(self) -> ExitEvaluation:

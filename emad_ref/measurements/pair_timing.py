@@ -266,7 +266,7 @@ class PairLatencyBenchmark:
         """Time the project's arms and transformers', in this process or divided over fresh ones."""
         with ExitStack() as stack:
             arms = {**factory(self._models, stack), **self.transformers_arms.arms}
-            if self._replicates.without:
+            if self._replicates.single_process_reason:
                 return self.time_arms(arms, self._pairs)
             request_s = self._seconds(arms)
         whole, models = self._requests(self._pairs), self._models
@@ -298,7 +298,7 @@ class PairLatencyBenchmark:
 
     def describe_timing(self, timed: TimingResult) -> str:
         """One sentence about the timed arms, the requests, and the machine."""
-        where = describe_processes(timed.process, self._replicates.without)
+        where = describe_processes(timed.process, self._replicates.single_process_reason)
         return (
             f"{self._names.name}: timed {', '.join(timed.seconds)}, {self.n_new_tokens} new tokens after prompts of "
             f"{self.timed_task}, {len(timed.prompts)} pairs {where}"

@@ -145,13 +145,14 @@ def time_in_subprocess(
 
 
 class ProcessReplicates:
-    """Divides the pairs of one run over fresh processes. ``without``: reason for timing all in this process, or ""."""
+    """Divides the pairs of one run over fresh processes; ``single_process_reason``: why not, or ""."""
 
     def __init__(self, runner: SubprocessRunner, subject: ModelUnderTest):
         self._runner, self._subject, budget = runner, subject, subject.budget
-        self.without = f"the budget {budget.name} starts no others" if budget.processes == 1 else runner.without
-        if budget.processes > 1 and runner.start is not None:
-            self.without = ""
+        if budget.processes == 1:
+            self.single_process_reason = f"the budget {budget.name} starts no others"
+        else:
+            self.single_process_reason = "" if runner.start is not None else runner.without
 
     def time_over_processes(
         self,

@@ -30,7 +30,10 @@ SAMPLE_EVERY = 8  # number of sampled positions, at which every layer's head cos
 
 
 class LensTraces:
-    """Lens traces, each taken on first use. Raises Unsupported for an encoder-decoder, which continues no document."""
+    """Lens traces, each taken on first use. Raises Unsupported for an encoder-decoder, which continues no document.
+
+    ``subject``: the model with its corpus, windows and decoders; its ``take_lens_trace`` calls ``trace.take_trace``.
+    """
 
     def __init__(self, subject: ModelUnderTest):
         self.subject = subject

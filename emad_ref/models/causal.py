@@ -170,8 +170,7 @@ class CausalStepper(StepperAliases):
     ------
     BadArgument
         An unknown backend, a family without a row, training mode, offloaded weights, a block on several devices,
-        another
-        attention implementation.
+        another attention implementation.
     SizeMismatch
         The row counts other parameters than the model holds (quantised models are exempt).
     ModelMismatch

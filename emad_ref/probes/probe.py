@@ -43,6 +43,8 @@ from emad_ref.signals import (
 class HeadProbe:
     """Base of all probes: without memory, and with a full head at the exit, through the point's lens if any.
 
+    ``emit_logits`` counts one full readout per row in ``work``, for a probe's reading as for a stop.
+
     ``heads``: computes the readouts, such as a trace's ``CachedHeads``; by default the stepper's own head.
 
     Raises:
