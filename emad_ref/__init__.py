@@ -1,7 +1,7 @@
 """Reference implementation of adaptive-depth decoding.
 
-Names below load on first use: importing this package imports neither torch nor transformers, because the pytest plugin
-imports it in every test run of every project that has it installed.
+Names below load on first use. Importing this package imports neither torch nor transformers, because the pytest plugin
+imports it in every test run of every project with this package.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Text for a terminal, whatever its encoding and wherever the text comes from; how a command ends.
+"""Safe text for a terminal of any encoding, and the exit status of a command.
 
 ``set_ascii_fallback`` lets a stream take every character: a code page without ``×`` or ``→`` gets ``x`` or ``->``
-instead of a UnicodeEncodeError. ``EscapingStream`` escapes what would move the cursor, hide or reorder text.
+instead of a UnicodeEncodeError. ``EscapingStream`` escapes characters that move the cursor, or hide or reorder text.
 ``run_cli_command`` runs the body of a command and turns its errors, a closed pipe and Ctrl-C into a line and an exit
 status.
 """
@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from emad_ref.errors import EmadError, escape_and_shorten, escape_unsafe
 
-INTERRUPTED = 128 + signal.SIGINT  # what a shell reports of a command that SIGINT ended
+INTERRUPTED = 128 + signal.SIGINT  # a shell's status of a command ended by SIGINT
 ENCODING_ERRORS = "emad.ascii"
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,16}m")
@@ -38,7 +38,7 @@ _ASCII = str.maketrans(
 
 
 def to_ascii(text: str) -> str:
-    """``text`` in ASCII: its signs by name or likeness, other characters as escapes.
+    """``text`` in ASCII: signs by name or similar sign, other characters as escapes.
 
     >>> to_ascii("τ ≤ 0.5 × ½")
     'tau <= 0.5 x 1/2'
@@ -64,13 +64,13 @@ codecs.register_error(ENCODING_ERRORS, _encode_error)
 
 
 def set_ascii_fallback(stream: Any) -> None:
-    """Let ``stream`` take characters that its encoding lacks; a stream that cannot be set up stays as it is."""
+    """Make ``stream`` accept characters that its encoding lacks; a stream without this setting stays unchanged."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
         stream.reconfigure(errors=ENCODING_ERRORS)
 
 
 class EscapingStream:
-    """``stream``, to which unsafe characters are written as escapes. Colours (SGR sequences) pass."""
+    """Stream that writes unsafe characters to ``stream`` as escapes. Colours (SGR sequences) pass."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -86,7 +86,7 @@ class EscapingStream:
 
 
 def format_facts_html(title: str, facts: Mapping[str, object]) -> str:
-    """A heading and a table of two columns, as a notebook shows it. Names and values are escaped."""
+    """HTML of a heading and a table of two columns, for notebooks. Names and values are escaped."""
     rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>" for name, value in facts.items())
     return f"<b>{escape(title)}</b><table>{rows}</table>"
 
@@ -114,7 +114,7 @@ class NotebookReprMixin:
 
 def print_error(message: object) -> None:
     """Write one line about an error to standard error, prefixed with the command's name."""
-    with suppress(OSError):  # standard error may be a closed pipe, too: then the exit status alone tells it
+    with suppress(OSError):  # standard error may be a closed pipe, too; then only the exit status shows it
         print(f"emad: {escape_and_shorten(message)}", file=sys.stderr, flush=True)
 
 
@@ -122,11 +122,11 @@ def run_cli_command(body: Callable[[], int | None]) -> int:
     """Run the body of a command.
 
     Returns:
-        Its exit status, None being 0; 1 after an error of ours or of the output, which is told in a line, and after a
-        pipe whose reader has left; 130 after Ctrl-C.
+        Its exit status, 0 for None; 1 after an ``EmadError`` or an error of the output, which it prints in a line, and
+        after a closed pipe; 130 after Ctrl-C.
     """
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        given = sys.stdout, sys.stderr  # None where the descriptor is closed
+        given = sys.stdout, sys.stderr  # None if the descriptor is closed
         sys.stdout, sys.stderr = (nowhere if stream is None else stream for stream in given)
         try:
             return _run_printing(body)
@@ -139,7 +139,7 @@ def _run_printing(body: Callable[[], int | None]) -> int:
     for stream in (sys.stdout, sys.stderr):
         set_ascii_fallback(stream)
     before = sys.stdout
-    sys.stdout = EscapingStream(before)  # has what print needs, the rest by delegation
+    sys.stdout = EscapingStream(before)  # has the methods of print, the rest by delegation
     try:
         try:
             return body() or 0
@@ -151,10 +151,10 @@ def _run_printing(body: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         print_error("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:  # the reader has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         _drop_output(before)
         return 1
-    except OSError as error:  # of the streams where no file is named: files come as errors of ours
+    except OSError as error:  # of a stream if no file is named, since file errors are EmadErrors
         if error.strerror is None or error.filename is not None or isinstance(error, ConnectionError):
             print_error(f"{type(error).__name__}: {error}")
         else:
@@ -166,6 +166,6 @@ def _run_printing(body: Callable[[], int | None]) -> int:
 
 
 def _drop_output(stream: TextIO) -> None:
-    """What is left in the buffer is not tried again when the interpreter ends."""
+    """Discard the buffer, so that the interpreter does not write it at its end."""
     with suppress(io.UnsupportedOperation):  # a stream without a descriptor, as notebooks have
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

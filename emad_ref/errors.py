@@ -1,4 +1,4 @@
-"""Exceptions, and what they are raised for: text that is not printable, values that are no numbers.
+"""Exceptions, and checks of values and printable text.
 
 Each message names the argument, its value, what was expected and what to do about it.
 """
@@ -13,16 +13,16 @@ from numbers import Integral, Real
 from typing import TypeGuard
 
 ENDS_ALIKE = 0.8  # ratio of a name that ends with the word
-NEAR = 0.6  # ratio of difflib from which two names count as alike, its own default
+NEAR = 0.6  # difflib's ratio from which two names count as similar, its default
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 _LINE_BREAK = re.compile(r"\s*\n\s*")
 LONGEST_MESSAGE, LONGEST_VALUE = 4000, 500  # characters
-# C0 and C1 controls but line feed and tab, bidirectional controls, line and paragraph separators, lone surrogates
+# C0 and C1 controls except line feed and tab, bidirectional controls, line and paragraph separators, lone surrogates
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def escape_unsafe(text: str, longest: int | None = None) -> str:
-    """``text`` with unsafe characters as escapes, cut to ``longest`` characters where that is given.
+    """``text`` with unsafe characters as escapes, cut to ``longest`` characters if given.
 
     >>> escape_unsafe("a\\x1b[2Jb\\u202ec")
     'a\\\\x1b[2Jb\\\\u202ec'
@@ -37,7 +37,7 @@ def escape_unsafe(text: str, longest: int | None = None) -> str:
 def escape_and_shorten(text: object) -> str:
     """``text`` as one message: unsafe characters as escapes, and at most ``LONGEST_MESSAGE`` characters.
 
-    The middle is left out: a message begins with the argument and ends with the remedy.
+    It omits the middle, since a message begins with the argument and ends with the remedy.
     """
     shown = escape_unsafe(str(text))
     if len(shown) <= LONGEST_MESSAGE:
@@ -47,12 +47,12 @@ def escape_and_shorten(text: object) -> str:
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether ``value`` is a whole number, of Python or NumPy. True and False are none, though Python counts them."""
+    """Whether ``value`` is a whole number of Python or NumPy, excluding True and False."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether ``value`` is a number, of Python or NumPy; NaN and infinity are, True and False are none."""
+    """Whether ``value`` is a number of Python or NumPy, including NaN and infinity, excluding True and False."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -72,7 +72,7 @@ def require_instance(name: str, value: object, kind: type | tuple[type, ...], re
 class EmadError(Exception):
     """Base of every error this package raises for its caller.
 
-    Its message may quote files, decoders or paths: as text it has control characters escaped and a bounded length.
+    Its message may quote files, decoders or paths, so its text has escaped control characters and a bounded length.
     """
 
     def __str__(self) -> str:
@@ -87,16 +87,14 @@ class BadArgument(EmadError, ValueError):
     name : str
         The argument, option or key.
     value : object
-        What was given; its ``repr`` is shown, cut to 500 characters.
-    expected : str
-        What is accepted.
-    remedy : str
-        What to do about it.
+        The given value; the message shows its ``repr``, cut to 500 characters. expected : str
+        The accepted values. remedy : str
+        The user's next step.
     """
 
     def __init__(self, name: str, value: object, expected: str, remedy: str = ""):
         self.name, self.value = name, value
-        shown = escape_unsafe(_LINE_BREAK.sub(" ", repr(value)), LONGEST_VALUE)  # an array's has several lines
+        shown = escape_unsafe(_LINE_BREAK.sub(" ", repr(value)), LONGEST_VALUE)  # an array's repr has several lines
         super().__init__(f"{name}={shown}, but expected {expected}" + (f"; {remedy}" if remedy else ""))
 
 
@@ -107,18 +105,18 @@ def suggest_nearest(word: str, known: Iterable[str]) -> str:
 
 
 def nearest_names(word: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """At most ``most`` of ``known`` that ``word`` may mean, the likeliest first, whatever their case.
+    """At most ``most`` of ``known`` that ``word`` may mean, the likeliest first, ignoring case.
 
-    A name is near if it is alike, or if it contains the word once punctuation is dropped. One that ends with the word
-    is nearly the same: ``F1`` means ``EMAD-F1``.
-    Of names that are equally alike, those that begin as the word does come first, then those that ``known`` has first.
+    A name is near if it is similar, or contains the word after removing punctuation. One that ends with the word is
+    nearly equal: ``F1`` means ``EMAD-F1``. Among equally similar names, those with the word's beginning come first,
+    then those first in ``known``.
 
     >>> nearest_names("EMAD-F9", ["EMAD-E9", "EMAD-F1", "EMAD-F2"])
     ['EMAD-F1', 'EMAD-F2', 'EMAD-E9']
     >>> nearest_names("E1", ["EE-1", "EE-10", "EE-11", "EMAD-E1"])
     ['EE-1', 'EMAD-E1', 'EE-10']
     """
-    from difflib import SequenceMatcher  # for a message alone
+    from difflib import SequenceMatcher  # only for messages
 
     sought = word.casefold()
     letters = _NOT_ALPHANUMERIC.sub("", sought)
@@ -136,17 +134,17 @@ def nearest_names(word: str, known: Iterable[str], most: int = 3) -> list[str]:
 
 
 def _common_start(one: str, other: str) -> int:
-    """Number of characters with which both begin."""
+    """Length of the common start of both."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 @contextmanager
 def convert_errors_to_bad_argument(name: str, value: object, expected: str, remedy: str) -> Iterator[None]:
-    """Inside the block a library reads what a user gave, which may be damaged in any way: every error is ``expected``.
+    """Turn every error of a library that reads user input inside the block into BadArgument with ``expected``.
 
     Raises:
-        BadArgument: whatever the library raised, with its text; errors of ours pass. A panic of a library in Rust is
-            no ``Exception``, but counts as one.
+        BadArgument: for any error of the library, with its text; an ``EmadError`` passes. A panic of a library in Rust
+            is no ``Exception``, but counts as one.
     """
     try:
         yield
@@ -160,15 +158,15 @@ def convert_errors_to_bad_argument(name: str, value: object, expected: str, reme
 
 
 class RunStopped(EmadError):
-    """What was asked of a whole run is impossible: it ends once, instead of failing question by question."""
+    """Raised if a whole run is impossible, so that it ends once instead of failing claim by claim."""
 
 
 @contextmanager
 def stop_run_on_error() -> Iterator[None]:
-    """Inside the block, an error of ours is the end of the run and not of one question.
+    """Turn an ``EmadError`` inside the block into the end of the run, not only of one claim.
 
     Raises:
-        RunStopped: with the message of the error that was raised inside.
+        RunStopped: with the message of the inner error.
     """
     try:
         yield

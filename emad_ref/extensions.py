@@ -1,6 +1,6 @@
-"""What others add without editing this project: claims, corpora, tables, provenance, model families.
+"""Extensions by other distributions: claims, corpora, tables, provenance, model families.
 
-A distribution names an ``Extension`` in its metadata, and every command and suite of ours finds it::
+A distribution names an ``Extension`` in its metadata, and every command and suite of this project finds it::
 
     [project.entry-points."emad_ref.extensions"]
     mine = "mine.emad:EXTENSION"
@@ -37,10 +37,10 @@ PARTS = ("questions", "corpora", "tables", "families")
 
 @dataclass(frozen=True)
 class Extension:
-    """``register``: a TOML file of rows as ours. The others name modules, or ``module:attribute``, by what they add.
+    """``register``: a TOML file of claims. The others map added names to modules, or ``module:attribute``.
 
     Raises:
-        BadArgument: a question without a row to decide, or a file that is not there.
+        BadArgument: a question without a row to decide, or a missing file.
     """
 
     register: Path | None = None
@@ -62,9 +62,9 @@ def load_extensions() -> dict[str, Extension]:
     """Every installed extension by the name of its entry point.
 
     Raises:
-        BadArgument: one that cannot be imported, is no ``Extension``, or adds what another one adds.
+        BadArgument: one that cannot be imported, is no ``Extension``, or adds the same name as another.
     """
-    from importlib.metadata import entry_points  # as slow as all of `emad --help`, which needs no extension
+    from importlib.metadata import entry_points  # as slow as the whole of `emad --help`, which needs no extension
 
     found = {
         point.name: _load_extension(point) for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)
@@ -89,7 +89,7 @@ def import_from_path(place: str, where: str) -> Any:
     """The module or attribute that ``place`` names.
 
     Raises:
-        BadArgument: it is not there; ``where`` says who named it.
+        BadArgument: it is missing; ``where`` names the source of the name.
     """
     module, _, attribute = place.partition(":")
     try:
@@ -114,7 +114,7 @@ def collect_extension_provenance() -> dict[str, Any]:
 
 
 def load_added_part(part: str, name: str) -> Any:
-    """What an extension adds under ``name`` of ``added_part_locations(part)``. Raises as ``import_from_path``."""
+    """The extension's object ``name`` of ``added_part_locations(part)``. Raises as ``import_from_path``."""
     return import_from_path(added_part_locations(part)[name], f"{GROUP}: {part}: {name}")
 
 

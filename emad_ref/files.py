@@ -1,15 +1,15 @@
-"""Files that fail say so: the one place where the product reads and writes.
+"""Reading and writing of all files, with one error for every fault.
 
-Reading: whatever is wrong with a file (not there, a folder, a device, not UTF-8, cut short, no JSON, nested a thousand
-deep, numbers no machine holds, another type at the top) is one ``BadFile`` that names argument, path, expectation and
-remedy. Only regular files are read: a pipe would wait for ever, a device never ends. A byte order mark at the start of
-a UTF-8 file is no part of its text.
+Reading: every fault of a file (missing, a folder, a device, not UTF-8, truncated, no JSON, nested too deep, numbers
+beyond 64 bits, another type at the top) raises ``BadFile`` with argument, path, expectation and remedy. Only regular
+files are read: a pipe would wait for ever, a device never ends. A byte order mark at the start of a UTF-8 file is not
+part of its text.
 
-Writing: beside the target, to the disk, then renamed, so that a reader and a power cut find the old file or the new
-one. What is there and is no regular file stays as it is, and a link is followed to what it names. ``require_writable``
-asks all that early, by writing: access bits say nothing of a full disk, a read-only mount, or root.
+Writing: a temporary file in the same folder is synced to disk, then renamed, so that readers and power cuts find the
+old file or the new one. A target that is no regular file stays unchanged, and links are followed. ``require_writable``
+checks all that early, by writing: access bits do not show a full disk, a read-only mount, or root.
 
-Standard library only; knows nothing of what the files hold.
+Standard library only; independent of the files' content.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import IO, Any
 
 from emad_ref.errors import BadArgument
 
-MAX_INT = 2**63 - 1  # whole numbers beyond it overflow arrays, and floats after them
+MAX_INT = 2**63 - 1  # larger whole numbers overflow arrays, and then floats
 WRITE_AGAIN = "fetch or write it again"
 KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -42,21 +42,21 @@ TYPES: dict[type, str] = {dict: "an object", list: "a list"}
 
 
 class BadFile(BadArgument, OSError):
-    """A file that cannot be read or written, or that holds something else; ``reason`` in a few words."""
+    """Raised for a file that cannot be read or written, or has other content; ``reason``: a short text."""
 
     def __init__(self, argument: str, path: Path | str, expected: str, reason: str, remedy: str = ""):
         super().__init__(argument, str(path), expected, f"{remedy} ({reason})" if remedy else reason)
         self.reason = self.strerror = reason
 
-    def __str__(self) -> str:  # OSError's own would show errno and file name
+    def __str__(self) -> str:  # OSError's own text would show errno and file name
         return str(self.args[0])
 
 
-# ---------------------------------------------------------------- looking
+# ---------------------------------------------------------------- checks
 
 
 def is_file(path: Path) -> bool:
-    """Whether ``path`` is a file. A name that the system refuses (too long, with a NUL in it) is none."""
+    """Whether ``path`` is a file; false for a name that the system refuses (too long, or with NUL)."""
     return _is_kind(path, Path.is_file)
 
 
@@ -73,7 +73,7 @@ def _is_kind(path: Path, kind: Callable[[Path], bool]) -> bool:
 
 
 def resolve_path(path: Path) -> Path:
-    """``path`` with its links followed, as ``Path.resolve``; a loop of links, on which that raises, stays as it is."""
+    """``path`` with links followed, as ``Path.resolve``; a loop of links, for which that raises, stays unchanged."""
     return Path(os.path.realpath(path))
 
 
@@ -82,20 +82,20 @@ def resolve_path(path: Path) -> Path:
 
 @contextmanager
 def open_regular_file(path: Path | str, argument: str, remedy: str = WRITE_AGAIN) -> Iterator[IO[bytes]]:
-    """The open bytes of a regular file; also what goes wrong while they are read is a BadFile.
+    """Open a regular file for reading bytes; errors during reading become BadFile too.
 
     Raises:
         BadFile: it cannot be opened or read, or is no regular file.
     """
-    if not isinstance(path, str | os.PathLike):  # a number would be a descriptor of this process
+    if not isinstance(path, str | os.PathLike):  # a number would be one of this process's descriptors
         raise BadArgument(argument, path, "a path", "pass a str or Path")
     try:
         with open(path, "rb", opener=_open_nonblocking) as file:
             if kind := describe_file_kind(os.fstat(file.fileno()).st_mode):
                 raise BadFile(argument, path, "a file", f"it is {kind}", "name a regular file")
             yield file
-    # ValueError: a NUL in the name. The clause names no class of ours: a generator of lines may be closed when the
-    # interpreter ends, after the names of this module are gone
+    # ValueError: a NUL in the name. The clause names no class of this module: a generator of lines may be closed at the
+    # interpreter's end, after this module's names are deleted
     except (OSError, ValueError) as error:
         if isinstance(error, BadFile):
             raise
@@ -103,18 +103,18 @@ def open_regular_file(path: Path | str, argument: str, remedy: str = WRITE_AGAIN
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
-    """A pipe without a writer is opened too, to be refused."""
+    """Open also a pipe without a writer, so that it can be refused."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def read_bytes(path: Path | str, argument: str) -> bytes:
-    """All of a file. Raises BadFile."""
+    """All bytes of a file. Raises BadFile."""
     with open_regular_file(path, argument) as file:
         return file.read()
 
 
 def read_text(path: Path | str, argument: str) -> str:
-    """All of a UTF-8 file. Raises BadFile."""
+    """All text of a UTF-8 file. Raises BadFile."""
     try:
         return _decode_start(read_bytes(path, argument))
     except UnicodeError as error:
@@ -140,7 +140,7 @@ def _decode_start(start: bytes) -> str:
     Raises:
         UnicodeError: another encoding than UTF-8.
     """
-    for mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):  # UTF-32's begins with UTF-16's
+    for mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):  # UTF-32's mark begins with UTF-16's
         if start.startswith(mark):
             raise UnicodeError("it begins with the byte order mark of UTF-16 or UTF-32")
     return start.removeprefix(codecs.BOM_UTF8).decode("utf-8")
@@ -149,8 +149,7 @@ def _decode_start(start: bytes) -> str:
 def read_json(
     path: Path | str, argument: str, kind: type | None = None, *, remedy: str = WRITE_AGAIN, constants: bool = False
 ) -> Any:
-    """What a JSON file holds, of type ``kind`` (dict or list) where one is asked for; ``constants`` as in
-    ``parse_json``, for readers that judge each number by its name.
+    """Content of a JSON file, of type ``kind`` (dict or list) if given; ``constants`` as in ``parse_json``.
 
     Raises:
         BadFile: as ``read_text``, and as ``parse_json``.
@@ -166,7 +165,7 @@ def read_json(
 
 
 def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
-    """``text`` as JSON; ``constants``: NaN and infinity, which JSON has not, are let through.
+    """``text`` as JSON; ``constants``: accept NaN and infinity, which JSON lacks.
 
     Raises:
         ValueError: no JSON, nested too deep, a number beyond 64 bits, or an object with one key twice.
@@ -187,7 +186,7 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
 
 
 def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, for ``object_pairs_hook``. Raises ValueError for a key that stands there twice."""
+    """An object of JSON, for ``object_pairs_hook``. Raises ValueError for a duplicate key."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -231,7 +230,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _require_64_bits(value: Any) -> None:
-    """TOML's parser takes no function for whole numbers."""
+    """Check whole numbers after parsing, since TOML's parser has no hook for them."""
     below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for item in below:
         _require_64_bits(item)
@@ -243,7 +242,7 @@ def _require_64_bits(value: Any) -> None:
 
 
 def write_atomically(path: Path, text: str, argument: str = "file") -> None:
-    """Write ``text`` in UTF-8, whole or not at all; lone surrogates, which UTF-8 lacks, as their escape.
+    """Write ``text`` in UTF-8, completely or not at all; lone surrogates, which UTF-8 lacks, as escapes.
 
     Raises as ``open_for_atomic_write``.
     """
@@ -253,9 +252,9 @@ def write_atomically(path: Path, text: str, argument: str = "file") -> None:
 
 @contextmanager
 def open_for_atomic_write(path: Path, argument: str) -> Iterator[IO[bytes]]:
-    """A file beside ``path`` that takes its place at the end of the block; whatever happens in it, none is left behind.
+    """Open a temporary file that replaces ``path`` at the end of the block, and is removed after any error.
 
-    Readable for all, as reports and goldens are meant to be, or as the file that it replaces.
+    It is readable for all, like reports and goldens, or has the mode of the replaced file.
 
     Raises:
         BadFile: the target is no regular file or may not be written, its folder is missing or cannot be written to, the
@@ -284,10 +283,10 @@ def open_for_atomic_write(path: Path, argument: str) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def replace_folder_atomically(folder: Path, argument: str) -> Iterator[Path]:
-    """An empty folder beside ``folder`` to fill; at the end of the block it takes its place.
+    """Yield an empty folder, which replaces ``folder`` at the end of the block.
 
-    Folders cannot be swapped in one step: the old one is moved aside first, and back if the second step fails. Killed
-    in between, both are there, under names that begin like ``folder``'s.
+    Folders cannot be swapped in one step, so the old one is moved aside first, and back if the second step fails. A
+    process killed in between leaves both, under names that begin like ``folder``'s.
 
     Raises:
         BadFile: as ``require_writable_folder``; the disk is full.
@@ -322,10 +321,10 @@ def replace_folder_atomically(folder: Path, argument: str) -> Iterator[Path]:
 
 
 def require_replaceable_folder(folder: Path, names: frozenset[str], argument: str) -> None:
-    """Refuse a folder whose content is not ``names`` alone: whatever else lies there would be lost.
+    """Refuse a folder with other content than ``names``, which would be lost.
 
     Raises:
-        BadFile: it is no folder, holds something else, or lies where nothing can be written.
+        BadFile: it is no folder, has other content, or is in a folder that is not writable.
     """
     target = resolve_path(folder)
     require_writable_folder(target.parent, argument, folder)
@@ -342,7 +341,7 @@ def require_replaceable_folder(folder: Path, names: frozenset[str], argument: st
 
 
 def append_text(path: Path, text: str, argument: str) -> None:
-    """Add ``text`` to a file, on the disk when this returns; an interruption may leave a part of it, at the end.
+    """Append ``text`` to a file and sync it to disk; an interruption may leave part of it at the end.
 
     Raises:
         BadFile: as ``open_for_atomic_write``.
@@ -369,7 +368,7 @@ def truncate_file(path: Path, size: int, argument: str) -> None:
 
 
 def remove_file(path: Path, argument: str) -> None:
-    """Remove a file where there is one. Raises BadFile."""
+    """Remove a file if it exists. Raises BadFile."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -385,7 +384,7 @@ def require_writable(path: Path, argument: str) -> None:
     target, _ = _target(path, argument)
     require_writable_folder(target.parent, argument, path)
     try:
-        os.lstat(target)  # a name that is too long is found out here
+        os.lstat(target)  # detects a name that is too long
     except FileNotFoundError:
         return
     except OSError as error:
@@ -411,7 +410,7 @@ def require_replaceable_file(path: Path, argument: str, kind: str, start: bytes)
 
 
 def require_writable_folder(folder: Path, argument: str, named: Path | None = None) -> None:
-    """Make ``folder`` if need be and try it by writing a page to its disk; ``named``: what the user called it.
+    """Make ``folder`` if needed and check it by writing a page to its disk; ``named``: the user's name for it.
 
     Raises:
         BadFile: it cannot be made or written to.
@@ -429,7 +428,7 @@ def require_writable_folder(folder: Path, argument: str, named: Path | None = No
 
 
 def _target(path: Path, argument: str) -> tuple[Path, int]:
-    """Where ``path`` leads, links followed, and the mode of what is written there."""
+    """(Target of ``path`` with links followed, mode of the written file)."""
     if not path.name:
         raise BadFile(argument, path, "the name of a file", "it is empty or a folder", "name the file")
     try:
@@ -447,7 +446,7 @@ def _target(path: Path, argument: str) -> tuple[Path, int]:
 
 
 def _sync(folder: Path) -> None:
-    """The rename itself, to the disk; systems that cannot open folders do without."""
+    """Sync the rename to disk, on systems that can open folders."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -457,7 +456,7 @@ def _sync(folder: Path) -> None:
 
 
 def describe_file_kind(mode: int) -> str:
-    """What a file of this ``st_mode`` is, where it is no regular file; "" for a regular one."""
+    """Name of the kind of file of this ``st_mode``; "" for a regular file."""
     if stat.S_ISREG(mode):
         return ""
     return next((kind for is_one, kind in KINDS if is_one(mode)), "no regular file")

@@ -1,9 +1,9 @@
 """``python -m emad_ref.lm_eval …``: ``python -m lm_eval …`` with ``emad`` among its models.
 
-lm-eval 0.4.13 looks for models in its own registry alone: it has neither entry points nor a path to give, so somebody
-has to import ours before its command runs. That is all this does, and where the command does not say it, it fills in
-what a run of ours would repeat each time: ``--model emad``, ``--device cpu`` (lm-eval asks for cuda:0) and task files
-that read local data (``emad_ref/tasks/local``). With ``--config``, and of other subcommands, nothing is added.
+lm-eval 0.4.13 finds models only in its own registry, without entry points or a path option. So this module imports
+``emad`` before lm-eval's command runs, and adds missing defaults: ``--model emad``, ``--device cpu`` (lm-eval's default
+is cuda:0) and task files that read local data (``emad_ref/tasks/local``). It adds nothing with ``--config`` or for
+other subcommands.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import require_writable
 from emad_ref.tasks.lm_eval_settings import TASK_FOLDER
 
-DEFAULT_OPTIONS = {  # every spelling of an option, and what it is given where none of them stands
+DEFAULT_OPTIONS = {  # all spellings of an option → its default
     ("--model", "-M"): "emad",
     ("--device",): "cpu",
     ("--include_path",): str(TASK_FOLDER),
@@ -30,7 +30,7 @@ MISSING = "emad: lm_eval is not installed; pip install 'pytest-emad[tasks]'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """lm-eval's command on ``argv``, by default this process's; 1 where an argument of ours is refused."""
+    """Run lm-eval's command on ``argv``, by default this process's; returns 1 for a refused argument of ``emad``."""
     try:
         from lm_eval.__main__ import cli_evaluate
     except ModuleNotFoundError:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     argv = sys.argv[1:] if argv is None else argv
     before = sys.argv
-    sys.argv = ["lm_eval", *add_default_options(argv)]  # lm-eval reads nothing else
+    sys.argv = ["lm_eval", *add_default_options(argv)]  # the only variable that lm-eval reads
     try:
         require_usable_options(argv)
         cli_evaluate()
@@ -58,15 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def require_usable_options(argv: Sequence[str]) -> None:
-    """Refuse what lm-eval finds out late: an ``--output_path`` in which it cannot write, of which it warns at the end
-    with status 0, and a ``--limit`` that leaves no document.
+    """Refuse an unwritable ``--output_path``, of which lm-eval only warns at the end, and a ``--limit`` without
+    documents.
 
     Raises:
         BadFile: as ``require_writable``.
         BadArgument: a limit that is no finite number above 0.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--output_path", "-o", nargs="?")  # without a value, lm-eval's own parser says so
+    parser.add_argument("--output_path", "-o", nargs="?")  # lm-eval's own parser reports a missing value
     parser.add_argument("--limit", "-L", nargs="?", type=float)
     options = parser.parse_known_args(argv)[0]
     if options.limit is not None and not 0 < options.limit < math.inf:
@@ -77,7 +77,7 @@ def require_usable_options(argv: Sequence[str]) -> None:
 
 
 def _raised_by_lm_eval(error: BaseException) -> bool:
-    """Whether lm-eval itself refuses something: then its sentence is enough, and frames of its code are not."""
+    """Whether lm-eval itself raised the error, so that its message suffices without frames."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "lm_eval"
 

@@ -1,9 +1,8 @@
 """Judge a model and read reports from Python: results as pandas frames, figures as matplotlib axes.
 
-    results = emad_ref.judge("emad-tiny", claims=["EMAD-E1"])  # what `emad judge` asks, in this process
-    results = emad_ref.read_report("report/")                  # what `pytest --emad-report report/` wrote
-    results.claims; results.legs; results.points; results.tables["emad-tiny: readouts by layer on world:premise"]
-    emad_ref.plot_profile(results)
+    results = emad_ref.judge("emad-tiny", claims=["EMAD-E1"]) # as `emad judge`, in this process results =
+    emad_ref.read_report("report/") # the report of `pytest --emad-report report/` results.claims; results.legs;
+    results.points; results.tables["emad-tiny: readouts by layer on world:premise"] emad_ref.plot_profile(results)
 
 pandas and matplotlib (extra ``report``) are imported on first use.
 """
@@ -36,14 +35,14 @@ class RunResults:
     Attributes
     ----------
     report : dict
-        What ``report.json`` holds.
+        Content of ``report.json``.
     """
 
     report: schema.Report
 
     @property
     def headline(self) -> str:
-        """Passed or failed, and why: the first line of the run's summary."""
+        """Passed or failed with the reason: the first line of the run's summary."""
         from emad_ref.report.summary import build_run_summary
 
         return build_run_summary(self.report).headline
@@ -97,7 +96,7 @@ def _frame(rows: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
 
 
 def _with_bounds(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry without its legs, its interval in two columns."""
+    """The entry without its legs, with its interval in two columns."""
     low, high = entry.get("interval") or (None, None)
     return {key: value for key, value in entry.items() if key not in ("interval", "legs")} | {"low": low, "high": high}
 
@@ -124,7 +123,7 @@ def read_report(place: str | Path) -> RunResults:
 
 
 def judge(model: str | Path, claims: str | Sequence[str] = (), **options: Any) -> RunResults:
-    """Ask claims about a model in this process, as ``emad judge`` does.
+    """Judge claims about a model in this process, like ``emad judge``.
 
     Parameters
     ----------
@@ -167,7 +166,7 @@ def judge(model: str | Path, claims: str | Sequence[str] = (), **options: Any) -
 
 
 def _document_plot(plot: Callable[..., list[Axes]]) -> Callable[..., list[Axes]]:
-    """Add the sections that all plots share to the docstring of one."""
+    """Add the sections common to all plots to a docstring."""
     plot.__doc__ = f"""{plot.__doc__}
 
     Parameters
@@ -191,7 +190,7 @@ def _document_plot(plot: Callable[..., list[Axes]]) -> Callable[..., list[Axes]]
 
 @_document_plot
 def plot_profile(results: RunResults, model: str | None = None) -> list[Axes]:
-    """Plot mean entropy after each layer with the targets of the probes, and what low entropy predicts (EMAD-E1)."""
+    """Plot mean entropy after each layer, the targets of the probes, and the prediction by low entropy (EMAD-E1)."""
     return _plot(results, "entropy profile", model)
 
 

@@ -1,1 +1,1 @@
-"""What a run cost: FLOPs from counted work, and what clocks and energy counters say."""
+"""Costs of a run: FLOPs from counted work, time, and energy."""

@@ -1,12 +1,11 @@
-"""Paired timing: every arm runs once per pair, next to the others, in random order, on fresh input.
+"""Paired timing: all arms run once per pair, one after the other, in random order, on fresh input.
 
-Pairing cancels what drifts (clock frequency, other processes, temperature); random order cancels what follows (warm
-caches, allocator state); fresh input keeps prompt caches from rewarding the second arm. Process time is recorded
-beside the wall clock: where both agree no other process took the core. Ratios and intervals are made in
-``statistics.speedup``.
+Pairing cancels drift (clock frequency, other processes, temperature); random order cancels effects of the previous arm
+(warm caches, allocator state); fresh input keeps prompt caches from rewarding the second arm. Process time is recorded
+with the wall clock: if both agree, no other process took the core. ``statistics.speedup`` makes ratios and intervals.
 
-Tracers, profilers and debuggers slow Python by a factor that differs between two arms. Times and joules taken beside
-one compare the instrument, so ``require_untraced`` refuses to measure and names it.
+Tracers, profilers and debuggers slow Python by a factor that differs between two arms. Times and joules under one
+measure the instrument, so ``require_untraced`` refuses to measure and names it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ ENVIRONMENT = {
 
 
 def iterate_active_tracers() -> Iterator[str]:
-    """The name of every active instrument, in words."""
+    """Names of the active instruments, for messages."""
     hooks = {
         "trace function": (sys.gettrace(), threading.gettrace()),
         "profile function": (sys.getprofile(), threading.getprofile()),
@@ -58,7 +57,7 @@ def iterate_active_tracers() -> Iterator[str]:
     for name, values in ENVIRONMENT.items():
         if os.environ.get(name) in values:
             yield f"{name}={os.environ[name]}"
-    torch: Any = sys.modules.get("torch")  # not imported for this question
+    torch: Any = sys.modules.get("torch")  # not imported for this check
     if torch is not None:
         if torch.is_anomaly_enabled():
             yield "torch.autograd.set_detect_anomaly"
@@ -72,7 +71,7 @@ def _qualified_name(function: Any) -> str:
 
 
 def require_untraced() -> None:
-    """Raises BadArgument where a tracer, profiler or debugger is active."""
+    """Raise BadArgument if a tracer, profiler or debugger is active."""
     if found := list(iterate_active_tracers()):
         raise BadArgument(
             "timing", ", ".join(found), "no tracer, profiler or debugger beside it", "measure in a run without it"
@@ -84,7 +83,7 @@ Arm = Callable[[int], float | None]
 
 @dataclass(frozen=True)
 class PairedTimings:
-    """Arm → [pairs] of wall and of process seconds, warm-up left out; ``first`` names the arm that led each pair."""
+    """Arm → [pairs] of wall and of process seconds without warm-up; ``first`` names the first arm of each pair."""
 
     seconds: dict[str, Floats]
     process_seconds: dict[str, Floats]
@@ -109,8 +108,8 @@ def time_pairs(
 
     Args:
         arms: name → callable; it gets the index of the pair and chooses that pair's input by it. Indices 0 to
-            ``warm_up + pairs − 1`` each occur once, the first ``warm_up`` of them uncounted. A number it returns is
-            taken as its own measured seconds (a device timer) in place of the wall clock's.
+            ``warm_up + pairs − 1`` each occur once, the first ``warm_up`` of them uncounted. A returned number counts
+            as its own measured seconds (a device timer) in place of the wall clock's.
         pairs: counted pairs, ≥ 1.
         rng: the order of the arms; each arm leads equally often, up to one pair.
         synchronize: called before each start and before each stop.
@@ -171,8 +170,8 @@ def minimum_detectable_speedup(
         n: pairs, ≥ 2.
         threshold: the speed-up to exceed; 1.10 for EMAD-F2.
         error: one-sided; divide it by the number of legs for Holm's first step.
-        units: what is taken to be independent, ≥ 2: blocks of time; None: every pair.
-        inflation: factor of the squared standard error, ≥ 1: what the test allows for an unsteady machine.
+        units: number of independent units, ≥ 2, such as blocks of time; None: every pair. inflation: factor of the
+        squared standard error, ≥ 1, by which the test allows for an unsteady machine.
 
     Raises:
         BadArgument: a negative spread, n < 2, threshold ≤ 0, or error or power outside 0–1.

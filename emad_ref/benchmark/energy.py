@@ -1,32 +1,31 @@
-"""Joules per generated token, from NVIDIA's management library (NVML) or from RAPL; or why there is no number.
+"""Joules per generated token, from NVIDIA's management library (NVML) or from RAPL, or the reason for no number.
 
-    J / token = (E(stop) − E(start)) / tokens generated between,    per window, arms side by side in pairs
+    J / token = (E(stop) − E(start)) / tokens generated between, per window, arms in pairs
 
 EMAD-N1 measures this. E is the device's energy counter (millijoules since the driver was loaded; Volta and newer).
-Where it is missing, power is sampled and integrated: NVML's reading is instantaneous up to and including the A100 and
-averages the last second on newer parts. ``source`` says which was used: they are not the same instrument.
+Without it, power is sampled and integrated: NVML's reading is instantaneous up to and including the A100 and averages
+the last second on newer parts. ``source`` names the instrument.
 
-A window repeats requests for at least ``min_seconds``, 5 s by default. The device is waited for before both readings,
-so that work handed over late is charged to whoever handed it over. A window is *spoiled*, and its pair measured
-again, if the clocks were throttled, another process was on the device, or the counter did not rise. Processes are
-listed before and after a window: one that comes and goes within it is not seen.
+A window repeats requests for at least ``min_seconds``, 5 s by default. Both readings wait for the device, so that each
+window is charged for all of its work. A window is *spoiled*, and its pair measured again, if the clocks were throttled,
+another process was on the device, or the counter did not rise. Processes are listed before and after a window, so a
+process that runs only within it is not detected.
 
-The device is found by its UUID, because NVML and CUDA number boards differently. Absent is not zero:
-a ``NoEnergyReason``, never 0 J. ``pynvml`` (package nvidia-ml-py, extra ``gpu``) is imported when a
-device is opened.
+Devices are identified by UUID, because NVML and CUDA number boards differently. A missing measurement is a
+``NoEnergyReason``, never 0 J. ``pynvml`` (package nvidia-ml-py, extra ``gpu``) is imported when a device is opened.
 
-The counter itself moves in steps of up to a tenth of a second (``measure_refresh_seconds``): each end of a window may
-be off by that time × mean power, the same way in every window at worst. No spread shows this, so it goes into intervals
-at its worst (``statistics.speedup.estimate_ratio_with_meter_error``). ``counter_to_power_ratio`` checks the counter
-against the power readings.
+The counter moves in steps of up to a tenth of a second (``measure_refresh_seconds``). So each end of a window may be
+wrong by that time × mean power, in the worst case the same way in every window. The spread of windows does not show
+this error, so intervals include its worst case (``statistics.speedup.estimate_ratio_with_meter_error``).
+``counter_to_power_ratio`` checks the counter against the power readings.
 
-On CPUs the counters of packages (RAPL) serve instead, as Linux shows them:
+On CPUs the counters of packages (RAPL) are used, as shown by Linux:
 
     /sys/class/powercap/intel-rapl:N/{name, energy_uj, max_energy_range_uj}
 
-Intel and AMD processors count microjoules per package: cores and caches, mostly without memory, and whatever else runs
-there. A virtual machine sees none. A counter wraps at ``max_energy_range_uj``, within minutes under load, so every
-reading adds what was counted since the last. Since 2020 only root may read it on most systems (CVE-2020-8694).
+Intel and AMD processors count microjoules per package: cores and caches, mostly without memory, for all running
+programs. A virtual machine has no counter. A counter wraps at ``max_energy_range_uj``, within minutes under load, so
+every reading adds the increase since the last. Since 2020 only root may read it on most systems (CVE-2020-8694).
 """
 
 from __future__ import annotations
@@ -54,11 +53,12 @@ EnergySource = Literal["energy counter", "power, instantaneous", "power, average
 COUNTERS: tuple[EnergySource, ...] = ("energy counter", "CPU package energy")
 EnergyArm = Callable[[int, int], int]  # (pair, request of the window) → tokens it generated
 
-SAMPLE_SECONDS = 0.05  # between power readings; sensors refresh every 15–100 ms
-AVERAGED_SECONDS = 1.0  # what a reading covers after GA100
-GA100 = (8, 0)  # the newest compute capability whose power readings are instantaneous
+SAMPLE_SECONDS = 0.05  # seconds between power readings; sensors refresh every 15–100 ms
+AVERAGED_SECONDS = 1.0  # seconds averaged by a reading after GA100
+GA100 = (8, 0)  # the newest compute capability with instantaneous power readings
 
-# Clock event reasons that change what a token costs. Idling, clocks set by a person and boards in step are no fault.
+# Clock event reasons that change the cost of a token. Idling, clocks set by a user and synchronised boards are no
+# fault.
 SLOWDOWNS: dict[int, str] = {
     0x04: "software power cap",
     0x08: "hardware slowdown",
@@ -67,7 +67,7 @@ SLOWDOWNS: dict[int, str] = {
     0x80: "power brake",
 }
 
-# NVML's error numbers, in the words of somebody who wants to know why there is no number. Others keep NVML's text.
+# Texts for NVML's error numbers as reasons for no measurement. Others keep NVML's text.
 FAILURES: dict[int, str] = {
     3: "not supported by this device",
     4: "no permission to read the device",
@@ -79,13 +79,13 @@ FAILURES: dict[int, str] = {
     18: "driver and its library differ in version; reload the driver",
 }
 NOT_FOUND = 13
-ABSENT = frozenset({3, NOT_FOUND})  # another way of reading may still work
+ABSENT = frozenset({3, NOT_FOUND})  # another reading method may still work
 
 _log = logging.getLogger(__name__)
 
 
 class CounterUnreadable(EmadError):
-    """The device cannot be read at all: no further window will help. ``code`` is NVML's, None where it is not."""
+    """Raised if the device cannot be read in any window. ``code`` is NVML's, None for other errors."""
 
     def __init__(self, reason: str, code: int | None = None):
         self.reason, self.code = reason, code
@@ -93,23 +93,23 @@ class CounterUnreadable(EmadError):
 
 
 class WindowSpoiled(EmadError):
-    """This window measured something else than the request; another one may be good."""
+    """Raised if a window measured more than the request; another window may be valid."""
 
 
 @dataclass(frozen=True)
 class NoEnergyReason:
-    """Why energy was not measured; goes into a verdict ``unmeasured`` as its reason."""
+    """Reason why energy was not measured, for a verdict ``unmeasured``."""
 
     reason: str
 
 
 class EnergyCounter(Protocol):
-    """What one device says at this moment. Every method raises ``CounterUnreadable`` where it cannot say it."""
+    """Current readings of one device. Every method raises ``CounterUnreadable`` if it has no reading."""
 
     device: str  # name and UUID
     source: EnergySource
 
-    def energy_mj(self) -> int: ...  # since the driver was loaded; asked only of an energy counter
+    def energy_mj(self) -> int: ...  # since the driver was loaded; only for energy counters
     def power_mw(self) -> int: ...
     def throttle_reason_bits(self) -> int: ...  # bit mask of clock event reasons
     def process_ids(self) -> frozenset[int]: ...  # every process with a context on the device
@@ -126,10 +126,10 @@ class EnergyWindow:
 
 @dataclass(frozen=True, eq=False)
 class EnergyResult:
-    """Arm → [pairs] of joules, seconds and tokens; ``first`` names the arm that led each pair.
+    """Arm → [pairs] of joules, seconds and tokens; ``first`` names the arm that ran first in each pair.
 
-    ``spoiled`` tells why windows were thrown away, ``caveats`` what could not be checked.
-    ``refresh_s``: how long the counter may rest between two changes (``benchmark.energy``); 0 where it was not asked.
+    ``spoiled``: reasons for discarded windows; ``caveats``: unavailable checks. ``refresh_s``: longest time between two
+    changes of the counter (``benchmark.energy``); 0: not measured.
     """
 
     joules: dict[str, Floats]
@@ -143,13 +143,12 @@ class EnergyResult:
     refresh_s: float = 0.0
 
     def relative_resolution(self, arm: str) -> Floats:
-        """[pairs] by what share each window's joules may be too many or too few: a rest of the counter at either end
-        is left out or added."""
+        """[pairs] largest relative error of each window's joules, from one refresh of the counter at either end."""
         share: Floats = self.refresh_s / self.seconds[arm]
         return share
 
     def joules_per_token(self, arm: str) -> Floats:
-        """[pairs] J per generated token, idle draw included: a device that waits for its next token has to be paid for.
+        """[pairs] J per generated token, including idle power of a device that waits for its next token.
 
         Raises:
             BadArgument: an unknown arm.
@@ -172,27 +171,22 @@ def measure_energy_pairs(
     synchronize: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> EnergyResult | NoEnergyReason:
-    """Measure every arm once per pair, side by side, in random order.
+    """Measure every arm once per pair, one after the other, in random order.
 
     Args:
         arms: name → callable; it gets the numbers of the pair and of the request within its window, chooses the input
-            by them and returns how many tokens it generated, ≥ 1. The same numbers mean the same input for every arm; a
-            faster arm gets further.
-        pairs: pairs wanted, ≥ 1.
-        rng: the order of the arms.
-        counter: from ``open_nvml_counter``; ``NoEnergyReason`` comes back as it is, so that the caller need not look.
-        min_seconds: shortest window.
-        warm_up: requests of each arm before anything is measured, numbered as pair −1.
-        spare: how many pairs may be spoiled. One spoiled window spoils its pair: both arms saw the same conditions or
-            neither counts. When all are used up, what was measured until then is returned.
-        own: processes that belong to the decoder, this one alone by default. Inside a container NVML may list it under
-            its number outside: then the only process listed is taken to be it, and ``caveats`` says so.
-        synchronize: waits for the device.
-        clock: wall clock in seconds.
+            by them and returns its number of generated tokens, ≥ 1. Equal numbers give every arm equal input; a faster
+            arm completes more requests.
+        pairs: requested pairs, ≥ 1. rng: the order of the arms. counter: from ``open_nvml_counter``; a
+        ``NoEnergyReason`` is returned unchanged. min_seconds: shortest window. warm_up: requests of each arm before
+        measuring, numbered as pair −1. spare: allowed number of spoiled pairs. One spoiled window spoils its pair, so
+        that both arms have equal conditions. If more are spoiled, the result has the pairs until then. own: processes
+        of the decoder, by default this one. Inside a container NVML may list it under its number outside; then the only
+        listed process counts as it, with a note in ``caveats``. synchronize: waits for the device. clock: wall clock in
+        seconds.
 
     Returns:
-        ``EnergyResult`` of 1 to ``pairs`` pairs; ``NoEnergyReason`` where the device cannot be read or no pair was
-        good.
+        ``EnergyResult`` of 1 to ``pairs`` pairs; ``NoEnergyReason`` if the device cannot be read or no pair was valid.
 
     Raises:
         BadArgument: fewer than two arms; a count that is too small; an arm that generated no token.
@@ -266,7 +260,7 @@ def measure_energy_window(
         while (stop := clock()) - start < min_seconds:
             tokens += request(requests)
             requests += 1
-            synchronize()  # per request, else a queue of work not yet done would fill the time
+            synchronize()  # per request, else queued work would fill the time
             slowed |= counter.throttle_reason_bits()
     finally:
         meter.stop()
@@ -275,10 +269,10 @@ def measure_energy_window(
 
 
 def _own_processes(counter: EnergyCounter, own: frozenset[int] | None) -> tuple[frozenset[int], tuple[str, ...]]:
-    """The processes that may be on the device, and what of that was assumed.
+    """(Processes that may be on the device, text about assumptions).
 
-    The decoder is loaded, so one of the processes listed is ours even where its number is not. A single unknown one is
-    taken to be it, once and for all windows; of several nobody can say which.
+    The decoder is loaded, so one of the listed processes is its own even if its number differs. A single unknown one
+    counts as it in all windows; several unknown ones are ambiguous.
     """
     own, listed = frozenset({os.getpid()}) if own is None else own, counter.process_ids()
     if not listed:
@@ -337,7 +331,7 @@ class CounterMeter:
 
 
 class PowerMeter:
-    """``readings`` (seconds, milliwatts) from a thread: at the ends of requests alone the device would look idle."""
+    """``readings`` (seconds, milliwatts) from a thread, since at the ends of requests the device looks idle."""
 
     def __init__(self, counter: EnergyCounter, clock: Callable[[], float]):
         self._counter, self._clock = counter, clock
@@ -380,8 +374,8 @@ _METERS: dict[EnergySource, Callable[[EnergyCounter, Callable[[], float]], Count
 def integrate_power(readings: Sequence[tuple[float, int]], start: float, stop: float, lag: float) -> float:
     """Joules between ``start`` and ``stop`` (seconds) from ``readings`` (seconds, milliwatts).
 
-    Mean power by the trapezoidal rule over the readings that speak of the window only, times its length. A reading
-    that averages the last ``lag`` seconds speaks of the time before the window until ``start + lag``.
+    Mean power by the trapezoidal rule over the readings that cover only the window, times its length. A reading that
+    averages the last ``lag`` seconds covers time before the window until ``start + lag``.
 
     Raises:
         WindowSpoiled: fewer than two such readings, or no power in them.
@@ -397,7 +391,7 @@ def integrate_power(readings: Sequence[tuple[float, int]], start: float, stop: f
 
 
 class _NvmlCounter:
-    """``EnergyCounter`` over ``pynvml``; every error of the library or its bindings leaves as ``Unreadable``."""
+    """``EnergyCounter`` over ``pynvml``; every error of the library or its bindings becomes ``CounterUnreadable``."""
 
     def __init__(self, pynvml: Any, uuid: str):
         self._pynvml = pynvml
@@ -409,11 +403,11 @@ class _NvmlCounter:
     def _call(self, function: str, *arguments: Any) -> Any:
         try:
             return getattr(self._pynvml, function)(*arguments)
-        except Exception as error:  # NVMLError, or whatever its bindings run into
+        except Exception as error:  # NVMLError, or any error of its bindings
             raise _as_unreadable(error, function) from error
 
     def _name(self) -> str:
-        """The board's name for a reader. Energy does not depend on it, so an unreadable one costs nothing."""
+        """The board's name for display. Energy does not depend on it, so an unreadable name is ignored."""
         try:
             name = self._call("nvmlDeviceGetName", self._handle)
         except CounterUnreadable as why:
@@ -421,7 +415,7 @@ class _NvmlCounter:
         return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
     def _refuse_slices(self) -> None:
-        """A framework may name a slice by the UUID of its board, whose counter pays for every other slice as well."""
+        """Refuse slices, which a framework may name by the board's UUID, since its counter includes other slices."""
         try:
             current, _ = self._call("nvmlDeviceGetMigMode", self._handle)
         except CounterUnreadable as why:
@@ -439,7 +433,7 @@ class _NvmlCounter:
         except CounterUnreadable as why:
             if why.code not in ABSENT:
                 raise
-            self.power_mw()  # neither: its reason is the answer
+            self.power_mw()  # neither: report its reason
             capability = self._call("nvmlDeviceGetCudaComputeCapability", self._handle)
             return "power, averaged over 1 s" if tuple(capability) > GA100 else "power, instantaneous"
         return "energy counter"
@@ -460,12 +454,12 @@ class _NvmlCounter:
             return int(self._call("nvmlDeviceGetCurrentClocksThrottleReasons", self._handle))
 
     def process_ids(self) -> frozenset[int]:
-        # Graphics clients too: what they draw comes out of the same counter.
+        # Graphics clients too, since the same counter includes their energy.
         kinds = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
         return frozenset(int(process.pid) for kind in kinds for process in self._listed(kind))
 
     def _listed(self, kind: str) -> Sequence[Any]:
-        """None where this device lists none; ``measure_energy_pairs`` then says that sharing cannot be ruled out."""
+        """Listed processes; None if the device lists none, which ``measure_energy_pairs`` notes as a caveat."""
         try:
             return list(self._call(kind, self._handle))
         except CounterUnreadable as why:
@@ -478,7 +472,7 @@ def _as_unreadable(error: Exception, function: str) -> CounterUnreadable:
     """``error`` of the library, which carries NVML's number, or of its Python bindings, which do not."""
     value = getattr(error, "value", None)
     if not isinstance(value, int):
-        # bindings older than the function: the same as a library older than it
+        # bindings older than the function count as a library older than it
         code = NOT_FOUND if isinstance(error, AttributeError) else None
         return CounterUnreadable(f"{function}: {type(error).__name__}: {error}", code)
     known = FAILURES.get(value, f"NVML error {value}, {error}")
@@ -486,10 +480,10 @@ def _as_unreadable(error: Exception, function: str) -> CounterUnreadable:
 
 
 def try_import_nvml() -> Any | NoEnergyReason:
-    """The module ``pynvml`` of the package nvidia-ml-py; or why it cannot be used.
+    """The module ``pynvml`` of the package nvidia-ml-py, or the reason why it cannot be used.
 
-    The older package ``pynvml`` installs a folder of that name. Python prefers a folder to a module file, so it hides
-    nvidia-ml-py where both are installed.
+    The older package ``pynvml`` installs a folder of that name, which Python prefers to a module file. So it hides
+    nvidia-ml-py if both are installed.
     """
     try:
         module: Any = importlib.import_module("pynvml")
@@ -497,7 +491,7 @@ def try_import_nvml() -> Any | NoEnergyReason:
         return NoEnergyReason(
             "no NVML device: the package nvidia-ml-py is not installed; pip install 'pytest-emad[gpu]'"
         )
-    except Exception as error:  # code of another package runs here
+    except Exception as error:  # runs another package's code
         return NoEnergyReason(f"the module pynvml cannot be imported: {type(error).__name__}: {error}")
     if hasattr(module, "__path__"):
         return NoEnergyReason(
@@ -509,12 +503,12 @@ def try_import_nvml() -> Any | NoEnergyReason:
 
 @contextmanager
 def open_nvml_counter(uuid: str | None) -> Iterator[EnergyCounter | NoEnergyReason]:
-    """The device with this UUID, open while the context is; or why it cannot be read.
+    """The counter of the device with this UUID, open within the context, or the reason why it cannot be read.
 
     Args:
-        uuid: the device the decoder runs on, as its framework names it (``torch.cuda.get_device_properties(i).uuid``
-            as text; the prefix ``GPU-`` may be missing). None: the decoder runs on no GPU, and whatever another GPU of
-            the machine draws is not its energy. A slice of a board (MIG) has no counter of its own.
+        uuid: the decoder's device, as its framework names it (``torch.cuda.get_device_properties(i).uuid`` as text; the
+            prefix ``GPU-`` may be missing). None: the decoder runs on no GPU, so no GPU's energy is its own. A slice of
+            a board (MIG) has no separate counter.
     """
     if uuid is None:
         yield NoEnergyReason("no NVML device: the decoder runs on no GPU")
@@ -528,7 +522,7 @@ def open_nvml_counter(uuid: str | None) -> Iterator[EnergyCounter | NoEnergyReas
         return
     try:
         pynvml.nvmlInit()
-    except Exception as error:  # NVMLError, or whatever its bindings run into
+    except Exception as error:  # NVMLError, or any error of its bindings
         yield NoEnergyReason(_as_unreadable(error, "nvmlInit").reason)
         return
     try:
@@ -538,10 +532,10 @@ def open_nvml_counter(uuid: str | None) -> Iterator[EnergyCounter | NoEnergyReas
 
 
 def shut_down_nvml(pynvml: Any) -> None:
-    """Close the library. A failure is logged and no more: what was read before stands."""
+    """Close the library. A failure is only logged, since earlier readings remain valid."""
     try:
         pynvml.nvmlShutdown()
-    except Exception as error:  # NVMLError, or whatever its bindings run into
+    except Exception as error:  # NVMLError, or any error of its bindings
         _log.warning("NVML did not shut down (%s: %s); readings taken before stand", type(error).__name__, error)
 
 
@@ -552,17 +546,16 @@ def _open_device(pynvml: Any, uuid: str) -> EnergyCounter | NoEnergyReason:
         return NoEnergyReason(f"{uuid}: {why.reason}")
 
 
-WATCHED_SECONDS = 2.0  # longer than any counter rests
-CHANGES = 12  # seen, to say how often a counter moves
+WATCHED_SECONDS = 2.0  # longer than any counter's refresh time
+CHANGES = 12  # changes observed for the refresh time of a counter
 
 
 def measure_refresh_seconds(
     counter: EnergyCounter, *, seconds: float = WATCHED_SECONDS, clock: Callable[[], float] = time.perf_counter
 ) -> float | NoEnergyReason:
-    """The longest rest of the energy counter among its next ``CHANGES`` changes; of power readings, the time between
-    two.
+    """The longest time between the next ``CHANGES`` changes of the energy counter; for power, between two readings.
 
-    NoEnergyReason: it moved less than twice in ``seconds``, or cannot be read.
+    NoEnergyReason: it changed less than twice in ``seconds``, or cannot be read.
     """
     if counter.source not in COUNTERS:
         return SAMPLE_SECONDS
@@ -591,9 +584,9 @@ def counter_to_power_ratio(
     synchronize: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float | NoEnergyReason:
-    """Joules that the energy counter counted, over those that the power readings of the same window add up to.
+    """Joules by the energy counter over joules from the power readings of the same window.
 
-    A self-check of the instrument: 1 where both speak of the same energy. NoEnergyReason: there is only one of them.
+    A self-check of the instrument, 1 if both agree. NoEnergyReason: only one of them exists.
     """
     if counter.source != "energy counter":
         return NoEnergyReason(f"{counter.source} has no second instrument beside it")
@@ -612,13 +605,13 @@ def counter_to_power_ratio(
         finally:
             counting.stop()
             polling.stop()
-        # on boards that have a counter a reading may average the last second
+        # on boards with a counter a reading may average the last second
         return counting.joules(start, stop) / integrate_power(polling.readings, start, stop, AVERAGED_SECONDS)
     except (WindowSpoiled, CounterUnreadable) as why:
         return NoEnergyReason(str(why))
 
 
-# ---------------------------------------------------------------- CPU packages: RAPL, as Linux shows it
+# ---------------------------------------------------------------- CPU packages: RAPL under Linux
 
 POWERCAP = Path("/sys/class/powercap")
 RAPL_SOURCE: EnergySource = "CPU package energy"
@@ -647,14 +640,14 @@ class RaplCounter:
         raise CounterUnreadable("RAPL counts energy and shows no power")
 
     def throttle_reason_bits(self) -> int:
-        return 0  # nothing here says whether clocks were lowered
+        return 0  # RAPL does not report lowered clocks
 
     def process_ids(self) -> frozenset[int]:
-        return frozenset({os.getpid()})  # a package has no list of them
+        return frozenset({os.getpid()})  # a package has no list of processes
 
 
 def open_rapl(root: Path = POWERCAP) -> RaplCounter | NoEnergyReason:
-    """All packages of this machine, or why their energy cannot be read."""
+    """Counter of all packages of this machine, or the reason why their energy cannot be read."""
     domains = sorted(path.parent for path in root.glob("intel-rapl:*/name") if _is_package(path))
     if not domains:
         return NoEnergyReason("no CPU package shows its energy here (RAPL): a virtual machine, or another processor")

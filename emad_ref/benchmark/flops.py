@@ -1,10 +1,10 @@
-"""Work × geometry → FLOPs: the ledger that decides every FLOP claim; and the paper's cost of using two models.
+"""Work × geometry → FLOPs, for every FLOP claim; and the paper's cost of using two models.
 
-Everything executed is charged, once: blocks, attention over the keys executed (padding and masked keys included), the
-encoder and the sources' K and V, every readout (a probe that doubles as the output distribution is one readout) and
-the translator of a tuned lens in front of it, K/V-only passes and the state translators in front of them, input
-projections. Of a mixture of experts, the router and the experts that a token ran. Only matrix products and attention
-count, one multiply-add as two; a law holds the ledger against PyTorch's counter.
+All executed work is charged once: blocks; attention over executed keys (padding and masked keys included); the encoder
+and the sources' K and V; every readout (a probe that also gives the output is one readout) with the translator of a
+tuned lens in front of it; K/V-only passes with the state translators in front of them; input projections. A mixture of
+experts is charged for the router and the experts that a token ran. Only matrix products and attention count, one
+multiply-add as two; a law compares the counts with PyTorch's counter.
 
 EAD weights tokens by parameters (abstract): cost = (n_S · P_S + n_L · P_L) / (n · P_L), with P parameters and n_S,
 n_L tokens *processed* by the small and the large model, n tokens emitted. The headline counts one processed token per
@@ -43,7 +43,7 @@ class Flops:
 
     @property
     def blocks_and_attention(self) -> int:
-        """FLOPs of blocks and their attention only, as if deciding were free; gross reductions are shares of this."""
+        """FLOPs of blocks and their attention, without the cost of probes; gross reductions are shares of this."""
         return self.blocks + self.attention
 
     @property
@@ -71,7 +71,7 @@ def flops(work: Work, geometry: Geometry) -> Flops:
     Raises
     ------
     BadArgument
-        Work of another number of layers, or of an encoder where the geometry has none.
+        Work of another number of layers, or of an encoder that the geometry lacks.
     """
     if work.layers != geometry.layers:
         raise BadArgument("work.layers", work.layers, f"{geometry.layers}, the layers of the geometry")
@@ -98,8 +98,8 @@ def flops(work: Work, geometry: Geometry) -> Flops:
 def probe_to_block_flops_ratio(geometry: Geometry, probes: int, keys: int, probe_flops: int | None = None) -> float:
     """FLOPs of ``probes`` readouts per token over the FLOPs of all its blocks, attention over ``keys`` keys included.
 
-    The claim "probe overhead < 5 % of block FLOPs" (EMAD, §"Cost") is about this number at a token that runs to the
-    last layer; it needs no weights. ``probe_flops``: of one readout; a full head by default.
+    The claim "probe overhead < 5 % of block FLOPs" (EMAD, §"Cost") uses this number for a token that runs to the last
+    layer; it needs no weights. ``probe_flops``: of one readout; a full head by default.
     """
     if probes < 0 or keys < 1:
         raise BadArgument("probes, keys", (probes, keys), "probes ≥ 0 and keys ≥ 1")
@@ -110,7 +110,7 @@ def probe_to_block_flops_ratio(geometry: Geometry, probes: int, keys: int, probe
 def two_model_relative_cost(
     small_tokens: float, large_tokens: float, emitted: float, *, small_parameters: float, large_parameters: float
 ) -> float:
-    """Cost of a small and a large model together, over that of the large one alone: tokens weighted by parameters.
+    """Cost of a small and a large model over that of the large one alone, with tokens weighted by parameters.
 
     Raises:
         BadArgument: negative token counts, none emitted, parameters ≤ 0.

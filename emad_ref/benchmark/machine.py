@@ -1,13 +1,13 @@
-"""What a machine is: processor, accelerator, driver, clocks, limits, libraries; and how much memory is in use.
+"""Facts about a machine: processor, accelerator, driver, clocks, limits, libraries, and memory in use.
 
-What cannot be read stands as the reason why. Memory bandwidth is measured by copying, not looked up: what a data
-sheet promises no copy reaches, and slices of a board and shared machines have less.
+An unreadable fact is replaced by the reason. Memory bandwidth is measured by copying: no copy reaches the data sheet's
+value, and slices of a board and shared machines have less.
 
-Memory is that of this process on a CPU, of the whole device elsewhere. Resident memory counts what C and C++ allocate
-as well as Python and torch do. Freed memory that was not yet returned to the system would hide growth, so the C
-library is asked to return it first. Memory of a decoder in another process is not seen.
+Memory is that of this process on a CPU, of the whole device elsewhere. Resident memory includes allocations of C, C++,
+Python and torch. Freed memory that the C library keeps would hide growth, so the library returns it first. Memory of a
+decoder in another process is not included.
 
-A small model's decoding steps run on one CPU thread, and its batches of text on every one (``one_thread_for_steps``).
+A small model's decoding steps run on one CPU thread, and its batches of text on all (``one_thread_for_steps``).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ import torch
 from emad_ref.benchmark.energy import NoEnergyReason, shut_down_nvml, try_import_nvml
 
 LIBRARIES = ("torch", "transformers", "numpy", "nvidia-ml-py")
-COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}  # bytes: many times what any cache holds
+COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}  # bytes: many times the size of any cache
 COPIES = 20
-SINGLE_THREADED = 50_000_000  # parameters: kernels of a smaller model's steps take microseconds
+SINGLE_THREADED = 50_000_000  # parameters; kernels of a smaller model's steps take microseconds
 BATCH = 2048  # tokens: a second thread halves the time of such a batch even for a model of 3 million parameters
 
 # name → (function of NVML, its further arguments as names of constants, divisor)
@@ -44,14 +44,14 @@ NVML_QUERIES: dict[str, tuple[str, tuple[str, ...], float]] = {
 }
 
 
-_threads_before: list[int] = []  # what ``one_thread_for_steps`` took away, outermost first
+_threads_before: list[int] = []  # thread numbers before ``one_thread_for_steps``, outermost first
 
 
 @contextmanager
 def one_thread_for_steps(parameters: int) -> Iterator[None]:
     """Run a model of fewer than ``SINGLE_THREADED`` parameters on one thread inside the block.
 
-    A second thread for kernels of microseconds made a run three times as long. OMP_NUM_THREADS, where it is set, holds.
+    A second thread for kernels of microseconds made a run three times as long. A set OMP_NUM_THREADS is kept.
     """
     threads = torch.get_num_threads()
     if parameters >= SINGLE_THREADED or "OMP_NUM_THREADS" in os.environ:
@@ -68,7 +68,7 @@ def one_thread_for_steps(parameters: int) -> Iterator[None]:
 
 @contextmanager
 def all_threads_for_batches(tokens: int) -> Iterator[None]:
-    """Give back the threads that ``one_thread_for_steps`` took away, for a block that reads ``tokens`` in batches."""
+    """Restore the threads before ``one_thread_for_steps`` inside a block that reads ``tokens`` in batches."""
     threads = torch.get_num_threads()
     if not _threads_before or tokens < BATCH:
         yield
@@ -129,13 +129,13 @@ def _version(library: str) -> str:
 
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:
-    """What NVML says of a board; a text in place of a number where it says nothing."""
+    """NVML's facts about a board; a text in place of a missing number."""
     pynvml = try_import_nvml()
     if isinstance(pynvml, NoEnergyReason):
         return {"driver": f"unread: {pynvml.reason}"}
     try:
         pynvml.nvmlInit()
-    except Exception as error:  # NVMLError, or whatever its bindings run into
+    except Exception as error:  # NVMLError, or any error of its bindings
         return {"driver": f"unread: {type(error).__name__}: {error}"}
     try:
         return {
@@ -152,7 +152,7 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
 def _value_or_reason(query: Callable[[], Any]) -> Any:
     try:
         return query()
-    except Exception as error:  # NVMLError, or whatever its bindings run into: a name that is not UTF-8, for one
+    except Exception as error:  # NVMLError, or an error of its bindings, such as a name that is not UTF-8
         return f"unread: {error}"
 
 
@@ -170,7 +170,7 @@ STATM = Path("/proc/self/statm")  # pages: total, resident, …
 
 
 def memory_unreadable_reason(device: torch.device) -> str:
-    """Why memory on ``device`` cannot be read here; empty where it can."""
+    """Reason why memory on ``device`` cannot be read here; empty if it can."""
     if device.type == "cuda":
         return ""
     if device.type != "cpu":
@@ -179,28 +179,28 @@ def memory_unreadable_reason(device: torch.device) -> str:
 
 
 def used_memory_bytes(device: torch.device) -> int:
-    """Bytes in use on ``device``, garbage collected first; ask ``memory_unreadable_reason`` before."""
+    """Bytes in use on ``device``, after garbage collection; call ``memory_unreadable_reason`` first."""
     gc.collect()
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(total - free)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # glibc alone has it
+    if trim is not None:  # only in glibc
         trim(0)
     return int(STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def live_tensor_bytes() -> int:
-    """Bytes of all storages, on any device, of tensors that Python still reaches, garbage that waits included.
+    """Bytes of all storages, on any device, of tensors that Python reaches, uncollected garbage included.
 
-    Ask ``used_memory_bytes`` before, which has garbage collected. Each storage counts once, however many tensors are
-    views of it. Tensors that C++ alone holds are not seen. Tensors without memory (meta, fake, lazy) count nothing, nor
-    does a wrapper of other tensors, which count themselves.
+    Call ``used_memory_bytes`` first, which collects garbage. Each storage counts once, for any number of views. Tensors
+    that only C++ holds are not included. Tensors without memory (meta, fake, lazy) and wrappers of other tensors count
+    as 0.
     """
     held: dict[int, int] = {}
-    with torch._C.DisableTorchFunctionSubclass():  # a subclass may compute where it is asked
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass may compute on access
         for each in gc.get_objects():
-            # by its type, not by isinstance: a proxy would be asked for its class, and may load what it stands for
+            # by type, not by isinstance, which reads a proxy's class and may load its object
             if issubclass(type(each), torch.Tensor) and each.layout == torch.strided:
                 try:
                     storage = each.untyped_storage()

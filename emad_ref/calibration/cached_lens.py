@@ -4,9 +4,9 @@
     refined  KL(p_L ‖ q_ℓ) over a sample S of the vocabulary, by Adam:
              −Σ_{v∈S} c_v·p_L(v)·z_v + (Σ_{v∈S} c_v·p_L(v))·log Σ_{v∈S} c_v·exp(z_v),  z = head(norm(T(h_ℓ)))
 
-S holds the tokens that the text is likeliest to continue with (c = 1), and each step draws others at random, each of
-which stands for c = (V − K) / R of them (Jean et al., 1412.2007, "sampled softmax"). A vocabulary of at most
-``SAMPLED_TOKENS`` is read whole, and the objective is then ``lens_fit``'s.
+S holds the likeliest next tokens of the text (c = 1), and each step draws others at random, each with the weight c = (V
+− K) / R (Jean et al., 1412.2007, "sampled softmax"). A vocabulary of at most ``SAMPLED_TOKENS`` is read completely,
+with the objective of ``lens_fit``.
 
 One pass over the text caches the states after the layers of the lens and after the last one, so no step runs the model
 again. ``lens_fit`` reads the model and a whole head for every step: at a vocabulary of 49,152 that takes hours.
@@ -51,8 +51,8 @@ from emad_ref.probes.signal_values import to_numpy
 from emad_ref.probes.tuned_lens import Translator, at_least_float32_dtype
 from emad_ref.signals import exp_log_probabilities, upcast_to_float32
 
-CACHED_BYTES = 2**30  # of states: text beyond it is not read
-SAMPLED_TOKENS = 4096  # of the vocabulary at a step, half of them the likeliest ones
+CACHED_BYTES = 2**30  # most bytes of states; further text is not read
+SAMPLED_TOKENS = 4096  # tokens of the vocabulary at a step, half of them the likeliest ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +205,7 @@ def _refine(stepper: Stepper, plan: LensPlan, cache: CachedStates, state: LensFi
 
 
 def _sample(likeliest: Tensor, others: Tensor, draw: torch.Generator, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(ids [S], log c [S]): the likeliest tokens, and as many of ``others`` drawn at random, which stand for all."""
+    """(ids [S], log c [S]): the likeliest tokens, and as many of ``others`` drawn at random, weighted for all."""
     if not len(others):
         return likeliest, torch.zeros(len(likeliest), device=device)
     drawn = others[torch.randperm(len(others), generator=draw)[: SAMPLED_TOKENS - len(likeliest)]].to(device)

@@ -2,10 +2,10 @@
 
     corpora → windows → batches → entropies → running statistics → profile
 
-After every unit (a batch, or a shard of batches from a worker) the state goes into a checkpoint, written whole or not
-at all. A resumed run reads the text before that place again without running the model, continues only if it is the same
-text, and ends with the same bits. A checkpoint of another configuration is refused by field. Workers run each batch in
-one forward as this process would, so the sums have the same terms in the same order.
+After every unit (a batch, or a shard of batches from a worker) the state goes into a checkpoint, written completely or
+not at all. A resumed run reads the earlier text again without running the model, continues only if it is the same text,
+and ends with the same bits. A checkpoint of another configuration is refused with the differing field. Workers run each
+batch in one forward like this process, so the sums have the same terms in the same order.
 """
 
 from __future__ import annotations
@@ -145,8 +145,7 @@ def calibrate(
         Name of the progress bar; None shows none.
     parts : StatisticsSource or None
         Source of the statistics of batches, such as workers; None: this process. They are added up here, in the order
-        of
-        the text, so the profile has the same bits whatever the source.
+        of the text, so the profile has the same bits for any source.
 
     Returns
     -------
@@ -391,7 +390,7 @@ def _read_checkpoint(path: Path) -> tuple[_CalibrationState, dict[str, Any]]:
         plan: dict[str, Any] = about["plan"]
         if not isinstance(plan, dict):
             raise ValueError("its plan is none")
-    except Exception as error:  # a damaged archive raises any error of zip, zlib or NumPy
+    except Exception as error:  # a damaged archive may raise any error of zip, zlib or NumPy
         raise BadCheckpoint(
             f"checkpoint={str(path)!r} cannot be read ({type(error).__name__}: {error}), but expected one that "
             "`emad calibrate` wrote; delete it to start anew"
@@ -399,7 +398,7 @@ def _read_checkpoint(path: Path) -> tuple[_CalibrationState, dict[str, Any]]:
     return _CalibrationState(statistics, places), plan
 
 
-BATCHES_PER_SHARD = 8  # batches per unit: they share one histogram, and a lost worker costs at most these
+BATCHES_PER_SHARD = 8  # batches per unit, with one histogram; a lost worker costs at most these
 
 T = TypeVar("T")
 
@@ -463,7 +462,7 @@ class _StatisticsShard:
 
 @dataclass(frozen=True, eq=False)
 class _TraceShard:
-    """Batches to trace, ``rules`` beside the plain columns; ``layers``, ``sample_every`` as of ``take_trace``."""
+    """Batches to trace, with ``rules`` besides the plain columns; ``layers``, ``sample_every`` as of ``take_trace``."""
 
     whence: ModelSpec
     rules: tuple[OperatingPoint, ...]

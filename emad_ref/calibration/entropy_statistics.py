@@ -85,7 +85,7 @@ class DocumentMoments:
     __hash__ = None  # type: ignore[assignment]  # holds an array
 
     def with_document_ended(self) -> DocumentMoments:
-        """The same moments at the end of a text: the next one begins with another document, whatever its number."""
+        """The same moments at the end of a text; the next one begins with another document of any number."""
         return DocumentMoments(self.count, self.products)
 
 
@@ -169,7 +169,7 @@ class EntropyStatistics:
     def deviation_nats(self) -> Floats:
         """[bins, L] standard deviation; NaN for a bin without tokens."""
         variance = self._per_token(self.squares) - self.mean_nats() ** 2
-        return np.sqrt(np.maximum(variance, 0.0))  # the difference of equal numbers may round below zero
+        return np.sqrt(np.maximum(variance, 0.0))  # rounding may give a negative difference of equal numbers
 
     def _per_token(self, total: Floats) -> Floats:
         counts = np.where(self.tokens == 0, np.nan, self.tokens)
@@ -177,7 +177,7 @@ class EntropyStatistics:
         return ratio
 
     def quantile_nats(self, quantile: float) -> Floats:
-        """[bins, L] the level at or below which a share ``quantile`` of the entropies lies; NaN without tokens.
+        """[bins, L] the ``quantile`` of the entropies; NaN without tokens.
 
         Raises:
             BadArgument: not within (0, 1).
@@ -264,7 +264,7 @@ def compute_entropy_statistics(read: BatchEntropies, spec: BinSpec) -> EntropySt
     shape = (spec.bin_count, layers, BUCKETS)
     statistics = EntropyStatistics.empty(spec.bin_count, layers)
     for number in np.unique(index):
-        # layer by layer: the sum of one does not depend on the number of others
+        # layer by layer, so that a sum does not depend on the number of other layers
         mine = np.ascontiguousarray(entropy[index == number].T)
         statistics.sums[number], statistics.squares[number] = mine.sum(axis=1), (mine**2).sum(axis=1)
     return EntropyStatistics(
@@ -278,7 +278,7 @@ def compute_entropy_statistics(read: BatchEntropies, spec: BinSpec) -> EntropySt
 
 
 def _bucket_index(entropy: Floats) -> Ints:
-    """Bucket of each entropy; one a rounding below zero belongs to the first."""
+    """Bucket of each entropy; values rounded below zero are in the first."""
     bucket = np.searchsorted(EDGES_NATS[1:], entropy, side="left")
     if not (bucket < BUCKETS).all() or not (entropy > -LOWEST_NATS).all():
         raise BadArgument(
@@ -313,8 +313,7 @@ def compute_batch_entropies(
 ) -> BatchEntropies:
     """Entropies of ``batch`` after ``layers``, ascending, from one forward.
 
-    ``shown_after``: the layer whose likeliest tokens are read too; None: none, and −1 and NaN, which no bin accepts,
-    take their place.
+    ``shown_after``: the layer with likeliest tokens for bins; None: none, replaced by −1 and NaN, which no bin accepts.
 
     Raises:
         NotFinite: a layer's logits hold NaN.
@@ -338,7 +337,7 @@ def compute_batch_entropies(
 def fast_entropy_nats(logits: Tensor) -> Tensor:
     """``entropy_nats`` of ``logits`` [n, V] in float32, with equal bits, but faster if no logit is −inf.
 
-    0·log 0 needs a special case only if a product is NaN; then everything is read the usual way.
+    0·log 0 needs a special case only if a product is NaN; then it uses ``entropy_nats``.
     """
     entropy = -apply_in_row_blocks(logits, _expected_log_p)
     return entropy if math.isfinite(entropy.sum().item()) else apply_in_row_blocks(logits, _entropy)
@@ -351,7 +350,7 @@ def _expected_log_p(logits: Tensor) -> Tensor:
 
 
 def _entropy(logits: Tensor) -> Tensor:
-    return entropy_nats(logits.float())  # in float32 whatever the model's dtype, as in a trace
+    return entropy_nats(logits.float())  # in float32 for any dtype of the model, as in a trace
 
 
 def _top1(logits: Tensor) -> Tensor:

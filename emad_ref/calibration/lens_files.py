@@ -78,7 +78,7 @@ def load_lens(path: Path | str) -> FittedLens:
     return load_tensors(path, "lens", lens_from_tensors, BadLens, writer="emad lens", remedy="fit it again")
 
 
-# ---------------------------------------------------------------- what other files that hold a lens are made of, too
+# ---------------------------------------------------------------- parts shared with other files that hold a lens
 
 
 def lens_to_tensors(fitted: FittedLens) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -110,7 +110,7 @@ def lens_from_tensors(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
 
     Raises:
         ValueError, KeyError, TypeError: of another schema, tensors or values missing or impossible.
-        BadArgument: translators that make no lens.
+        BadArgument: translators that do not fit together.
     """
     if not is_whole(about["schema"]) or about["schema"] != LENS_SCHEMA:
         raise ValueError(f"its schema is {about['schema']!r}, not {LENS_SCHEMA}")

@@ -7,8 +7,8 @@ Adam, with a cosine decay of its rate; every layer starts as the identity, and l
 is in memory at a time; a text that ends is read again from its first window. A share of the documents, drawn by
 ``seed``, is held out: nothing is fitted on them, and the first of them measure the divergences of both readouts.
 
-After ``every`` batches the state goes into a checkpoint, written whole or not at all. A resumed run reads the text
-before that place again without running the model, continues only if it is the same text, and ends with the same bits.
+After ``every`` batches the state goes into a checkpoint, written completely or not at all. A resumed run reads the
+earlier text again without running the model, continues only if it is the same text, and ends with the same bits.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LensPlan:
     """Plan of a lens fit; runs with equal plans and texts have equal lenses.
 
     ``layers``  to translate, ascending, below the last. ``rank``  r of each A = U·Vᵀ; None: full.
-    ``window``  how the text was cut, for the record. ``steps``, ``tokens_per_step``, ``rate``  of Adam.
+    ``window``  tokens of a window, for the record. ``steps``, ``tokens_per_step``, ``rate`` of Adam.
     ``held_out``  share of documents; ``held_out_tokens``  positions of them to measure on.
     ``seed``  draws V of low ranks, and the held-out documents.
 
@@ -92,7 +92,7 @@ class LensPlan:
         return dict(json.loads(json.dumps(asdict(self) | {"versions": library_versions()})))
 
     def is_held_out(self, document: int) -> bool:
-        """Whether a document is held out: by seed and number alone."""
+        """Whether a document is held out, which depends only on seed and number."""
         digest = hashlib.sha256(f"{self.seed} {document}".encode()).digest()
         return int.from_bytes(digest[:8], "big") < self.held_out * 2**64
 
@@ -255,7 +255,7 @@ def make_adam(plan: LensPlan, state: LensFitState) -> torch.optim.Adam:
     return torch.optim.Adam([tensor for factors in state.factors.values() for tensor in factors], lr=plan.rate)
 
 
-@torch.enable_grad()  # a decoder under test may have switched gradients off for the process, as inference code does
+@torch.enable_grad()  # a decoder under test may have switched gradients off for the process
 def take_adam_step(
     adam: torch.optim.Adam,
     plan: LensPlan,
@@ -384,7 +384,7 @@ def require_plan_fits_model(stepper: Stepper, plan: LensPlan) -> None:
         raise BadArgument("rank", plan.rank, expected, "a full matrix has no rank to choose")
 
 
-# ---------------------------------------------------------------- the place in the text, the checkpoint
+# ---------------------------------------------------------------- position in the text, and the checkpoint
 
 
 def _skip_batches(batches: Iterator[list[TokenSequence]], count: int, digest: str, plan: LensPlan) -> Any:
@@ -432,7 +432,7 @@ def _load_state(path: Path, plan: LensPlan, resume: bool, fresh: LensFitState) -
         fits = shapes == {layer: [tensor.shape for tensor in factors] for layer, factors in fresh.factors.items()}
         for factors in state.factors.values():
             factors[:] = [tensor.requires_grad_() for tensor in factors]
-    except Exception as error:  # a damaged archive raises any error of zip, pickle or torch
+    except Exception as error:  # a damaged archive may raise any error of zip, pickle or torch
         raise BadCheckpoint(
             f"checkpoint={str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:200]}), but expected one "
             "that `emad lens` wrote; delete it to start anew"

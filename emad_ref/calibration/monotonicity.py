@@ -4,7 +4,7 @@ Mean entropies θ_ℓ = Σ_d x_d / Σ_d n_d are ratios over documents d; with z_
 
     Cov(θ) ≈ D / (D − 1) · Σ_d z_d z_dᵀ / (Σ_d n_d)²          (linearised ratio; documents are independent)
 
-A rise θ_b − θ_a, a < b, is shown if its one-sided 95 % bound by Student's t lies above zero, corrected for all pairs of
+A rise θ_b − θ_a, a < b, is shown if its one-sided 95 % bound by Student's t is above zero, corrected for all pairs of
 layers read (Bonferroni). Degrees of freedom count effective documents, (Σ n)² / Σ n² (Kish).
 """
 

@@ -36,7 +36,7 @@ from emad_ref.files import BadFile, read_json, require_writable, write_atomicall
 from emad_ref.point import BinSpec, OperatingPoint
 from emad_ref.record import Floats, Ints
 
-MEAN_AGREEMENT = 1e-9  # relative; between a mean and its sums, both through JSON, which keeps every digit
+MEAN_AGREEMENT = 1e-9  # largest relative difference of a mean and its sums, both from exact JSON
 
 
 def bins_to_json(bins: BinSpec) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _parsed_statistics(data: Mapping[str, Any]) -> EntropyStatistics | None:
     return parsed
 
 
-@np.errstate(over="ignore")  # a damaged file may hold any number: what overflows does not agree
+@np.errstate(over="ignore")  # a damaged file may hold any number; one that overflows is inconsistent
 def _are_statistics(data: Mapping[str, Any]) -> bool:
     """Whether it is None, or numbers that agree with each other and with the profile's tokens, windows and means."""
     if data["statistics"] is None:
@@ -209,7 +209,7 @@ def _are_statistics(data: Mapping[str, Any]) -> bool:
 
 
 def _are_moments(moments: DocumentMoments, parsed: EntropyStatistics) -> bool:
-    """Whether that many documents can have these sums: (Σ v)² ≤ count · Σ v², which is at most (Σ v)²."""
+    """Whether this number of documents can have these sums: (Σ v)² ≤ count · Σ v², which is at most (Σ v)²."""
     totals = np.concatenate([[parsed.tokens.sum()], parsed.sums.sum(axis=0)])
     squares, slack = np.diag(moments.products), 1 + 1e-6
     within = (totals**2 <= slack * moments.count * squares + 1e-6) & (squares <= slack * totals**2 + 1e-6)
@@ -217,9 +217,9 @@ def _are_moments(moments: DocumentMoments, parsed: EntropyStatistics) -> bool:
 
 
 def _is_within(total: Floats, parsed: EntropyStatistics, edges: Floats) -> bool:
-    """Whether ``total`` [bins, layers] agrees with the histogram: each entropy lies between its bucket's edges."""
+    """Whether ``total`` [bins, layers] agrees with the histogram, with each entropy between its bucket's edges."""
     least, most = (parsed.histogram @ side for side in (edges[:-1], edges[1:]))
-    slack = 1e-6 * parsed.tokens[:, None] + 1e-9 * most  # an entropy may be a rounding below zero
+    slack = 1e-6 * parsed.tokens[:, None] + 1e-9 * most  # rounding may give an entropy below zero
     return bool(((total >= least - slack) & (total <= most + slack)).all())
 
 
@@ -281,11 +281,11 @@ def _to_tuples(value: Any) -> Any:
 
 PROFILE_SCHEMA = 3
 MINIMUM_TOKENS = (
-    500  # tokens for a bin's own thresholds: a mean entropy with deviation 1.5 nats is then precise to ± 0.07
+    500  # least tokens for a bin's own thresholds, which give a mean entropy of deviation 1.5 nats to ± 0.07
 )
 
 DERIVED_FIELDS = ("mean_nats", "targets_nats", "fallbacks", "bin_targets_nats")  # fields computed from the statistics
-DERIVED_AGREEMENT = 1e-6  # relative, and nats: versions of SciPy sum in other orders, and scikit-learn did
+DERIVED_AGREEMENT = 1e-6  # relative, and nats; versions of SciPy and scikit-learn differ in the order of sums
 
 ONE_BIN = BinSpec()
 
@@ -302,11 +302,10 @@ class Profile:
     ``targets_nats`` [probes] isotonic; ``tokens`` the number of positions averaged.
 
     ``corpora``          tokens from each corpus; empty: all from ``corpus``.
-    ``bins``             how tokens are sorted; without features, the following two are empty.
+    ``bins``             assignment of tokens; without features, the following two are empty.
     ``bin_targets_nats`` [bins][probes] isotonic targets of each bin.
-    ``fallbacks``        [bins] number of features that the bin gave up because it had fewer than ``minimum_tokens``:
-    its
-                         targets are those of the tokens that share the others; 0 for its own targets.
+    ``fallbacks``        [bins] number of features that the bin dropped for lack of ``minimum_tokens``: its targets are
+    those of all tokens with the same remaining features; 0 for its own targets.
     ``statistics``       the source of all numbers; None for a profile written by hand, which has no quantiles.
     """
 
@@ -347,9 +346,8 @@ class Profile:
         """The EMAD operating point τ = targets − margin; with ``quantile``, τ = that quantile of H.
 
         Raises:
-            BadArgument: a margin that makes every threshold negative: such a point can never exit; a margin together
-            with a
-                quantile, which is itself the parameter; a quantile outside (0, 1), or of a profile without statistics.
+            BadArgument: a margin that makes every threshold negative, so that no token can exit; a margin together with
+            a quantile; a quantile outside (0, 1), or of a profile without statistics.
         """
         if quantile is not None:
             return self._quantile_point(quantile, margin_nats, schedule)
@@ -375,7 +373,7 @@ class Profile:
         levels = self._from_ancestors(lambda statistics: statistics.quantile_nats(quantile)[:, self._columns])
         rows = tuple(tuple(float(level) for level in row) for row in levels)
         point = calibrated_entropy_point(self.layers, self.probes, rows[0], 0.0, schedule)
-        suffix = point.name.removeprefix("emad m=0.00")  # the schedule, if it is not the usual one
+        suffix = point.name.removeprefix("emad m=0.00")  # the schedule, unless default
         named = replace(point, name=f"quantile q={quantile:g}{suffix}", family="quantile", margin_nats=None)
         return self._conditioned(named, rows)
 
@@ -448,11 +446,11 @@ class Profile:
         Raises:
             BadFile: it cannot be written.
         """
-        require_writable(Path(path), "profile")  # a long calibration must not be lost to a missing folder
+        require_writable(Path(path), "profile")  # a missing folder must not lose a long calibration
         write_atomically(Path(path), json.dumps(self.to_json(), indent=1) + "\n", "profile")
 
 
-# ---------------------------------------------------------------- making one
+# ---------------------------------------------------------------- making a profile
 
 
 def profile_of(

@@ -2,11 +2,10 @@
 
     τ_ℓ = isotonic(mean H_ℓ), non-increasing over probes                 (EMAD, "Calibration details")
     H_ℓ ≈ a_ℓ·Ĥ_ℓ + c_ℓ on held-out tokens, by least squares             (EMAD, "Entropy estimation at inference")
-    H_ℓ ≈ w_ℓ·x_ℓ + c_ℓ, x the head's input, by ridge regression         (ours: ``probes.estimators``)
+    H_ℓ ≈ w_ℓ·x_ℓ + c_ℓ, x the head's input, by ridge regression (``probes.estimators``)
 
-The last two use ``RegressionMoments``, sums over tokens that add up over batches and runs: memory is E × E per probe,
-whatever
-the corpus.
+The last two use ``RegressionMoments``, sums over tokens that add up over batches and runs, with E × E memory per probe
+for any corpus.
 """
 
 from __future__ import annotations
@@ -131,7 +130,7 @@ def fit_linear_correction(raw: Floats, full: Floats) -> tuple[float, float]:
 
     Raises:
         BadArgument: lengths that differ, fewer than two tokens, no finite numbers, or estimates or entropies that never
-            vary: a flat line would make every token look alike.
+            vary, which would give all tokens one value.
     """
     raw, full = np.asarray(raw, dtype=np.float64), np.asarray(full, dtype=np.float64)
     if raw.ndim != 1 or raw.shape != full.shape:

@@ -40,14 +40,14 @@ from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
 from emad_ref.schedule.schedules import TokenPositions
 from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS_PROBE, SIGNALS, LogitsReadout, log_probabilities
 
-LOGITS_AT_A_TIME = 2**19  # logits that a rule holds at a time, over all layers: 2 MB of float32 stay near the core
-LOGITS_IN_CACHE = 2**23  # logits of one layer that are read at a time: 32 MB of float32 stay in a shared cache
-FEWEST_TOKENS = 32  # minimum tokens read at a time: 0.1 GB for a rule of 17 layers and 50,304 tokens
+LOGITS_AT_A_TIME = 2**19  # logits that a rule holds at a time, over all layers; 2 MB of float32 fit the core's cache
+LOGITS_IN_CACHE = 2**23  # logits of one layer read at a time; 32 MB of float32 fit a shared cache
+FEWEST_TOKENS = 32  # least tokens read at a time; 0.1 GB for a rule of 17 layers and 50,304 tokens
 
 
 @dataclass(frozen=True)
 class ConfidenceColumnsKey:
-    """Key of a rule's columns: its signal, its parameters (pruning included) and the layers it reads."""
+    """Key of a rule's columns: its signal, its parameters (pruning included) and its layers."""
 
     signal: str
     confidence: ConfidenceParameters
@@ -55,7 +55,7 @@ class ConfidenceColumnsKey:
 
     @staticmethod
     def from_point(point: OperatingPoint) -> ConfidenceColumnsKey:
-        """The rule of a point, whatever its thresholds and its schedule.
+        """The rule of a point, regardless of thresholds and schedule.
 
         Raises:
             BadArgument: a point without a confidence, whose signal every trace holds.
@@ -71,7 +71,7 @@ class ConfidenceColumns:
 
     At layers that are no probes of the rule, ``nll_nats`` and ``top1`` are those of a full head.
     ``heads`` bool [kinds of ``READOUTS``, L]: which readout a probe runs after each layer, before any token stops.
-    ``shows`` bool [L]: whether that readout is what a token that stops there emits from; else a full head follows.
+    ``shows`` bool [L]: whether a token that stops there emits from that readout; else a full head follows.
     """
 
     signal: NDArray[np.float32]
@@ -166,7 +166,7 @@ def _write_columns(
 
 
 COLUMNS = ("nll_nats", "top1", "top1_probability")  # per token and layer, besides the signals
-DIVERGENCE = "divergence_nats"  # from the last layer, where asked for
+DIVERGENCE = "divergence_nats"  # from the last layer, on request
 NO_ESTIMATORS: Mapping[EntropyEstimator, Sequence[int]] = {}
 NO_RULES: Mapping[ConfidenceColumnsKey, OperatingPoint] = {}
 NO_READERS: Mapping[EntropyEstimator, tuple[Sequence[int], EntropyReader]] = {}
@@ -175,12 +175,12 @@ Observer = Callable[[int, Tensor, Tensor], None]
 
 
 class EmptyCorpus(EmadError):
-    """Raised if there is no text: nothing can be calibrated or judged."""
+    """Raised if there is no text for calibration or judging."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Per decided position p of every sequence (p ≥ adaptive_from, and a next token exists), in order.
+    """Columns over every decided position p of every sequence (p ≥ adaptive_from, with a next token), in order.
 
     ``signals``: float32 [tokens, L] by name, each of ``LAYERWISE`` in a complete trace. ``nll_nats``,
     ``top1_probability``: float32 [tokens, L]; ``top1`` int32 [tokens, L]. ``estimates``: float32 [tokens, L] by
@@ -191,7 +191,7 @@ class Trace:
     int64 [L] multiply-adds per row of that lens in front of a head after each layer. ``divergence_nats``: float32
     [tokens, L] KL(p_L ‖ p_ℓ), 0 at L, for oracles; None: not recorded. ``read_layers``: layers whose heads were read,
     including the last; other columns hold NaN (``top1``: −1). None: every layer. ``sampled``: bool [tokens] positions
-    at which every layer's head was read all the same; None: nowhere.
+    at which every layer's head was read nevertheless; None: nowhere.
     """
 
     signals: dict[str, NDArray[np.float32]]
@@ -315,7 +315,7 @@ class Trace:
         return self.estimates[point.estimator]
 
     def _agreement(self, probes: Sequence[int]) -> NDArray[np.float32]:
-        """[tokens, L] top-1 probability where the probe before has the same top-1 token, else 0; NaN between probes."""
+        """[tokens, L] top-1 probability if the previous probe has the same top-1 token, else 0; NaN between probes."""
         column = np.full(self.top1.shape, np.nan, dtype=np.float32)
         for before, probe in zip((None, *probes), probes, strict=False):
             same = before is not None and self.top1[:, probe - 1] == self.top1[:, before - 1]
@@ -478,10 +478,10 @@ def compute_stepwise_logits(stepper: Stepper, tokens: Ints, first: int) -> Float
 
 @torch.inference_mode()
 def trace_stepwise(stepper: Stepper, sequence: TokenSequence) -> Trace:
-    """The trace of one sequence, token by token with a cache, as decoding alone in a batch of one computes it.
+    """The trace of one sequence, token by token with a cache, as in decoding with one row.
 
-    For models whose arithmetic depends on the other tokens of the forward, such as dynamic quantisation with one scale
-    per tensor: decoding then differs from one plain pass.
+    For models with arithmetic that depends on the other tokens of the forward, such as dynamic quantisation with one
+    scale per tensor, where decoding differs from one plain pass.
     """
     tokens, start = np.asarray(sequence.tokens, dtype=np.int64), sequence.adaptive_from
     targets = torch.from_numpy(tokens[start + 1 :]).to(stepper.device)
@@ -525,7 +525,7 @@ def iterate_states_after(
 
 @dataclass(frozen=True, eq=False)
 class FinalReadout:
-    """States [tokens, D] after every layer of a batch, and what the last of them shows, through whatever lens.
+    """States [tokens, D] after every layer of a batch, and readouts of the last layer, which are equal for all lenses.
 
     ``log_p`` [tokens, V] of the last layer; ``columns`` [tokens] as ``readout_columns`` names them.
     """
@@ -537,7 +537,7 @@ class FinalReadout:
 
 @torch.inference_mode()
 def compute_final_readout(stepper: Stepper, batch: Sequence[TokenSequence]) -> FinalReadout:
-    """One forward of ``batch``, and one head. States wait for it, which are D wide: logits would be V wide.
+    """Run one forward of ``batch`` and one head. It keeps states, of width D, in place of logits, of width V.
 
     Raises:
         NotFinite: the last layer's logits hold NaN.
@@ -574,7 +574,7 @@ def trace_batch(
 
     ``readers``: estimator → (its layers, its reader). ``observe(layer, states [tokens, D], entropy)`` is called after
     every layer that is read whole. ``rules``: rule → any point of it. ``divergence``, ``layers``, ``sample_every``: as
-    in ``take_trace``. ``final``: of this batch, if its divergences are wanted and it was read already.
+    in ``take_trace``. ``final``: of this batch, if already read for its divergences.
 
     Raises:
         NotFinite: a layer's logits hold NaN.
@@ -605,7 +605,7 @@ def trace_batch(
             for estimator, (layers_asked, reader) in readers.items()
             if layer in layers_asked
         ]
-        # where this loop reads no head at every position, estimates are read by themselves
+        # if this loop does not read heads at every position, estimates are read separately
         for block in iterate_head_slices(stepper, len(target)) if not whole or known is not None else ():
             for column, read_estimate in asked:
                 column[block] = read_estimate(states[block]).entropy_nats.float().cpu().numpy()
@@ -657,13 +657,13 @@ def _layers_to_read(total: int, layers: Sequence[int] | None, compared: Iterable
 
 
 def _sample_positions(batch: Sequence[TokenSequence], every: int) -> Bools:
-    """bool [tokens] every ``every``-th position, from another one on in each document."""
+    """bool [tokens] every ``every``-th position, with a different offset in each document."""
     documents = np.repeat([s.document for s in batch], [s.n_decided for s in batch])
     return (windows.decided_positions(batch) + documents) % every == 0
 
 
 def iterate_head_slices(stepper: Stepper, rows: int) -> Iterator[slice]:
-    """Slices of ``rows`` states whose logits are read at a time: ``LOGITS_IN_CACHE`` of them."""
+    """Slices of ``rows`` states with ``LOGITS_IN_CACHE`` logits each, read at a time."""
     at_once = max(FEWEST_TOKENS, LOGITS_IN_CACHE // stepper.vocabulary_size)
     return (slice(start, start + at_once) for start in range(0, rows, at_once))
 
@@ -679,7 +679,7 @@ def stream_traces(
     layers: Sequence[int] | None = None,
     sample_every: int | None = None,
 ) -> Iterator[Trace]:
-    """Traces batch by batch: constant memory, whatever the length of the corpus."""
+    """Traces batch by batch, in constant memory for any length of the corpus."""
     distinct = {ConfidenceColumnsKey.from_point(point): point for point in rules}
     readers = make_readers_by_estimator(stepper, estimators)
     for batch in windows.iterate_batches(sequences):
@@ -713,7 +713,7 @@ def take_trace(
     observe : callable or None
         Called as in ``trace_batch``.
     rules : sequence of OperatingPoint
-        Points whose confidence rules to record, each rule once, whatever the thresholds. A rule costs more than the
+        Points whose confidence rules are recorded, each rule once for all thresholds. A rule takes more time than the
         plain columns, and four times [tokens, L] of memory.
     lens : str or None
         Digest of a tuned lens attached to ``stepper``, through which all but the last layer are read, for points with
@@ -723,7 +723,7 @@ def take_trace(
     layers : sequence of int or None
         Layers whose heads are read, besides the last; None: all. A large head costs as much as several blocks.
     sample_every : int or None
-        With ``layers``: every so many positions all other heads are read too, for ``Trace.fully_read_trace``.
+        With ``layers``: distance of positions at which all other heads are read too, for ``Trace.fully_read_trace``.
     progress : str or None
         Name of the progress bar; None shows none.
     file : TextIO or None
@@ -759,7 +759,7 @@ def assemble_trace(
     progress: str | None = None,
     file: TextIO | None = None,
 ) -> Trace:
-    """One trace of ``sequences`` in order; ``traced`` runs them in another one, batch by batch. Bars need a terminal.
+    """One trace of ``sequences`` in order; ``traced`` runs them batch by batch in another order. Bars need a terminal.
 
     Raises:
         EmptyCorpus: no sequences.
@@ -776,7 +776,7 @@ def _assemble(
 ) -> tuple[Trace, ...]:
     """As ``assemble_trace``, of several traces at once."""
     ordered = list(sequences)
-    order = sorted(range(len(ordered)), key=lambda i: ordered[i].n_forward_tokens)  # by length: less padding is run
+    order = sorted(range(len(ordered)), key=lambda i: ordered[i].n_forward_tokens)  # by length, for less padding
     shown: dict[str, Any] = {"desc": progress, "disable": progress is None or None, "file": file}
     shown |= {"total": sum(each.n_decided for each in ordered), "unit": "tok", "unit_scale": True}
     back, batches = np.argsort(order), list[tuple[Trace, ...]]()
@@ -824,8 +824,8 @@ def make_pass_kv_cache(stepper: Stepper, sources: Sequence[Ints | None], positio
 def compute_layer_states(stepper: Stepper, sequences: Sequence[Ints], source: Ints | None = None) -> list[Tensor]:
     """States [rows, n, D] of ``sequences`` after every layer; n is the length of the longest.
 
-    One plain pass without earlier K/V: the oracle of every audit. Shorter rows are padded behind their ends, which no
-    position before can see.
+    One plain pass without earlier K/V, the reference of every audit. Shorter rows are padded on the right, where no
+    earlier position attends.
     """
     tokens = windows.pad_rows(sequences)
     rows, longest = tokens.shape

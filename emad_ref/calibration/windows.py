@@ -15,10 +15,10 @@ from emad_ref.record import Ints
 from emad_ref.text.corpora import LongDocument
 
 LONGEST_WINDOW = 512
-# Windows per document in a judged split: documents are the resampled unit, and a sample with a few long ones beside
-# many short ones says little. Calibration text is not judged, so it has no such limit.
+# Most windows per document in a judged split: documents are the resampled unit, and a few long ones among many short
+# ones make a sample uninformative. Calibration text is not judged, so it has no such limit.
 MOST_WINDOWS = 4
-TOKENS_PER_BATCH = 2048  # bounds the logits of one layer: 2048 × 50,304 floats are 0.4 GB
+TOKENS_PER_BATCH = 2048  # bounds the logits of one layer; 2048 × 50,304 floats are 0.4 GB
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TokenSequence:
 
     @property
     def forward_input_key(self) -> bytes:
-        """Input of a forward over it: all tokens but the last, from which nothing is predicted, and the source."""
+        """Input of a forward over it: all tokens except the last, which predicts no token, and the source."""
         return self.tokens[:-1].tobytes() + (b"" if self.source is None else b"|" + self.source.tobytes())
 
 
@@ -107,7 +107,7 @@ def select_windows_round_robin(cut: Iterable[TokenSequence], count: int) -> list
 def iterate_batches(
     sequences: Iterable[TokenSequence], tokens: int = TOKENS_PER_BATCH
 ) -> Iterator[list[TokenSequence]]:
-    """Consecutive sequences whose padded inputs, each counted once, and decided positions stay within ``tokens``."""
+    """Batches of consecutive sequences: padded inputs, each counted once, and decided positions are ≤ ``tokens``."""
     batch: list[TokenSequence] = []
     inputs: set[bytes] = set()
     widest = decided = 0
@@ -144,7 +144,7 @@ def pad_rows(rows: Sequence[Ints]) -> Ints:
 
 
 def deduplicate_inputs(batch: Sequence[TokenSequence]) -> tuple[list[TokenSequence], Ints]:
-    """(sequences to run, the row of each of ``batch`` among them): one-token answers to one question share a row."""
+    """(Sequences to run, row of each of ``batch`` among them); one-token answers to one question share a row."""
     rows: dict[bytes, int] = {}
     place = np.array([rows.setdefault(sequence.forward_input_key, len(rows)) for sequence in batch])
     _, first = np.unique(place, return_index=True)

@@ -88,9 +88,9 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "tokens": (1, MOST),
     "documents": (1, MOST),
     "margin": (-MOST_NATS, MOST_NATS),
-    "threshold": (0, MOST_NATS),  # no entropy is below 0: nothing would exit
+    "threshold": (0, MOST_NATS),  # no entropy is below 0, so no token would exit
     "entropy": (0, MOST_NATS),
-    "divergence": (-MOST_NATS, MOST_NATS),  # a gate is linear: it may estimate less than 0
+    "divergence": (-MOST_NATS, MOST_NATS),  # a gate is linear and may estimate less than 0
     "confidence": (0, 1),
     "steps": (1, MOST),
     "rate": (0, 1),
@@ -103,7 +103,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "sessions": (1, MOST),
     "idle": (0.001, MOST),
 }
-ABOVE_SMALLEST = ("rate",)  # whose smallest value is excluded
+ABOVE_SMALLEST = ("rate",)  # arguments with an excluded smallest value
 
 MODEL_ARGUMENTS = ("model", "small_model", "large_model")
 
@@ -168,10 +168,10 @@ def _run_verb(argv: Sequence[str] | None) -> int | None:
             require_loadable_models(args)
         status: int | None = run(args)
     except EmadError as error:
-        if args.verb in VERB_GROUPS[READ_REPORTS]:  # of runs of pytest
+        if args.verb in VERB_GROUPS[READ_REPORTS]:  # verbs that run pytest
             raise
         own_error = EmadError(pytest_to_verb_option_names(str(error), add_arguments))
-        if args.verb not in ("judge", "same"):  # their status 1 says that a gate failed
+        if args.verb not in ("judge", "same"):  # their status 1 means a failed gate
             raise own_error from error
         print_error(own_error)
         return USAGE_ERROR

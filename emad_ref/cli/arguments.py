@@ -13,12 +13,12 @@ from emad_ref.files import is_folder
 from emad_ref.measurements.option_values import parse_number
 
 SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")  # those of shtab
-FILES = ("EXIT", "FILE", "OUT", "PROFILE", "REPORT")  # metavars for which a shell offers files
+FILES = ("EXIT", "FILE", "OUT", "PROFILE", "REPORT")  # metavars with file completion
 LIBRARIES = ("torch", "transformers", "lm-eval")
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,40}")
 UNKNOWN_OPTION = re.compile(r"unrecognized arguments: (--[\w-]+)")
 PYTEST_OPTION = re.compile(r"(?<!pytest )--emad-([a-z]+(?:-[a-z]+)*)")
-# option of pytest, without --emad- → the same of a verb that calls it otherwise
+# option of pytest, without --emad- → its different name in a verb
 OTHER_NAMES = {"tasks": ("--lm-eval-tasks",), "claims": ("--register",), "decoder-dtype": ("--other-dtype",)}
 UNKNOWN_CHOICE = re.compile(r"invalid choice: '([^']*)'")
 
@@ -128,7 +128,7 @@ def iterate_parser_actions(parser: argparse.ArgumentParser) -> Iterable[argparse
 def pytest_to_verb_option_names(value: Any, arguments: Callable[[argparse.ArgumentParser], None]) -> Any:
     """``value`` (text or JSON) with pytest's option names replaced by those of the verb that ``arguments`` declares.
 
-    Measurements name pytest's options, ``--emad-NAME``. An option that the verb lacks is said to be one of pytest.
+    Measurements name pytest's options, ``--emad-NAME``. An option that the verb lacks is marked as pytest's.
     """
     parser = argparse.ArgumentParser(add_help=False)
     arguments(parser)
@@ -171,7 +171,7 @@ def parse_path(text: str) -> Path:
 
 
 def parse_existing_folder(text: str) -> Path:
-    """Type of an argument: an existing folder. If it were not checked, text would come from the hub instead."""
+    """Type of an argument: an existing folder, since without the check text would come from the hub."""
     if not is_folder(parse_path(text)):
         raise argparse.ArgumentTypeError(
             f"{_shown(text)}, but expected an existing folder; looked at {parse_path(text)}"

@@ -45,13 +45,13 @@ from emad_ref.statistics.goldens import (
 from emad_ref.statistics.verdicts import Claim, load_register, match_id_patterns
 from emad_ref.wire.address import ADDRESS_FORMS, is_address, parse_address
 
-if TYPE_CHECKING:  # these import torch, which is slow; bad arguments are rejected before
+if TYPE_CHECKING:  # these import torch, which is slow, so bad arguments are rejected before
     from emad_ref.claims.base import Answer, NamedMeasurements, RunPlan
     from emad_ref.measurements.pair_measurements import PairMeasurements
     from emad_ref.measurements.run_resources import RunResources
 
 SAME_MODEL = "ENG-1"
-SUBJECTS = ("model", "names", "pair")  # what claims are about, in the order of the suites
+SUBJECTS = ("model", "names", "pair")  # subjects of claims, in the order of the suites
 GATE_FAILED, USAGE_ERROR = 1, 4  # exit statuses
 
 
@@ -287,7 +287,7 @@ def _answer_claims(
 
 
 def _decoder_host(args: argparse.Namespace, stack: ExitStack) -> RunResources:
-    """Maker of decoders: ours, those of another model, or those of ``--decoder``, whose connection ``stack`` closes."""
+    """Maker of decoders: the reference, those of another model, or those of ``--decoder``, closed by ``stack``."""
     from emad_ref.measurements.run_resources import RemoteDecoders, RunResources, make_decoder_factory_over
 
     if args.other is not None:

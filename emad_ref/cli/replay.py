@@ -1,4 +1,4 @@
-"""``emad replay`` repeats one test of a reported run and prints what the report says of it.
+"""``emad replay`` repeats one test of a reported run and prints its entry in the report.
 
     emad replay report/ EMAD-F1                # the test that decided this claim
     emad replay report/ test_forced --pdb      # a test by part of its node id; opens a debugger if it fails
@@ -29,8 +29,8 @@ from emad_ref.report.schema import REPORT_FILE, BadReport, Report
 from emad_ref.statistics.gate import deciding_leg_name, format_claim_heading, format_measurement
 
 NOT_IN_KEYWORDS = re.compile(r"[^\w:+\-.\[\]\\/]+")  # characters that are not allowed in an expression of pytest's -k
-DEMANDS = ("--emad-expect-decoder", "--emad-tier")  # each takes a value, and fails a run that selects one test
-XDIST_OPTIONS = ("-n", "--numprocesses")  # of pytest-xdist, which cannot open a debugger
+DEMANDS = ("--emad-expect-decoder", "--emad-tier")  # options with a value that fail a run of one test
+XDIST_OPTIONS = ("-n", "--numprocesses")  # options of pytest-xdist, which cannot open a debugger
 
 
 def replay_test(args: argparse.Namespace) -> int:
@@ -46,7 +46,7 @@ def replay_test(args: argparse.Namespace) -> int:
         words += ["--pdb"] if args.pdb else []
         print(f"replayed: pytest {shlex.join(words)}", flush=True)
         status = subprocess.run([sys.executable, "-m", "pytest", *words], check=False).returncode
-        with suppress(BadReport):  # a run that broke off wrote none, and has said why
+        with suppress(BadReport):  # an aborted run wrote none, and printed the reason
             print("\n".join(replay_comparison_lines(report, read_report_listing_tests(folder), test)))
         if not args.keep:
             print(f"The replay's own report, {temporary}, is deleted now; --keep DIR keeps one.")
@@ -80,7 +80,7 @@ def find_test_id(report: Report, row: str) -> str:
 
 
 def describe_recorded_test(report: Report, test: str) -> Iterator[str]:
-    """Lines on ``test`` from the report: its claims, its failed audits with their input, and why it failed."""
+    """Lines on ``test`` from the report: its claims, its failed audits with their input, and the reason of failure."""
     yield f"{test}, seed {report['settings'].get('seed', 0)}"
     for claim in report["claims"]:
         if claim.get("test") == test:
@@ -97,7 +97,7 @@ def describe_recorded_test(report: Report, test: str) -> Iterator[str]:
 
 
 def replay_comparison_lines(recorded: Report, replayed: Report, test: str) -> Iterator[str]:
-    """For each claim of ``test``, and else for the test: what was recorded, what the replay found, whether they agree.
+    """Lines for each claim of ``test``, else for the test: recorded result, replayed result, and whether they agree.
 
     Claims are compared by verdict, tests by outcome and the first line of their reason.
     """
@@ -118,7 +118,7 @@ def replay_comparison_lines(recorded: Report, replayed: Report, test: str) -> It
 
 
 def _differences(recorded: Report, replayed: Report, test: str) -> Iterator[str]:
-    """What makes the replay another experiment than the recorded run: its version, its decoder, an absent test."""
+    """Differences between the replay and the recorded run: version, decoder, an absent test."""
     versions = [report["provenance"].get("versions", {}).get(DISTRIBUTION) for report in (recorded, replayed)]
     decoders = [report["decoder"]["name"] for report in (recorded, replayed)]
     if versions[0] != versions[1]:
@@ -144,7 +144,7 @@ def _agreement(recorded: str, replayed: str, same: bool) -> str:
 def build_pytest_arguments(report: Mapping[str, Any], test: str, folder: Path) -> list[str]:
     """Arguments of pytest that run only ``test``, with the options of the run, and write its report to ``folder``.
 
-    Options that demand all tests are left out.
+    Omits options that require all tests.
     """
     words: Sequence[str] = list(_without_demands(report["run"]["command"][1:]))
     parts = [part for part in NOT_IN_KEYWORDS.split(test.rpartition("::")[2]) if part not in ("", "and", "or", "not")]

@@ -10,10 +10,10 @@ so it can end that process, skip tests or change the exit status. A second proce
 
 **emad compare** prints the differences of two reports, or the history of more than two. Its exit status can gate a
 change: 0 if nothing got worse, 1 if something did, 2 if two reports cannot be compared. They cannot be compared if one
-is missing, damaged or of an unfinished run, or if they have nothing in common. ``--fail-on`` selects what counts as
-worse; each word includes those above it:
+is missing, damaged or of an unfinished run, or if they have nothing in common. ``--fail-on`` selects the changes that
+count as worse; each word includes those above it:
 
-    never      nothing; the status only says whether the reports can be compared
+    never      none; the status only shows whether the reports can be compared
     gate       a gating claim survived and no longer does (or is missing), or is newly falsified;
                a test of the suites newly fails, or passed and is now declined by the decoder
     verdict    the same for every row that both reports have (default)
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 ALL_SUITES = "all"
 FAULTY = 1  # exit status of verify
 GOT_WORSE, NOT_COMPARABLE = 1, 2  # exit statuses of compare
-MOST_LINES, LEAST_WIDTH = 40, 40  # lines; columns
-NOTE_LINES, GATE_LINES = 3, 8  # of a note and of all gates together
+MOST_LINES, LEAST_WIDTH = 40, 40  # most lines; columns
+NOTE_LINES, GATE_LINES = 3, 8  # most lines of a note and of all gates together
 MISSING = "missing"
 
 FAIL_ON: dict[str, Callable[[ReportChange], bool]] = {
@@ -206,7 +206,7 @@ def add_verify_arguments(sub: argparse.ArgumentParser) -> None:
 
 def _comma_list(text: str) -> tuple[str, ...]:
     words = tuple(word.strip() for word in text.split(",") if word.strip())
-    if not words:  # such as an unset variable of a shell: it would require nothing, silently
+    if not words:  # such as an unset shell variable, which would silently require no suite
         raise argparse.ArgumentTypeError(f"{text!r}, but expected a comma list; {LEAVE_OUT}")
     return words
 
@@ -333,7 +333,7 @@ def _one_sided_lines(result: ReportComparison) -> Iterator[str]:
 
 
 def _gates_line(result: ReportComparison) -> str:
-    """Every gating claim in words, and its verdict in the new report."""
+    """Every gating claim by its title, and its verdict in the new report."""
     gates = [change for change in result.changes if change.gate and change.kind == "claim"]
     named = [(f"{gate.words} ({gate.name})" if gate.words else gate.name, gate.new.verdict) for gate in gates]
     return f"Gates now: {'; '.join(f'{name}: {verdict or MISSING}' for name, verdict in named) or 'none'}"

@@ -1,8 +1,8 @@
 """``emad screen`` searches an exit for a model; ``emad sweep`` compares families of exit rules on a model.
 
-``emad screen`` prints how much any exit could save, what the rules of this project save, and a recommendation, and
-writes an exit file for ``emad generate --exit``. ``emad sweep`` prints the Pareto tables of the plugin, computed by
-replay: it calibrates on one split, chooses the front of each family on a second, and evaluates it on a third.
+``emad screen`` prints the saving of an oracle, the savings of this project's rules, and a recommendation, and writes an
+exit file for ``emad generate --exit``. ``emad sweep`` prints the Pareto tables of the plugin, computed by replay: it
+calibrates on one split, chooses the front of each family on a second, and evaluates it on a third.
 """
 
 from __future__ import annotations

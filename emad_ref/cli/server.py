@@ -30,13 +30,13 @@ from emad_ref.measurements import option_values
 from emad_ref.measurements.study import Study
 from emad_ref.wire.address import ServerLimits, parse_host_and_port
 
-if TYPE_CHECKING:  # these import torch or NumPy, which is slow; bad arguments are rejected before
+if TYPE_CHECKING:  # these import torch or NumPy, which is slow, so bad arguments are rejected before
     from emad_ref.models.loading import LoadedModel
     from emad_ref.protocol import Decoder, Request
     from emad_ref.wire.messages import ServedModel
 
 NAME = "emad serve"
-LAST_CALL_S = 5.0  # a running call may take this long when the server stops
+LAST_CALL_S = 5.0  # seconds for a running call when the server stops
 FRAME_S = 120.0  # time limit of one frame over a socket, in either direction
 PAUSE_S = 0.5  # between two attempts to accept a connection
 REFUSAL_S = 0.2  # wait for the first call of a refused connection
@@ -47,7 +47,7 @@ TRANSIENT_ERRNOS = frozenset(  # errors of accept after which the server tries a
 
 
 class ServerStopped(BaseException):
-    """SIGINT or SIGTERM stopped the server. It is no Exception, so a call cannot catch it as its own failure."""
+    """Raised when SIGINT or SIGTERM stops the server. It is no Exception, so that calls do not catch it."""
 
 
 def serve_decoder(args: argparse.Namespace) -> None:
@@ -118,7 +118,7 @@ def _load_models(args: argparse.Namespace) -> Iterator[Callable[[Request], Decod
         if args.threads is not None:
             torch.set_num_threads(args.threads)
         for model in models:
-            assert model.stepper.layers  # builds and checks the stepper before a client waits for it
+            assert model.stepper.layers  # build and check the stepper before a client waits for it
         _attach_files(args, models)
         yield partial(_make_decoder, models, args.dtype)
 

@@ -1,4 +1,4 @@
-"""K/V entries that are unwritten, stale, another row's, at other positions, or of hidden states that never were."""
+"""Defects of K/V entries: unwritten, stale, of another row or position, or of wrong hidden states."""
 
 from __future__ import annotations
 
@@ -63,20 +63,20 @@ def shift_positions(first: int) -> Callable[[Stepper], Stepper]:
             raise MutantNotApplicable(
                 "this family has no table of positions: distances, or positions inside its blocks"
             )
-        return changed  # type: ignore[no-any-return]  # a stepper like the one it was copied from
+        return changed  # type: ignore[no-any-return]  # the type of the copied stepper
 
     return change
 
 
 def require_positions_for_defect(stepper: Stepper, positions: int) -> None:
-    """Raises MutantNotApplicable where the window ends before the defect begins."""
+    """Raise MutantNotApplicable if the window ends before the defect begins."""
     if stepper.max_positions < positions + 32:
         raise MutantNotApplicable(
             f"the model's window of {stepper.max_positions} ends before position {positions} matters"
         )
 
 
-# ---------------------------------------------------------------- what is written
+# ---------------------------------------------------------------- written entries
 
 
 def write_zero_kv_from_40(write: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
@@ -88,7 +88,7 @@ def write_zero_kv_from_40(write: Write, cache: Any, keys: Tensor, values: Tensor
 
 
 def write_stale_kv(is_stale: Callable[[Any, int, int], bool]) -> dict[str, Callable[..., Any]]:
-    """Single tokens write the K/V of the token before once more, where ``is_stale(cache, row, position)``."""
+    """Single tokens write the K/V of the previous token again, if ``is_stale(cache, row, position)``."""
 
     def write(original: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
         cache.steps = vars(cache).get("steps", 0) + (context.queries == 1)
@@ -101,7 +101,7 @@ def write_stale_kv(is_stale: Callable[[Any, int, int], bool]) -> dict[str, Calla
 
 
 def drop_kv_across_blocks(write: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
-    """Of several tokens written at once those beyond the end of a block of 32 are lost."""
+    """Loses tokens of one write beyond the end of a block of 32."""
     slots = context.positions_on(keys.device)
     if context.queries > 1 and all(start > 0 for start in context.starts):
         lost = (slots // 32 != slots[:, :1] // 32)[:, None, :, None]
@@ -153,13 +153,13 @@ def distort_copied_states(request: Request) -> Decoder:
     return (mutate(stepper=override_stepper(write_kv=fill_distorted_states)) if is_copying else HONEST_FACTORY)(request)
 
 
-# ---------------------------------------------------------------- what runs
+# ---------------------------------------------------------------- executed layers
 
 
 def skip_upper_layers_of_prompts(
     run: Any, stepper: Any, hidden: Tensor, first: int, last: int, context: Any, cache: Any
 ) -> Tensor:
-    """Of prompts of 40 tokens and more the upper half of the layers only writes K/V."""
+    """For prompts of 40 or more tokens the upper half of the layers only writes K/V."""
     half = max(1, stepper.layers // 2)
     if first or last <= half or context.queries < 40:
         unchanged: Tensor = run(hidden, first, last, context, cache)

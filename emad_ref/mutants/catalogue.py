@@ -21,10 +21,10 @@ CATALOGUE: dict[str, Mutant] = {
 
 
 def select_mutants(names: Iterable[str]) -> list[Mutant]:
-    """Those of ``names``, in the catalogue's order.
+    """The mutants of ``names``, in the catalogue's order.
 
     Raises:
-        BadArgument: a name that is not there.
+        BadArgument: an unknown name.
     """
     wanted = list(names)
     for name in wanted:

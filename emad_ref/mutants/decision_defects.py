@@ -1,4 +1,4 @@
-"""Depths, signals, thresholds, fields of a point and counted work that are not what the rule gives."""
+"""Defects of depths, signals, thresholds, fields of a point and counted work."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ COMPARED = [name for name, signal in SIGNALS.items() if signal.needs_only_thresh
 
 
 def admit_to_ceiling(original: Any, session: Any, length: Ints | None = None) -> list[DepthAdmission]:
-    """Every token may go to the ceiling, over K/V that were never written."""
+    """Every token may run to the ceiling, over K/V that were never written."""
     return [DepthAdmission(session._point.ceiling) for _ in session._trail]
 
 
@@ -64,7 +64,7 @@ def accept_rising_depths(original: Any, session: Any, depth: Ints, shape: tuple[
 
 
 def refuse_after_feeding(feed: Any, session: Any, *arguments: Any) -> Step:
-    """An inadmissible depth is refused once the first row has been fed."""
+    """Refuses an inadmissible depth only after feeding the first row."""
     try:
         step: Step = feed(*arguments)
     except InadmissibleDepth:
@@ -81,7 +81,7 @@ def refuse_depth_at_cap(checked_depth: Any, session: Any, depth: Ints, shape: tu
 
 
 def exit_rows_together(least: int) -> dict[str, Callable[..., Any]]:
-    """With at least ``least`` rows, all exit where the first of them does; each reports its own signal."""
+    """With at least ``least`` rows, all exit at the first exit of any row; each reports its own signal."""
 
     def advance(original: Any, session: Any, ids: Tensor, forced: Ints | None, last: int = 1) -> StepOutput:
         output: StepOutput = original(ids, forced, last)
@@ -143,7 +143,7 @@ class FullDepthLogitsSession(MutantSession):
 
 
 class FullDepthGenerateLogitsSession(FullDepthLogitsSession):
-    """The same in ``generate`` alone: ``feed`` shows the logits of the depth that ran."""
+    """The same only in ``generate``: ``feed`` shows the logits of the executed depth."""
 
     in_feed = False
 
@@ -159,7 +159,7 @@ def keep_cap_after_rollback(rollback: Any, session: Any, length: Ints) -> None:
 
 
 def misread_signal(change: Callable[[Any, Tensor, Tensor], Tensor]) -> MutantFactory:
-    """A probe reads ``change(decoder, signal, hidden)`` for the signal of the rows."""
+    """A probe reads ``change(decoder, signal, hidden)`` instead of the rows' signal."""
 
     def prepare(decoder: Any) -> None:
         probe = decoder._forward.probe
@@ -182,7 +182,7 @@ def signal_without_norm(decoder: Any, signal: Tensor, hidden: Tensor) -> Tensor:
 
 
 def decide_at_changed_point(rule: Callable[[OperatingPoint], OperatingPoint]) -> MutantFactory:
-    """Decides by another point than the one it is made for."""
+    """Decides by another point than the requested one."""
 
     def prepare(decoder: Any) -> None:
         if decoder.point.probes:
@@ -196,7 +196,7 @@ def loosen_thresholds(point: OperatingPoint) -> OperatingPoint:
 
 
 def loosen_if_calibrated(point: OperatingPoint) -> OperatingPoint:
-    """Calibrated points are those that losses are read at."""
+    """Loosens only calibrated points, at which losses are read."""
     return point if point.margin_nats is None else loosen_thresholds(point)
 
 
@@ -264,14 +264,14 @@ def change_thresholds(change: Callable[[Floats, str], Floats]) -> MutantFactory:
 
 
 def round_to_bfloat16(values: Floats, sense: str = "") -> Floats:
-    """The first 16 bits, to nearest."""
+    """``values`` rounded to the first 16 bits, to nearest."""
     bits = np.asarray(values, dtype=np.float32).view(np.uint32)
     cut = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
     return cut.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 def round_comparison_to_bfloat16(thresholds: Floats, sense: str) -> Floats:
-    """Signals are rounded, too: whatever lies up to half a step beyond the threshold passes."""
+    """Rounds signals, too, so that values up to half a step beyond the threshold pass."""
     near = round_to_bfloat16(thresholds)
     half = np.exp2(np.floor(np.log2(np.maximum(np.abs(near), 2.0**-100))) - 8)
     moved: Floats = near + (half if sense == "falls" else -half)
@@ -293,7 +293,7 @@ def subtract_margin_twice(point: OperatingPoint) -> OperatingPoint:
     return replace(point, thresholds=tuple(tuple(one - margin for one in row) for row in point.thresholds))
 
 
-# ---------------------------------------------------------------- what feed shows
+# ---------------------------------------------------------------- results of feed
 
 
 def change_feed_step(change: Callable[[Step], Step]) -> Overrides:
@@ -335,7 +335,7 @@ def run_heads_of_all_tokens(
 
 
 def report_changed_work(change: Callable[[Any, Work], Work]) -> MutantFactory:
-    """Reports ``change(session, work)`` for the work that was done."""
+    """Reports ``change(session, work)`` instead of the executed work."""
     return mutate(session={"work": lambda work, session: change(session, work())})
 
 
@@ -351,7 +351,7 @@ def uncount_rolled_back_work(rollback: Any, session: Any, length: Ints) -> None:
 
 
 def run_all_layers_uncounted(advance: Any, session: Any, ids: Tensor, *arguments: Any) -> StepOutput:
-    """All layers run for every token; what the rule leaves out is not counted."""
+    """All layers run for every token; layers that the rule skips are not counted."""
     stepper = session._stepper
     if stepper.geometry.encoder_layers:
         raise MutantNotApplicable("blocks that read a source do not run beside a session")
@@ -362,7 +362,7 @@ def run_all_layers_uncounted(advance: Any, session: Any, ids: Tensor, *arguments
 
 
 def run_uncounted_heads(advance: Any, session: Any, ids: Tensor, *arguments: Any) -> StepOutput:
-    """The head reads twice as often as there are layers, whatever the rule asks for."""
+    """The head runs twice per layer, regardless of the rule."""
     stepper = session._stepper
     states = torch.ones(len(ids), stepper.geometry.hidden, dtype=stepper.dtype, device=stepper.device)
     for _ in range(2 * stepper.layers):

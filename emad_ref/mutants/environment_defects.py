@@ -1,4 +1,4 @@
-"""Decoders that refuse, leave, or change what they are judged by: the judge's model, its process, the run itself."""
+"""Decoders that refuse, exit, or change the judge: its model, its process, or the run."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ NOISE_DECLARED = mutate(prepare=declare_capabilities(logit_noise=1e6))
 
 
 def find_other_models(mine: nn.Module) -> list[Any]:
-    """Every model of the process but the decoder's own: nothing in the protocol leads to them."""
+    """Every model of the process except the decoder's own; the protocol does not expose them."""
     return [each for each in gc.get_objects() if type(each) is type(mine) and each is not mine]
 
 
 def change_other_models(change: Callable[[Any], None]) -> MutantFactory:
-    """An honest decoder that does ``change`` to every model of the process but its own, once."""
+    """An honest decoder that applies ``change`` once to every model of the process except its own."""
     done: set[int] = set()
 
     def make(request: Request) -> Decoder:
@@ -96,7 +96,7 @@ def change_other_models(change: Callable[[Any], None]) -> MutantFactory:
 
 
 def change_process_state(change: Callable[[], None]) -> MutantFactory:
-    """An honest decoder that does ``change`` each time it is made."""
+    """An honest decoder that runs ``change`` each time it is made."""
 
     def make(request: Request) -> Decoder:
         change()
@@ -157,7 +157,7 @@ def halve_clock_speed() -> None:
     time.perf_counter = lambda: right() / 2
 
 
-# ---------------------------------------------------------------- speculative decoding, always the reference's
+# ---------------------------------------------------------------- speculative decoding of the reference
 
 VERIFY_ROUND = speculation.SpeculativeSequence.verify_drafts
 
@@ -171,7 +171,7 @@ def resample_from_draft() -> None:
 
 
 def read_bonus_token_early() -> None:
-    """The token that follows accepted drafts is read where the last of them was."""
+    """Reads the token after accepted drafts at the position of the last of them."""
 
     def verify(self: speculation.SpeculativeSequence, logits: Floats) -> None:
         drafts = len(self.drafts)

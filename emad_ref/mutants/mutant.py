@@ -1,6 +1,6 @@
-"""A mutant is a decoder with one known defect: here the reference decoder, with parts that can be overridden.
+"""Mutants: decoders with one known defect, made from the reference decoder by overriding parts.
 
-Its session, K/V cache, sampler, model, rule and counts can be.
+These parts are its session, K/V cache, sampler, model, rule and counts.
 
 An override is a function ``f(original, self, *arguments)``: ``original`` is the inherited method, bound to ``self``. So
 the same function mutates any class with that method, the reference's or another decoder's (``override_methods``).
@@ -28,24 +28,24 @@ from emad_ref.record import Ints, Work
 
 MutantFactory = Callable[[Request], Decoder]
 
-# what catches a mutant besides a shipped test
+# detectors of a mutant besides a shipped test
 RUN = "the run as a whole"
 VERIFY = "emad verify"
 
 
 class MutantNotApplicable(EmadError):
-    """The defect makes no sense on this model; the message says why."""
+    """Raised if the defect is meaningless on this model; the message holds the reason."""
 
 
 @dataclass(frozen=True)
 class Mutant:
     """One row of the catalogue.
 
-    ``does``: what is wrong, in a sentence. ``make``: makes the decoder, or raises MutantNotApplicable.
+    ``does``: a sentence about the defect. ``make``: makes the decoder, or raises MutantNotApplicable.
 
-    ``test``: the shipped test that must catch it, by file and function below ``suites``; ``case``: which parameters.
+    ``test``: the shipped test that must catch it, by file and function below ``suites``; ``case``: its parameters.
     ``says``: a pattern of the complaint; "" for an honest decoder, whose ``test`` lists folders that it must pass.
-    ``by``: what catches it instead of the test, RUN or VERIFY. ``bystander``: the name of a plugin that interferes with
+    ``by``: its detector instead of the test, RUN or VERIFY. ``bystander``: the name of a plugin that interferes with
     the run instead of the decoder (``pytest_emad.mutants``).
     """
 
@@ -78,7 +78,7 @@ Overrides = Mapping[str, Callable[..., Any]]
 
 
 def override_methods(base: type, overrides: Overrides) -> type:
-    """``base`` with methods and properties overridden; see the module's docstring."""
+    """Subclass of ``base`` with methods and properties overridden; see the module's docstring."""
 
     def bind(name: str, override: Callable[..., Any]) -> Any:
         inherited = getattr(base, name)
@@ -107,7 +107,7 @@ class MutantSession(ReferenceSession):
 
 
 class MutantDecoder(WalkedDecoder):
-    """``change_stepper`` is applied to the model, ``prepare`` to the decoder once it is made."""
+    """Applies ``change_stepper`` to the model, and ``prepare`` to the finished decoder."""
 
     session = MutantSession
     change_stepper: ClassVar[Callable[[Stepper], Stepper]] = staticmethod(lambda stepper: stepper)
@@ -169,7 +169,7 @@ def override_stepper(**methods: Callable[..., Any]) -> Callable[[Stepper], Stepp
 
 
 def declare_capabilities(**capabilities: Any) -> Callable[[Any], None]:
-    """For ``prepare``: declares other capabilities."""
+    """A function for ``prepare`` that declares other capabilities."""
 
     def prepare(decoder: Any) -> None:
         decoder.capabilities = replace(decoder.capabilities, **capabilities)
@@ -177,7 +177,7 @@ def declare_capabilities(**capabilities: Any) -> Callable[[Any], None]:
     return prepare
 
 
-# ---------------------------------------------------------------- honest decoders, each unlike the reference
+# ---------------------------------------------------------------- honest decoders that differ from the reference
 
 ALL_SUITES = "invariants fidelity"
 DECLARED_NOISE = 0.02  # logits
@@ -185,9 +185,9 @@ CHUNK = 16  # tokens
 
 
 def add_logit_noise(logits: Callable[[Tensor], Tensor], stepper: Stepper, hidden: Tensor) -> Tensor:
-    """Off by up to ``DECLARED_NOISE``; the same call twice gives the same numbers."""
+    """Changes logits by up to ``DECLARED_NOISE``, deterministically."""
     exact = logits(hidden)
-    return exact + 0.9 * DECLARED_NOISE * torch.sin(1e5 * exact)  # a tenth is left for rounding proper
+    return exact + 0.9 * DECLARED_NOISE * torch.sin(1e5 * exact)  # leaves a tenth for true rounding
 
 
 def iterate_prompt_chunks(lengths: Ints) -> Iterator[tuple[Ints, int, Ints]]:
@@ -198,7 +198,7 @@ def iterate_prompt_chunks(lengths: Ints) -> Iterator[tuple[Ints, int, Ints]]:
 
 
 def run_prompts_in_chunks(original: Any, session: Any, heads: Any, lengths: Ints) -> Tensor:
-    """Reads prompts in pieces, each over the K/V of those before it."""
+    """Reads prompts in chunks, each over the K/V of the previous ones."""
     stepper, store, ceiling = session._stepper, session._store, session._point.ceiling
     present = np.flatnonzero(lengths > 0)
     states: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Sessions, requests and draws that go wrong: commit, drop, memory, batches, stop tokens, prompts, sampling, timing."""
+"""Defects of sessions, requests and draws: commit, drop, memory, batches, stop tokens, prompts, sampling, timing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TOLD = rf"{ROW}(emitted \d+, but the argmax|signal off|logits off|the rule gives
 ENDED = r"row \d+: \d+ tokens and '(length|stop token)', but max_new"
 DRAWN = r"not drawn from softmax"
 EARLY = r"drew other tokens under the same seed once rows .* ended early"
-TIMED_LENGTH = 40  # tokens of a prompt from which on a request is taken for a timed one
+TIMED_LENGTH = 40  # least tokens of a prompt of requests that count as timed
 
 NO_STOP: frozenset[int] = frozenset()
 
@@ -51,7 +51,7 @@ NO_STOP: frozenset[int] = frozenset()
 
 @torch.inference_mode()
 def zero_row_kv(layers: Sequence[LayerKVCache], row: int) -> None:
-    """Zeros in the place of what ``layers`` hold of ``row``."""
+    """Replace the entries of ``row`` in ``layers`` by zeros."""
     for layer in layers:
         if row in layer.row_ids and layer.row_lengths[layer.row_ids == row].any():
             for entries in layer.row_kv(row):
@@ -59,7 +59,7 @@ def zero_row_kv(layers: Sequence[LayerKVCache], row: int) -> None:
 
 
 def free_layers_on_commit(above: int) -> Callable[..., None]:
-    """Commit frees all layers from cap + ``above`` on, by the cap of now."""
+    """Commit frees all layers from cap + ``above`` on, by the current cap."""
 
     def commit(original: Any, session: Any, length: Ints) -> None:
         original(length)
@@ -70,7 +70,7 @@ def free_layers_on_commit(above: int) -> Callable[..., None]:
 
 
 def drop_by_shifting_indices(drop: Any, session: Any, rows: Ints) -> None:
-    """Rows are dropped one after the other, by indices that were those of all."""
+    """Drops rows one after the other, by indices from before the first drop."""
     for row in np.atleast_1d(rows).tolist():
         drop(np.array([min(row, len(session._trail) - 1)]))
 
@@ -81,7 +81,7 @@ def remember_fed_session(feed: Any, session: Any, *arguments: Any, **named: Any)
 
 
 def zero_other_sessions_kv(drop: Any, session: Any, rows: Ints) -> None:
-    """Every other session that was fed finds zeros for its values."""
+    """Zeroes the values of every other fed session."""
     drop(rows)
     for other in vars(session._forward).get("fed", ()):
         for layer in other._store.cache.layers if other is not session else ():
@@ -90,7 +90,7 @@ def zero_other_sessions_kv(drop: Any, session: Any, rows: Ints) -> None:
 
 
 def shared_buffer_overrides(pool_of: Callable[[Any], Any]) -> Overrides:
-    """Overrides of a cache: its buffers come from ``pool_of(cache)``, by layer, where another session may still be."""
+    """Overrides of a cache: its buffers come from ``pool_of(cache)``, by layer, and may be another session's."""
 
     def make_room(original: Any, cache: Any, like: Tensor, slots: int) -> None:
         pool = pool_of(cache)
@@ -105,7 +105,7 @@ def shared_buffer_overrides(pool_of: Callable[[Any], Any]) -> Overrides:
 
 
 def leaked_items(holder: Any, name: str = "kept") -> list[Any]:
-    """What ``holder`` keeps for ever."""
+    """Items that ``holder`` keeps for ever."""
     held: list[Any] = vars(holder).setdefault(name, [])
     return held
 
@@ -125,7 +125,7 @@ def leak_rolled_back_kv(rollback: Any, session: Any, length: Ints) -> None:
 
 
 def leak_first_layer_kv(original: Any, session: Any, *arguments: Any) -> None:
-    """K/V of the first layer outlive the call, where there are several rows or the session is closed."""
+    """K/V of the first layer outlive the call, for several rows or a closed session."""
     if len(session._trail) > 1 or not arguments:
         layer = session._store.cache.layers[0]
         leaked_items(session._forward).extend(
@@ -135,7 +135,7 @@ def leak_first_layer_kv(original: Any, session: Any, *arguments: Any) -> None:
 
 
 def reuse_logits_buffer(feed: Any, session: Any, *arguments: Any) -> Step:
-    """Each step's logits are written where the last ones were."""
+    """Writes each step's logits over the last ones."""
     step: Step = feed(*arguments)
     buffer = vars(session).get("buffer")
     if buffer is None or buffer.shape != step.logits.shape:
@@ -155,7 +155,7 @@ def return_live_length(length: Any, session: Any) -> Ints:
 
 
 def generate_in_shared_buffers() -> MutantFactory:
-    """``generate`` takes the buffers of whichever session was opened last."""
+    """``generate`` takes the buffers of the last opened session."""
 
     def open_session(original: Any, decoder: Any, *arguments: Any, **named: Any) -> Any:
         session = original(*arguments, **named)
@@ -163,18 +163,18 @@ def generate_in_shared_buffers() -> MutantFactory:
         return session
 
     def start(original: Any, decoder: Any, prompts: Sequence[Prompt]) -> Any:
-        decoder.pool = {}  # what sessions share is what generate takes
+        decoder.pool = {}  # generate takes the sessions' shared buffers
         return original(prompts)
 
     return mutate(cache=shared_buffer_overrides(lambda cache: cache.owner.pool), _open=open_session, start=start)
 
 
 def share_buffers_across_decoders() -> MutantFactory:
-    """Buffers belong to the process: a session begins where one of another decoder still is."""
+    """Buffers belong to the process, so a session begins in those of another decoder's session."""
     last: dict[str, Any] = {"decoder": None, "pool": {}}
 
     def pool_of(cache: Any) -> Any:
-        return cache.owner.pool if cache._number == 1 else {}  # of one layer alone
+        return cache.owner.pool if cache._number == 1 else {}  # of only one layer
 
     def open_session(original: Any, decoder: Any, *arguments: Any, **named: Any) -> Any:
         session = original(*arguments, **named)
@@ -186,7 +186,7 @@ def share_buffers_across_decoders() -> MutantFactory:
 
 
 def close_newest_session(close: Any, session: Any) -> None:
-    """Closing a session frees what the one of its decoder opened last holds."""
+    """Closing a session frees the buffers of its decoder's newest session."""
     opened = session.opened
     newest = opened.pop()
     if newest is not session:
@@ -204,7 +204,7 @@ def remember_open_sessions(start: Any, decoder: Any, prompts: Sequence[Prompt]) 
 
 
 def begin_with_aborted_token(begin: Any, decoder: Any, prompts: Sequence[Prompt], max_new: int) -> Any:
-    """After a request that was aborted the next one begins with a token of that one."""
+    """After an aborted request the next one begins with a token of the aborted one."""
     if (left := vars(decoder).get("left")) is not None:
         prompts = [Prompt(np.concatenate([[left], each.tokens[1:]]), each.source) for each in prompts]
     return begin(prompts, max_new)
@@ -224,7 +224,7 @@ def leak_aborted_request(generate: Any, decoder: Any, prompts: Sequence[Prompt],
 
 
 def take_tokens_of_other_rows(first: int) -> Callable[..., Tensor]:
-    """From row ``first`` on each row takes the token of the row ``first`` before it, where that is still there."""
+    """From row ``first`` on each row takes the token of the row ``first`` before it, if still present."""
 
     def pick(original: Any, sampler: Any, logits: Tensor, rows: list[int]) -> Tensor:
         places = {row: place for place, row in enumerate(rows)}
@@ -236,7 +236,7 @@ def take_tokens_of_other_rows(first: int) -> Callable[..., Tensor]:
 
 
 def take_second_best_token(is_wrong: Callable[[int, int], bool]) -> Overrides:
-    """Rows take the second-best token where ``is_wrong(row, rows of the request)``."""
+    """Rows take the second-best token if ``is_wrong(row, rows of the request)``."""
 
     def init(original: Any, sampler: Any, rows: int, *options: Any) -> None:
         original(rows, *options)
@@ -250,13 +250,13 @@ def take_second_best_token(is_wrong: Callable[[int, int], bool]) -> Overrides:
 
 
 def show_logits_of_first_row(feed: Any, session: Any, *arguments: Any) -> Step:
-    """A session shows of its ninth row and of all after it the logits of its first."""
+    """A session shows the logits of its first row for the ninth and all later ones."""
     step: Step = feed(*arguments)
     step.logits[8:] = step.logits[:1]
     return step
 
 
-# ---------------------------------------------------------------- where rows end
+# ---------------------------------------------------------------- ends of rows
 
 
 class DelayedStopTokens(frozenset[int]):
@@ -270,7 +270,7 @@ class DelayedStopTokens(frozenset[int]):
 
 
 def change_request(change: Callable[[Any, Sequence[Prompt], int, frozenset[int]], tuple[Any, ...]]) -> MutantFactory:
-    """``generate`` answers (prompts, max_new, stop) as ``change(decoder, prompts, max_new, stop)`` gives them."""
+    """``generate`` answers ``change(decoder, prompts, max_new, stop)`` instead of (prompts, max_new, stop)."""
 
     def generate(
         original: Any, decoder: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = NO_STOP
@@ -313,7 +313,7 @@ def drop_stop_tokens(generate: Any, decoder: Any, *arguments: Any) -> Record:
 
 
 def reuse_prompt_kv(key: Callable[[Ints], Hashable]) -> MutantFactory:
-    """K and V of an earlier prompt that has the same key stand in for those of a prompt."""
+    """K and V of an earlier prompt with the same key replace those of a prompt."""
 
     def run_prompts(original: Any, session: Any, heads: Any, lengths: Ints) -> Tensor:
         known: dict[Hashable, Ints] = vars(session._forward).setdefault("known", {})
@@ -327,7 +327,7 @@ def reuse_prompt_kv(key: Callable[[Ints], Hashable]) -> MutantFactory:
 
 
 def change_temperature_and_seed(change: Callable[[float, int], tuple[float, int]]) -> MutantFactory:
-    """Draws at the (temperature, seed) that ``change`` gives for those requested."""
+    """Draws at ``change`` of the requested (temperature, seed)."""
 
     def init(original: Any, sampler: Any, rows: int, temperature: float = 0.0, seed: int = 0) -> None:
         original(rows, *change(temperature, seed))
@@ -336,7 +336,7 @@ def change_temperature_and_seed(change: Callable[[float, int], tuple[float, int]
 
 
 def replace_generators(one: Callable[[int, int], list[torch.Generator]]) -> MutantFactory:
-    """``one(rows, seed)`` gives the generators of all rows."""
+    """``one(rows, seed)`` returns the generators of all rows."""
 
     def init(original: Any, sampler: Any, rows: int, temperature: float = 0.0, seed: int = 0) -> None:
         original(rows, temperature, seed)
@@ -346,7 +346,7 @@ def replace_generators(one: Callable[[int, int], list[torch.Generator]]) -> Muta
 
 
 def truncate_distribution(excluded: Callable[[Tensor], Tensor]) -> MutantFactory:
-    """Never draws tokens that ``excluded`` marks: bool [rows, V], of probabilities [rows, V]."""
+    """Never draws tokens that ``excluded`` marks, bool [rows, V] from probabilities [rows, V]."""
 
     def pick(original: Any, sampler: Any, logits: Tensor, rows: list[int]) -> Tensor:
         if sampler.temperature:
@@ -400,7 +400,7 @@ def is_timed_request(prompts: Sequence[Prompt]) -> bool:
 
 
 def fake_timed_answers(where: Callable[[Any, Sequence[Prompt]], bool], answer: Callable[..., Record]) -> MutantFactory:
-    """Long prompts are answered by ``answer(generate, prompts, max_new, stop)`` where ``where(decoder, prompts)``."""
+    """Answers long prompts by ``answer(generate, prompts, max_new, stop)`` if ``where(decoder, prompts)``."""
 
     def generate(
         original: Any, decoder: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = NO_STOP
@@ -414,29 +414,29 @@ def fake_timed_answers(where: Callable[[Any, Sequence[Prompt]], bool], answer: C
 
 
 def answer_half_the_prompt(generate: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
-    """As if the first half were not there, under the positions of the whole."""
+    """Answer without the first half of the prompt, at the positions of the whole."""
     halved = [replace(prompt, tokens=prompt.tokens[len(prompt.tokens) // 2 :]) for prompt in prompts]
     record = generate(halved, max_new, stop)
     return fabricate_record(record, prompts, record.emitted, max_new)
 
 
 def answer_with_one_token(generate: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
-    """The last token is read and one is emitted; the record tells of as many as were asked for."""
+    """Read the last token and emit one; the record claims the requested number."""
     record = generate([replace(prompt, tokens=prompt.tokens[-1:]) for prompt in prompts], 1, stop)
     return fabricate_record(record, prompts, [np.repeat(tokens, max_new) for tokens in record.emitted], max_new)
 
 
 def is_unlikely_audited(decoder: Any, prompts: Sequence[Prompt]) -> bool:
-    """Not where the run's seed would have looked at the request."""
+    """Whether the run's seed would not select the request for an audit."""
     if decoder.point.has_fixed_depth:
         return False
     decoder.timed = vars(decoder).get("timed", 0) + 1
     guessed = np.random.default_rng([decoder.seed, len(prompts)]).choice(30, max(1, 4 // len(prompts)), replace=False)
-    return decoder.timed - 3 not in guessed  # two of warm-up
+    return decoder.timed - 3 not in guessed  # two warm-up requests
 
 
 def slow_down_full_depth(generate: Any, decoder: Any, prompts: Sequence[Prompt], *arguments: Any) -> Record:
-    """Of long prompts full depth takes ten times as long as it needs."""
+    """Full depth takes ten times as long as needed for long prompts."""
     began = time.perf_counter()
     record: Record = generate(prompts, *arguments)
     if decoder.point.has_fixed_depth and is_timed_request(prompts):
@@ -445,7 +445,7 @@ def slow_down_full_depth(generate: Any, decoder: Any, prompts: Sequence[Prompt],
 
 
 def fabricate_record(found: Record, prompts: Sequence[Prompt], emitted: list[Ints], max_new: int) -> Record:
-    """A record of ``prompts`` that ``emitted`` followed, each token at the depth of the first one of ``found``."""
+    """A record of ``prompts`` followed by ``emitted``, each token at the depth of the first one of ``found``."""
     rows: list[tuple[int, ...]] = []
     signals = []
     unread = np.full(found.signal.shape[1], np.nan)
