@@ -1,8 +1,9 @@
 """Judge a model and read reports from Python: results as pandas frames, figures as matplotlib axes.
 
-    results = emad_ref.judge("emad-tiny", claims=["EMAD-E1"]) # as `emad judge`, in this process results =
-    emad_ref.read_report("report/") # the report of `pytest --emad-report report/` results.claims; results.legs;
-    results.points; results.tables["emad-tiny: readouts by layer on world:premise"] emad_ref.plot_profile(results)
+    results = emad_ref.judge("emad-tiny", claims=["EMAD-E1"])  # as `emad judge`, in this process
+    results = emad_ref.read_report("report/")                  # the report of `pytest --emad-report report/`
+    results.claims; results.legs; results.points; results.tables["emad-tiny: readouts by layer on world:premise"]
+    emad_ref.plot_profile(results)
 
 pandas and matplotlib (extra ``report``) are imported on first use.
 """

@@ -74,9 +74,10 @@ class Recorder:
         """Record a verdict, then fail or warn by ``statistics.gate``.
 
         Args:
-            verdict: its ``gate`` is replaced by that of register and options. corpus: name of the corpus; "" for claims
-            that read no text. fingerprint: the model's, which identifies known verdicts instead of the name. refused:
-            reason why the decoder under test left it undecided; "" for other causes.
+            verdict: its ``gate`` is replaced by that of register and options.
+            corpus: name of the corpus; "" for claims that read no text.
+            fingerprint: the model's, which identifies known verdicts instead of the name.
+            refused: reason why the decoder under test left it undecided; "" for other causes.
 
         Raises:
             BadArgument: the register has no row ``verdict.id``.

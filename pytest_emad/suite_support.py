@@ -84,10 +84,10 @@ class Auditor:
         """Compare the tokens that ``take`` returns for ``prompts`` with the golden; False and a note without one.
 
         Args:
-            about: fingerprint, dtype, corpus, seed and kind, the key of the record. noise: of a signal, in multiples of
-            a logit's; ``declared``: a logit's, by the decoder. point: the operating point; its thresholds must equal
-            the recorded ones, up to the noise of a signal. drawn: whether tokens were drawn, which depend on the
-            generator of the installed torch.
+            about: fingerprint, dtype, corpus, seed and kind, the key of the record.
+            noise: of a signal, in multiples of a logit's; ``declared``: a logit's, by the decoder.
+            point: the operating point; its thresholds must equal the recorded ones, up to the noise of a signal.
+            drawn: whether tokens were drawn, which depend on the generator of the installed torch.
         """
         release = metadata.version("torch").split(".")[:2]
         key = golden_key(*about, drawn_by=f"torch-{'.'.join(release)}" if drawn else "")

@@ -4,7 +4,7 @@ Sessions are opened over the same prompts, fed, rolled back, committed, dropped 
 generated, and memory is read before and after. Then one long session is fed and rolled back repeatedly. The model's
 sizes give the memory of unfreed K/V, at two bytes a number. Memory is read in two ways:
 
-in use all memory of the process or device. Growth by half of all K/V is too much for other causes
+in use   all memory of the process or device. Growth by half of all K/V is too much for other causes
 tensors  bytes of the tensors that Python can reach: growth by an eighth of *one layer's* K/V is too much
 
 ``commit`` and ``drop`` allow a session to free K/V; only ``close`` requires it. The check does not detect K/V of a
@@ -42,8 +42,9 @@ def check_session_memory(
     """Open and close ``rounds`` sessions over ``prompts``, generate as often; feed one session ``fed`` tokens a row.
 
     Args:
-        fed: tokens for each row, in feeds of allowed width, each rolled back. token_bytes: K and V of a token at two
-        bytes a number, in all of ``layers``. read: reads the memory.
+        fed: tokens for each row, in feeds of allowed width, each rolled back.
+        token_bytes: K and V of a token at two bytes a number, in all of ``layers``.
+        read: reads the memory.
     """
     tally, prompt_tokens = Tally("memory", needed=0), sum(len(prompt.tokens) for prompt in prompts)
     with tally:

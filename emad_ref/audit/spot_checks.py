@@ -343,8 +343,10 @@ def check_timed_requests(
     """Check that the tokens, depths and work of ``timed`` match the claims.
 
     Args:
-        points: operating point of each arm with records; the other arms decode at full depth. new: tokens requested per
-        row. tolerance: largest honest difference of a logit, by arm. counted: whether the decoder counts its work.
+        points: operating point of each arm with records; the other arms decode at full depth.
+        new: tokens requested per row.
+        tolerance: largest honest difference of a logit, by arm.
+        counted: whether the decoder counts its work.
         rows: compared with the lens if a batch has many; None: all.
 
     Raises:

@@ -5,7 +5,7 @@ one forward at the ceiling:
 
     tokens[ℓ]   (n − 1) + #{t : D_t ≥ ℓ}
     context[ℓ]  (n − 1)² + Σ_{t : D_t ≥ ℓ} (position_t + 1)
-    readout[ℓ] #{t : the signal at ℓ was read, or D_t = ℓ} a full probe's readout also serves the exit
+    readout[ℓ]  #{t : the signal at ℓ was read, or D_t = ℓ}      a full probe's readout also serves the exit
 
 The rule determines a probe's cost, and whether it also serves the exit (``lens.ProbeReadouts``). Estimates and pruned
 vocabularies are separate kinds of readouts with their own multiply-adds; a tuned lens adds some to every full head
@@ -300,7 +300,7 @@ def check_observed_work(requests: Sequence[ObservedRequest]) -> Finding:
     refuted       a matrix met more rows than tokens[ℓ] + fills[ℓ], or each of them more than tokens[ℓ]: blocks ran
                   uncounted, for example all layers at every step with a router that chooses among them afterwards
     refuted       the head met more than two rows per readout, besides the prompt's: two, since a decoder may recompute
-    a deciding readout for output; a plain forward also computes the prompt's logits
+                  a deciding readout for output; a plain forward also computes the prompt's logits
     passed        the busiest matrix of every layer met tokens[ℓ] + fills[ℓ] rows, in every request
     inconclusive  fewer were observed: the rest ran elsewhere (custom kernels, another process)
     """

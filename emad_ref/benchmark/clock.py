@@ -170,8 +170,8 @@ def minimum_detectable_speedup(
         n: pairs, ≥ 2.
         threshold: the speed-up to exceed; 1.10 for EMAD-F2.
         error: one-sided; divide it by the number of legs for Holm's first step.
-        units: number of independent units, ≥ 2, such as blocks of time; None: every pair. inflation: factor of the
-        squared standard error, ≥ 1, by which the test allows for an unsteady machine.
+        units: number of independent units, ≥ 2, such as blocks of time; None: every pair.
+        inflation: factor of the squared standard error, ≥ 1, by which the test allows for an unsteady machine.
 
     Raises:
         BadArgument: a negative spread, n < 2, threshold ≤ 0, or error or power outside 0–1.

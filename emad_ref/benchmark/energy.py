@@ -1,6 +1,6 @@
 """Joules per generated token, from NVIDIA's management library (NVML) or from RAPL, or the reason for no number.
 
-    J / token = (E(stop) − E(start)) / tokens generated between, per window, arms in pairs
+    J / token = (E(stop) − E(start)) / tokens generated between,    per window, arms in pairs
 
 EMAD-N1 measures this. E is the device's energy counter (millijoules since the driver was loaded; Volta and newer).
 Without it, power is sampled and integrated: NVML's reading is instantaneous up to and including the A100 and averages
@@ -177,13 +177,17 @@ def measure_energy_pairs(
         arms: name → callable; it gets the numbers of the pair and of the request within its window, chooses the input
             by them and returns its number of generated tokens, ≥ 1. Equal numbers give every arm equal input; a faster
             arm completes more requests.
-        pairs: requested pairs, ≥ 1. rng: the order of the arms. counter: from ``open_nvml_counter``; a
-        ``NoEnergyReason`` is returned unchanged. min_seconds: shortest window. warm_up: requests of each arm before
-        measuring, numbered as pair −1. spare: allowed number of spoiled pairs. One spoiled window spoils its pair, so
-        that both arms have equal conditions. If more are spoiled, the result has the pairs until then. own: processes
-        of the decoder, by default this one. Inside a container NVML may list it under its number outside; then the only
-        listed process counts as it, with a note in ``caveats``. synchronize: waits for the device. clock: wall clock in
-        seconds.
+        pairs: requested pairs, ≥ 1.
+        rng: the order of the arms.
+        counter: from ``open_nvml_counter``; a ``NoEnergyReason`` is returned unchanged.
+        min_seconds: shortest window.
+        warm_up: requests of each arm before measuring, numbered as pair −1.
+        spare: allowed number of spoiled pairs. One spoiled window spoils its pair, so that both arms have equal
+            conditions. If more are spoiled, the result has the pairs until then.
+        own: processes of the decoder, by default this one. Inside a container NVML may list it under its number
+            outside; then the only listed process counts as it, with a note in ``caveats``.
+        synchronize: waits for the device.
+        clock: wall clock in seconds.
 
     Returns:
         ``EnergyResult`` of 1 to ``pairs`` pairs; ``NoEnergyReason`` if the device cannot be read or no pair was valid.

@@ -305,7 +305,7 @@ class Profile:
     ``bins``             assignment of tokens; without features, the following two are empty.
     ``bin_targets_nats`` [bins][probes] isotonic targets of each bin.
     ``fallbacks``        [bins] number of features that the bin dropped for lack of ``minimum_tokens``: its targets are
-    those of all tokens with the same remaining features; 0 for its own targets.
+                         those of all tokens with the same remaining features; 0 for its own targets.
     ``statistics``       the source of all numbers; None for a profile written by hand, which has no quantiles.
     """
 
@@ -671,8 +671,7 @@ def load_profile(path: Path | str) -> Profile:
     ------
     BadProfile
         The file is missing, not JSON, of another schema, has missing, unknown or impossible fields, or numbers that do
-        not
-        follow from its statistics.
+        not follow from its statistics.
     """
     try:
         data = read_json(path, "profile", constants=True)

@@ -70,8 +70,8 @@ def make_set_share_leg(
     """Make a leg for a share of ``sets`` against ``least``, with exact binomial tests.
 
     Args:
-        sure: sets shown to count; ``not_so``: sets shown not to count; ``seen``: sets that appear to count. misled:
-        chance that any of this is wrong.
+        sure: sets shown to count; ``not_so``: sets shown not to count; ``seen``: sets that appear to count.
+        misled: chance that any of this is wrong.
     """
     open_at_most = sets - not_so
     low = stats.binomtest(sure, sets, least, alternative="greater")

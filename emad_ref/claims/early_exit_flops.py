@@ -210,8 +210,8 @@ def make_pruning_question(
     """The question of a claim on ``rules``, without and with pruning.
 
     Args:
-        arithmetic: whether the claim includes a token that never exits. scores: whether scores decide, so that unsolved
-        tasks do not count.
+        arithmetic: whether the claim includes a token that never exits.
+        scores: whether scores decide, so that unsolved tasks do not count.
     """
 
     def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:

@@ -71,8 +71,8 @@ def measure_logit_differences(evidence: ModelMeasurements, falls: Sequence[int] 
     """Largest |difference| of a logit at the last position of a prompt and at every position fed after it.
 
     Args:
-        falls: depths 1…L; tokens are forced to their running minimum, which is admissible. seed: of the tokens, drawn
-        from the whole vocabulary.
+        falls: depths 1…L; tokens are forced to their running minimum, which is admissible.
+        seed: of the tokens, drawn from the whole vocabulary.
 
     Returns:
         [1 + len(falls)] of the prompt's last position, at full depth, and of each forced one. If the measured rounding

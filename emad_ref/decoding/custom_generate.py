@@ -120,8 +120,7 @@ def adaptive(
     -------
     callable
         The decoding loop. It checks the model once, at its first call. With ``return_dict_in_generate`` the output also
-        has
-        ``depths`` int64 [rows, new tokens].
+        has ``depths`` int64 [rows, new tokens].
 
     Raises
     ------

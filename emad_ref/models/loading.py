@@ -236,13 +236,10 @@ def load(
     ------
     BadArgument
         An unknown name or backend; an unsupported family; a revision for something not on the hub, two different ones
-        or
-        an empty one; a device that this machine lacks; ``auto`` without accelerate or without room for the model; a
+        or an empty one; a device that this machine lacks; ``auto`` without accelerate or without room for the model; a
         checkpoint that does not fill the model, an adapter, stored integers or a config that the weight files do not
-        fit
-        (``models.checkpoint``); weights with NaN or infinity; files that transformers cannot read; a tokenizer of
-        another
-        model, or invalid ids of special tokens (``models.tokenizers``).
+        fit (``models.checkpoint``); weights with NaN or infinity; files that transformers cannot read; a tokenizer of
+        another model, or invalid ids of special tokens (``models.tokenizers``).
     ModelUnavailable
         The weights are missing, forbidden or unreachable.
     """

@@ -2,8 +2,8 @@
 
     agrees[e, S][p]   the readout after layer e, over the vocabulary S, and the model itself have one argmax at p
     gate[e][p]        the gate's expected √KL there
-    copies[p], stands[p] whether the text repeats itself there, and the number of consecutive right copies a round at p
-    k = copies, if there are any, else drafts while gate ≤ τ, k ≤ longest;
+    copies[p], stands[p]   whether the text repeats itself there, and the number of consecutive right copies
+    a round at p      k = copies, if there are any, else drafts while gate ≤ τ, k ≤ longest;
                       a = the number of these before the first rejected one; emits a + 1 tokens, goes on at p + a + 1
 
 Drafts are for text that the model writes: greedy continuations of prompts. A separate lens is fitted on such

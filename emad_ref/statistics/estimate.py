@@ -62,7 +62,7 @@ class Estimate:
     ``p_below``        p-value of "the effect is at least the threshold": small means shown to be below.
     ``noun``           what ``n`` counts: documents, items, pairs.
     ``unsteady``       of times: reason why the machine counts as unsteady (``measure_steadiness``), shown if the
-    verdict stays open; "" if steady, or without times.
+                       verdict stays open; "" if steady, or without times.
     ``distance``       input of ``needed_sample_size``; None: it uses the p-values.
     ``note``           a remark on the value or its units for readers of any verdict; "" none.
     """
@@ -93,8 +93,9 @@ def pvalue_with_rare_units(base: Callable[[Floats], Floats], gap: float, worst: 
     of three, times the weight of a ruined unit.
 
     Args:
-        base: gaps [k] → p-values [k] of "the mean of units like the observed ones is that far above the value". gap:
-        threshold − value. n: units, the effective number if their weights differ.
+        base: gaps [k] → p-values [k] of "the mean of units like the observed ones is that far above the value".
+        gap: threshold − value.
+        n: units, the effective number if their weights differ.
     """
     share = -np.expm1(-_UNSEEN_STEPS / n)
     # π comes from one end of each step and its probability from the other, so the grid never understates p
@@ -225,8 +226,8 @@ def holm_adjusted_pvalues(p_values: Sequence[float], others: int = 0) -> list[fl
     """Holm's adjusted p-values: rejecting those ≤ α keeps the probability of any false rejection ≤ α.
 
     Args:
-        p_values: unadjusted, of these tests. others: further tests of the same family with unknown p-values; they count
-        as 1, which is conservative.
+        p_values: unadjusted, of these tests.
+        others: further tests of the same family with unknown p-values; they count as 1, which is conservative.
 
     >>> [round(p, 4) for p in holm_adjusted_pvalues([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]

@@ -3,8 +3,7 @@
     readout     the model's own head              | a tuned lens
     criterion   entropy ≤ its profile less a margin | a gate; and an oracle, which knows √KL
     depth       only falls                        | free
-    K/V         exact, above a free exit computed block by block when a deeper token needs it | copied from the exit
-    state
+    K/V         exact, computed above a free exit when a deeper token needs it | copied from the exit state
 
 Depth that only falls needs no K/V above an exit, so exchanging K/V alone changes nothing there. Between combinations
 free depth is replayed with exact states and charged as if copied (``oracles.flops_with_fill_cost``), which ignores the

@@ -277,14 +277,11 @@ class RoutedTaskItems:
 class RoutingMixture:
     """Items by rule number ``first`` with probability ``probability``, else by rule ``second``.
 
-    ``score``  float64 [items] whose mean is the mixture's expected score at exactly the requested share. An item's
-    effect on
-               the share is weighed at the exchange rate between the two rules, so the spread of this column includes
-               that
-               of p, which these items determined (first order: the influence function of the score).
-    ``dealt``  float64 [items] right with one of the two rules per item, in a random order, with as many items by the
-    first
-               as bring the share nearest to the requested one.
+    ``score``  float64 [items] with the mixture's expected score at exactly the requested share as mean. It weighs an
+               item's effect on the share at the exchange rate between the two rules, so its spread includes that of p,
+               which these items determined (first order: the influence function of the score).
+    ``dealt``  float64 [items] right with one of the two rules per item, in a random order, with the number of items by
+               the first that brings the share nearest to the requested one.
     """
 
     first: int

@@ -5,9 +5,8 @@
 ``threshold``  a token leaves at the first probe whose √d_ℓ ≤ τ: the rule that every criterion imitates.
 ``price``      depths that minimise Σ_t d_{ℓ(t)} + λ·ℓ(t): free depth token by token, monotone depth by dynamic
                programming over the sequence, with the future known. If text is as likely as the model predicts, d is
-               the
-               expected loss of an exit, and no rule that knows only d does better: this is *the ceiling of rules that
-               know the divergence*. A threshold is not, since it takes the first sufficient layer.
+               the expected loss of an exit, and no rule that knows only d does better: this is *the ceiling of rules
+               that know the divergence*. A threshold is not, since it takes the first sufficient layer.
 
 Neither knows the next token. Choosing by its likelihood would save more and mean nothing: at some layer almost every
 token is likelier than at the end, by chance.
