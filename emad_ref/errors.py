@@ -87,8 +87,10 @@ class BadArgument(EmadError, ValueError):
     name : str
         The argument, option or key.
     value : object
-        The given value; the message shows its ``repr``, cut to 500 characters. expected : str
-        The accepted values. remedy : str
+        The given value; the message shows its ``repr``, cut to 500 characters.
+    expected : str
+        The accepted values.
+    remedy : str
         The user's next step.
     """
 

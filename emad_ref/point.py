@@ -221,7 +221,8 @@ class OperatingPoint(NotebookReprMixin):
     estimator : EntropyEstimator
         How a probe computes its entropy: the full head, or part of it.
     signal : str
-        The value compared with τ; entropy by default. bins : BinSpec
+        The value compared with τ; entropy by default.
+    bins : BinSpec
         Features that choose a token's row of ``thresholds``; no features: one row.
     margin_nats : float or None
         m of the EMAD family, for reports.
@@ -232,8 +233,8 @@ class OperatingPoint(NotebookReprMixin):
     interpolate : bool
         Whether tokens may exit between probes, where the line through the last two readings crosses τ.
     confidence : Confidence or None
-        Parameters of a signal of several layers, or of a pruned one; None for other signals. decay : (float, float) or
-    None
+        Parameters of a signal of several layers, or of a pruned one; None for other signals.
+    decay : (float, float) or None
         (rate, N): thresholds fall with the decided tokens t = 0, 1, … of a sequence of at most N tokens to τ_ℓ·(0.9 +
         0.1·exp(−rate·t/N)); None: constant. Only for signals that rise.
     lens : str or None

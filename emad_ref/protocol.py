@@ -258,7 +258,8 @@ class TokenArrivals:
     tokens : int64 [m]
         The new tokens, the stop token included.
     seconds : float64 [m]
-        When each arrived, counted from sending the request. Tokens of one message arrive together. whole_s : float
+        When each arrived, counted from sending the request. Tokens of one message arrive together.
+    whole_s : float
         When the answer was complete.
     text : str or None
         The answer's text, its parts joined; None: the decoder provides none.

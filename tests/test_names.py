@@ -167,3 +167,12 @@ def test_a_module_that_a_sentence_names_is_there() -> None:
     ]
     assert len(found) > 50, "the references were not found"
     assert not [(place, reference) for place, reference in found if not _resolves(reference)]
+
+
+def test_each_parameter_of_a_docstring_begins_a_line() -> None:
+    """A reflowed paragraph must not swallow the next entry of a NumPy-style section."""
+    joined = re.compile(
+        r"^ {8,}\S.*[.;)] ([a-z_]+ : (?:\(|[A-Z]|str|float|int|bool|object|tuple|torch|list|dict).*)$", re.M
+    )
+    found = {source.name: joined.findall(source.read_text(encoding="utf-8")) for source in PRODUCT}
+    assert not {name: entries for name, entries in found.items() if entries}

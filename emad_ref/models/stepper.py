@@ -37,7 +37,8 @@ class Stepper(Protocol):
     Attributes
     ----------
     device, dtype : torch.device, torch.dtype
-        Those of the head: of token ids, states and logits. devices : tuple of torch.device
+        Those of the head: of token ids, states and logits.
+    devices : tuple of torch.device
         Devices of the blocks.
     layers : int
         L, the decoder's blocks.

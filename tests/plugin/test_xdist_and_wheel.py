@@ -226,7 +226,7 @@ LEFT_THREAD = """
 import threading, time
 def loop():
     time.sleep({seconds})
-def pytest_sessionstart(session):
+def pytest_sessionfinish(session):
     threading.Thread(target=loop, name="engine loop").start()
 """
 
