@@ -1,4 +1,4 @@
-"""``TokenDecoder``: the base of a decoder that takes token ids and returns token ids, and offers nothing else.
+"""``TokenDecoder``: base of a decoder that only takes and returns token ids.
 
 Inference engines run every layer for every token and give no access to depths, probes or sessions. A subclass
 implements ``complete``; this class checks the request, declines what an engine cannot do, and writes the record.
@@ -32,7 +32,7 @@ from emad_ref.record import DECODE, PROMPT, Ints, Record, StopReason, TokenTable
 
 @dataclass(frozen=True)
 class Completion:
-    """What an engine answers to one prompt.
+    """An engine's answer to one prompt.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class TokenDecoder:
     Parameters
     ----------
     request : Request
-        What the suite asks for.
+        The suite's request.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class TokenDecoder:
     concurrent : bool
         Set by a subclass whose ``complete`` may be called from several threads at once.
     stated : StatedRule or None
-        What it states of an exit rule of its own. A subclass or the hook sets it; None: it has no such rule.
+        Its own exit rule. A subclass or the hook sets it; None: it has no such rule.
 
     Raises
     ------
@@ -71,7 +71,7 @@ class TokenDecoder:
 
     capabilities = Capabilities(counted=False)
     concurrent = False
-    stated: StatedRule | None = None  # of a subclass with an exit rule of its own
+    stated: StatedRule | None = None  # of a subclass with its own exit rule
 
     def __init__(self, request: Request):
         point = request.point
@@ -85,7 +85,7 @@ class TokenDecoder:
         """Complete each of ``prompts`` (int64 [n], n ≥ 1) by at most ``max_new`` tokens, up to the first of ``stop``.
 
         ``temperature`` 0 is greedy. Otherwise tokens are drawn from softmax(logits / temperature) over the whole
-        vocabulary, and a row's tokens depend on ``row_seed(row)`` and its prompt alone. Every subclass has its own.
+        vocabulary, and a row's tokens depend only on ``row_seed(row)`` and its prompt. Every subclass implements it.
         """
         raise NotImplementedError
 
@@ -96,7 +96,7 @@ class TokenDecoder:
     def token_arrivals(
         self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int], stream: bool
     ) -> Sequence[TokenArrivals]:
-        """Each prompt in a request of its own, all at once, streamed or whole. A subclass may offer it."""
+        """Send each prompt in a separate request, all at once, streamed or whole. A subclass may offer it."""
         raise Unsupported("the engine streams no tokens")
 
     def generate_at_once(self, requests: Sequence[GenerateArguments], at_once: int) -> list[Record]:
@@ -130,10 +130,10 @@ class TokenDecoder:
         return full_depth_record(rows, completions, self._layers)
 
     def synchronize(self) -> None:
-        """Nothing to wait for: ``complete`` returns when its tokens are there."""
+        """Do nothing, since ``complete`` returns finished tokens."""
 
     def close(self) -> None:
-        """A subclass that holds resources frees them here."""
+        """Free resources of a subclass."""
 
 
 Result = TypeVar("Result")
@@ -142,8 +142,8 @@ Result = TypeVar("Result")
 def run_concurrently(calls: Sequence[Callable[[], Result]], at_once: int) -> list[Result]:
     """Results of ``calls``, made from ``at_once`` threads that start together and each take the next one.
 
-    After an error no further call begins, and the first one by order is raised. A thread that hangs ends with the
-    process: it cannot keep the caller, if that is interrupted.
+    After an error no further call begins, and the first one by order is raised. A hanging thread ends with the process
+    and does not block an interrupted caller.
     """
     results: dict[int, Result] = {}
     errors: dict[int, BaseException] = {}

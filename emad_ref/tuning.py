@@ -1,9 +1,9 @@
-"""From a loaded model to an operating point in two calls: a profile of some text, then a margin chosen on other text.
+"""From a loaded model to an operating point in two calls: a profile of one text, then a margin chosen on other text.
 
-    calibrate on one split → profile → margin on a second → whatever is written with it, or judged, on a third
+    calibrate on one split → profile → margin on a second → use or judge it on a third
 
-The same reading, grid and bounds as the suites', on as much text as is asked for. What a choice is worth is for them to
-say: here stand no intervals.
+Reading, grid and bounds are those of the suites, on the requested amount of text. The suites also give intervals, which
+this module does not.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from emad_ref.sweep.losses import (
 from emad_ref.text.corpora import LongDocument, iterate_corpus_documents, tokenize_document
 from emad_ref.text.documents import DEFAULT_CORPUS, DEFAULT_DOCUMENTS, Documents, Split
 
-CHECKED_TOKENS = 128  # tokens of the first window that is read, to see whether model and tokenizer belong together
+CHECKED_TOKENS = 128  # tokens of the first window, for checking that model and tokenizer match
 
 log = logging.getLogger(__name__)
 
 
 class NoMargin(EmadError):
-    """Every margin that exits at all loses more than the bounds allow."""
+    """Raised if every margin with exits loses more than the bounds allow."""
 
 
 def take_profile(
@@ -69,8 +69,7 @@ def take_profile(
     Raises
     ------
     BadArgument
-        An encoder-decoder, a model without a tokenizer, an unknown corpus, no window at all.
-    EmptyCorpus
+        An encoder-decoder, a model without a tokenizer, an unknown corpus, no window. EmptyCorpus
         A corpus without a window of two tokens.
 
     References
@@ -157,15 +156,14 @@ def windows_of(
     longest: int | None = None,
     told: Callable[[Documents], None] | None = None,
 ) -> Iterator[TokenSequence]:
-    """At most ``limit`` windows of ``corpus``, or of what the model writes itself where that is ``self``.
+    """At most ``limit`` windows of ``corpus``, or of the model's own samples for ``self``.
 
-    ``longest``: the most tokens of a window; None: 512, or the model's positions. ``per_document``: the most that one
-    document may give, its first; None: all. ``told`` is given the texts that are read: a
-    ``text.corpora.DistinctDocuments`` knows how many it left out.
+    ``longest``: the most tokens of a window; None: 512, or the model's positions. ``per_document``: most windows of one
+    document, its first; None: all. ``told`` receives the texts: a ``text.corpora.DistinctDocuments`` counts the ones it
+    dropped.
 
     Raises:
-        BadArgument: an encoder-decoder; a corpus or split that there is not; a corpus of text for a model without a
-            tokenizer.
+        BadArgument: an encoder-decoder; an unknown corpus or split; a corpus of text for a model without a tokenizer.
     """
     require_decoder_only(model)
     stepper = model.stepper
@@ -186,7 +184,7 @@ def windows_of(
 
 
 def _warn_of_mismatch(model: LoadedModel, corpus: str, found: Iterator[TokenSequence]) -> Iterator[TokenSequence]:
-    """The windows; a warning where the model predicts the first worse than a guess would."""
+    """The windows, with a warning if the model predicts the first worse than a guess."""
     for number, window in enumerate(found):
         if number == 0:
             loss = float(

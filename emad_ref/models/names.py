@@ -51,7 +51,7 @@ class ModelUnavailable(EmadError):
 @dataclass(frozen=True)
 class ModelSource:
     """Source of a model. ``kind``: bundled, fetched, hub, folder, gguf, random or control; ``place``: folder, file or
-    hub id; ``hub_id`` set for the hub only.
+    hub id.
     """
 
     kind: str

@@ -33,7 +33,7 @@ from emad_ref.statistics import number_format
 from emad_ref.statistics.gate import UNDECIDED, claim_title
 from emad_ref.statistics.verdicts import Claim, load_register
 
-# options that select what is judged, where results go and what fails a run, not how anything is measured
+# options for selection, output and gates, which do not affect measurements
 NOT_MEASUREMENT_OPTIONS = frozenset(
     {"models", "backend", "decoder", "decoder_timeout", "expect_decoder", "waive", "report", "golden", "update_golden"}
     | {"process_timeout", "gate", "gate_claims", "inconclusive", "require"}
@@ -52,8 +52,8 @@ BARS = "▁▂▃▄▅▆▇█"
 def claim_history_rows(reports: Sequence[Report]) -> list[dict[str, str]]:
     """One row per claim of ``reports``, oldest first: a bar per report, first and last number, verdicts.
 
-    A bar's height is the estimate between the claim's smallest and largest; "·" stands for no estimate. Estimates in
-    another unit than the last one are left out, and so are claims that no report decides.
+    A bar's height is the estimate between the claim's smallest and largest; "·" marks a missing estimate. It omits
+    estimates in another unit than the last one, and claims that no report decides.
     """
     by_claim: dict[tuple[str, str], list[Mapping[str, Any] | None]] = {}
     for place, report in enumerate(reports):
@@ -312,7 +312,7 @@ class ReportChange:
 class ReportComparison:
     """Comparison of two runs. ``old`` and ``new`` are labels of the runs; ``unlike`` lists differences of conditions.
 
-    ``tests`` counts the tests without a claim that ended alike in both; the others are among ``changes``.
+    ``tests`` counts the tests without a claim with equal outcomes; the others are among ``changes``.
     """
 
     old: str
@@ -375,7 +375,7 @@ class BoundedNumber:
 
 
 def significant_change_sign(old: BoundedNumber, new: BoundedNumber) -> int:
-    """+1 if ``new`` is shown to lie above ``old``, −1 if below, 0 if neither.
+    """+1 if ``new`` is shown to be above ``old``, −1 if below, 0 if neither.
 
     MOVER, the method of variance estimates recovery (Zou & Donner 2008, Statistics in Medicine 27:1693; for proportions
     Newcombe 1998): with d = x₂ − x₁ and intervals [l₁, u₁] and [l₂, u₂] of one level,
@@ -400,7 +400,7 @@ def significant_change_sign(old: BoundedNumber, new: BoundedNumber) -> int:
     return int(low > 0) - int(high < 0)
 
 
-# ---------------------------------------------------------------- which rows belong together
+# ---------------------------------------------------------------- pairing of rows
 
 
 def _pair_rows(
@@ -517,7 +517,7 @@ def _estimate_bounds(entry: Entry) -> BoundedNumber:
 
 
 def _bad_side(*entries: Entry | None) -> int:
-    """Side of the threshold on which a claim fails: +1 above, −1 below, 0 if no leg in this unit tells."""
+    """Side of the threshold on which a claim fails: +1 above, −1 below, 0 if no leg in this unit shows it."""
     for entry in entries:
         if entry is not None:
             legs = [leg for leg in (_deciding_leg(entry), *entry["legs"]) if leg and leg["unit"] == entry["unit"]]
@@ -554,7 +554,7 @@ def _claim_notes(old: Entry | None, new: Entry | None) -> Iterator[str]:
         yield str(why).partition("\n")[0]
     if old["unit"] != new["unit"]:
         if None in (old["estimate"], new["estimate"]):
-            return  # a row without a number has no quantity either
+            return  # a row without a number has no quantity
         yield f"another quantity: {old['unit']} → {new['unit']}"
         return
     if None not in (old["threshold"], new["threshold"]) and old["threshold"] != new["threshold"]:
@@ -650,7 +650,7 @@ def _test_change(old: Entry, new: Entry) -> ReportChange:
 
 
 def _test_turn(old: Entry, new: Entry) -> VerdictTurn:
-    """Worse if the test broke, or had passed and is now undecided for another reason than an absent premise."""
+    """Change of a test: worse if it fails now, or had passed and is now undecided with its premise present."""
     if new["outcome"] in BROKEN:
         return "changed" if old["outcome"] in BROKEN else "worse"
     if new["outcome"] in ("passed", "xpassed"):

@@ -1,8 +1,8 @@
 """Contents of a report, in order: the structure that the Markdown document and the HTML page both print.
 
 First come counts of outcomes, and for several runs a table of claims by run. Then, run by run: claims with their legs,
-operating points, recorded tables with figures, notes, goldens, settings and provenance. Outcomes stand in the order of
-``OUTCOMES`` and claims in the order of the run.
+operating points, recorded tables with figures, notes, goldens, settings and provenance. Outcomes are in the order of
+``OUTCOMES``, claims in that of the run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TIME_RATIO_UNIT = "as fast"  # part of the unit of a ratio of times
 class PageFigure:
     """A figure of the page. ``svg`` is the text of the file named ``file`` ("" without a file).
 
-    ``absent`` says why there is no figure. A figure with a ``caption`` opens the page.
+    ``absent``: reason for no figure. A figure with a ``caption`` opens the page.
     """
 
     heading: str
@@ -53,7 +53,7 @@ PageFigures = Sequence[Mapping[int | str, PageFigure]]
 
 @dataclass(frozen=True)
 class ClaimEntry:
-    """One claim: its row, its sentence, where its paper says so, and its legs.
+    """One claim: its row, its sentence, its place in the paper, and its legs.
 
     ``title`` and ``paper`` are "" if the register lacks the row; ``link`` is the paper's (id, address), if it has one.
     """
@@ -166,11 +166,11 @@ def _page_run(name: str, report: Report, figures: Mapping[int | str, PageFigure]
     )
 
 
-# ---------------------------------------------------------------- what opens the page
+# ---------------------------------------------------------------- start of the page
 
 
 def build_run_overview(report: Report) -> dict[str, Any]:
-    """Passed or failed and why, decoder, models, state, failures and waivers, the gates, and counts of the other rows.
+    """Overview of a run: outcome with reason, decoder, models, state, failures, waivers, gates, counts of other rows.
 
     A report of schema 1 has no decoder, state, failures or waivers.
     """

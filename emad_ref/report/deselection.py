@@ -19,7 +19,7 @@ ABOVE_BUDGET = "above the budget"
 NO_PAIR = "no pair was named"
 NO_EXIT = "no exit was brought"  # not printed: most runs have no exit
 LEFT_OUT = "left out by --emad-only"
-NOT_OF_TIER = "not of the tier that --emad-tier names"  # not printed: the tier's list is what was asked for
+NOT_OF_TIER = "not of the tier that --emad-tier names"  # not printed, since the user requested the tier
 
 REASON_TEXTS = {
     LEFT_OUT: LEFT_OUT,
@@ -31,7 +31,7 @@ REASON_TEXTS = {
 def describe_deselections(deselected: Iterable[Mapping[str, Any]], settings: Mapping[str, Any]) -> Iterator[str]:
     """One sentence for each reason to skip tests, with their claims. The arguments are parts of ``report.json``.
 
-    A slow test that ``--emad-only`` leaves out as well counts there: a larger budget would not let it run.
+    A slow test that ``--emad-only`` also excludes counts there, since a larger budget would not run it.
     """
     entries = list(deselected)
     whys = [_printed_reason(entry, settings) for entry in entries]
@@ -47,7 +47,7 @@ def describe_deselections(deselected: Iterable[Mapping[str, Any]], settings: Map
 
 
 def _printed_reason(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """The reason of ``deselected`` that stops ``entry`` whatever the budget, if there is one."""
+    """The reason of ``deselected`` that excludes ``entry`` at any budget, if there is one."""
     why, only, claim = str(entry["why"]), settings.get("only"), entry.get("claim")
     is_left_out = why == ABOVE_BUDGET and only and claim not in only and (claim or entry["shipped"])
     return LEFT_OUT if is_left_out else why
@@ -55,7 +55,10 @@ def _printed_reason(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> st
 
 HOME = Path(emad_ref.__file__).resolve().parents[1]
 SUITES = (HOME / "suites", HOME / "pytest_emad" / "suites")  # checkout, wheel
-PAGES = (HOME / "pytest_emad" / "docs", HOME / "docs")  # wheel, checkout: beside a wheel others may have left `docs`
+PAGES = (
+    HOME / "pytest_emad" / "docs",
+    HOME / "docs",
+)  # wheel, checkout; next to a wheel, `docs` may be another package's
 PREFIX = "suites"
 
 
@@ -90,7 +93,7 @@ def is_in_selection(name: str, selection: Iterable[str]) -> bool:
     return any(name == one or name.startswith((f"{one}/", f"{one}::")) for one in selection)
 
 
-@cache  # asked for several times by every run
+@cache  # used several times by every run
 def _test_functions(source: str) -> list[str]:
     tree = ast.parse(source)
     return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]

@@ -3,22 +3,20 @@
     cost against quality      rise of perplexity over net FLOPs saved, the region that EMAD-F1 requires shaded
     pareto                    the same, one line per family (EMAD, "Experiments")
     saving against loss       net FLOPs and blocks saved over the rise of perplexity, oracles in black
-    entropy profile           mean entropy after each layer, targets of the probes, and what low entropy predicts
-    depth by position         depth with and without the monotone schedule, and entropy, along the text
-    final token rank          rank of the final token after each layer, quantiles (early-exit LLMs, Figure 1)
-    confidence and accuracy   confidence and accuracy of each layer (Figures 2 and 3)
-    exits by minimum layer    mean exit and score over the minimum exit layer, one line per rule (Figures 6 to 9)
-    FLOPs by rule             FLOPs per item, confidence and decoder stacked (Figures 10 to 13)
-    score against cost        score over FLOPs per token, one mark per decoding method (EAD, trade-off)
-    depth by margin           rise of perplexity and mean depth over net FLOPs saved, one mark per margin
-    depth by token            depth along one text at three margins
-    model by token            entropy along a text that a pair wrote, its rolling mean, and which model wrote each token
+    entropy profile mean entropy after each layer, targets of the probes, and prediction by low entropy depth by
+    position depth with and without the monotone schedule, and entropy, along the text final token rank rank of the
+    final token after each layer, quantiles (early-exit LLMs, Figure 1) confidence and accuracy confidence and accuracy
+    of each layer (Figures 2 and 3) exits by minimum layer mean exit and score over the minimum exit layer, one line per
+    rule (Figures 6 to 9) FLOPs by rule FLOPs per item, confidence and decoder stacked (Figures 10 to 13) score against
+    cost score over FLOPs per token, one mark per decoding method (EAD, trade-off) depth by margin rise of perplexity
+    and mean depth over net FLOPs saved, one mark per margin depth by token depth along one text at three margins model
+    by token entropy along a text that a pair wrote, its rolling mean, and which model wrote each token
 
 Tables of the last three are ``EMBEDDED``: they have list columns or one row per token, and the page shows them as an
 interactive text. Figures in ``CAPTIONS`` open the page, each with a sentence computed from its rows.
 
-Each series has its own mark, line or hatch, so a print without colours stays readable. The same rows give the same
-file, whatever the user's matplotlib settings are. matplotlib (extra ``report``) is imported on first use.
+Each series has its own mark, line or hatch, so a print without colours stays readable. The same rows give the same file
+under any matplotlib settings. matplotlib (extra ``report``) is imported on first use.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ SAVING_COLUMNS = {"net reduction %": "net FLOPs saved, %", "blocks %": "blocks s
 FLOP_PARTS = {"confidence MFLOPs": "///", "decoder MFLOPs": ""}  # column → hatch
 WIDTH, HEIGHT = 7.5, 3.0  # inches, of one panel as wide as the page
 BAR, LINE = 0.28, 0.22  # inches, of one bar and of one legend line
-LEGEND_LETTERS = 110  # letters that fit into one line of the legend
+LEGEND_LETTERS = 110  # letters per line of the legend
 
 
 @dataclass(frozen=True)
@@ -342,7 +340,7 @@ def _legend_below(canvas: Figure) -> None:
 
 
 def _legend_columns(labels: Iterable[str]) -> int:
-    """Number of labels that fit beside one another."""
+    """Number of labels that fit in one line."""
     return max(1, min(3, LEGEND_LETTERS // (6 + max(map(len, labels)))))
 
 
@@ -424,7 +422,7 @@ EMBEDDED = ("depth by margin", "depth by token", "model by token")
 
 
 def quality_caption(rows: Rows) -> str:
-    """Sentence: how many points save and cost what EMAD-F1 requires."""
+    """Sentence about the number of points with the saving and loss that EMAD-F1 requires."""
     saving, most = _wanted()
     good = sum(row["net reduction %"] >= saving and row["rise %"] <= most for row in rows)
     return (
@@ -435,7 +433,7 @@ def quality_caption(rows: Rows) -> str:
 
 
 def oracle_caption(rows: Rows) -> str:
-    """Sentence: the largest saving of an oracle at the loss that EMAD-F1 allows."""
+    """Sentence about the largest saving of an oracle at the loss that EMAD-F1 allows."""
     _, most = _wanted()
     within = [row["net reduction %"] for row in rows if row["kind"] == "ceiling" and row["rise %"] <= most]
     return (
@@ -445,7 +443,7 @@ def oracle_caption(rows: Rows) -> str:
 
 
 def entropy_caption(rows: Rows) -> str:
-    """Sentence: how a probe decides, and whether entropy falls with depth as that assumes."""
+    """Sentence about the decision of a probe, and whether entropy falls with depth as it assumes."""
     decides = "A token exits at the first probe where its entropy is at most the probe's target minus the margin."
     if not (rising := entropy_rise_rows(rows)):
         return decides
@@ -458,7 +456,7 @@ def entropy_caption(rows: Rows) -> str:
 
 
 def depth_collapse_caption(rows: Rows) -> str:
-    """Sentence: from which position on depth stays at its lowest, since the monotone schedule never lets it rise."""
+    """Sentence about the position from which depth stays at its lowest under the monotone schedule."""
     depths = [row["mean depth"] for row in rows]
     lowest = min(depths)
     if depths[0] - lowest <= FLAT_LAYERS:
@@ -538,10 +536,10 @@ def require_drawable(figure: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def render_figure_svg(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> str:
-    """An SVG file's text. Rows that lack a number are left out, and the figure says how many.
+    """Text of an SVG file. It omits rows that lack a number, and the figure notes how many.
 
     Args:
-        figure: a name of ``FIGURES``, whose entry says which columns it needs.
+        figure: a name of ``FIGURES``, whose entry lists its columns.
         rows: of one recorded table.
         title: above the figure.
 
@@ -573,7 +571,7 @@ def open_figure(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> I
     with rc_context(), warnings.catch_warnings():
         rcdefaults()
         rcParams.update(STYLE)
-        # the viewer renders the text, so glyphs that this machine's fonts lack do not matter
+        # the viewer renders the text, so missing glyphs on this machine do not matter
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
         canvas = Figure(figsize=spec.size(complete), layout="constrained")
         spec.paint(canvas, [_printable(row) for row in complete])

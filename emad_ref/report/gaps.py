@@ -1,21 +1,21 @@
-"""Gaps: what a report leaves undecided, and why a run fails as a whole although each of its tests may have passed.
+"""Gaps of a report: undecided tests and claims that fail a run although each of its tests may have passed.
 
-Everything here reads the report alone (``report.schema``), so a run and any later reader reach the same result. Reports
-that were merged from parts work too.
+This module reads only the report (``report.schema``), so a run and any later reader get the same result, also for
+reports merged from parts.
 
 ``find_gaps`` checks the shipped tests that the run selected. Each test must be present, and must have passed, failed or
 found its premise absent. A test of ``suites/invariants`` or ``suites/fidelity`` that the decoder declined is a gap. So
 is a test of ``DECIDING_TESTS`` that was refused or not asked for one of the models. A waiver names a gap and gives a
 reason, and the report records it.
 
-Under ``--emad-gate decoder`` a decoder is judged by what it can change and what it offers. Rows about the method may
-stay open. A request feature (exits, sampling, a schedule, a field of points) counts as not offered if its provider
-declines it every time. Tests that need such a feature may stay open; a request without one must not be declined.
-Without exits, a call may be declined in every test except those of tier ``tokens`` (``report.tiers``).
-Streaming and requests at once are owed under no gate: a decoder that declines them every time offers none.
+Under ``--emad-gate decoder`` a decoder is judged by the rows that it can change and the features that it offers. Rows
+about the method may stay open. A request feature (exits, sampling, a schedule, a field of points) counts as not offered
+if its provider always declines it. Tests that need such a feature may stay open; a request without one must not be
+declined. Without exits, a call may be declined in every test except those of tier ``tokens`` (``report.tiers``).
+No gate requires streaming and simultaneous requests: a decoder that always declines them does not offer them.
 
-``--emad-tier`` narrows the required tests to those of the tier, and fails on less than the tier promises. A run of
-which a person typed a part alone (``-k``, a file) proves nothing: its gaps fail it only under ``--emad-tier`` or
+``--emad-tier`` requires only the tests of the tier, and fails on less than the tier promises. A run for which the user
+typed a part of the suites (``-k``, a file) is no proof: its gaps fail it only under ``--emad-tier`` or
 ``--emad-expect-decoder``.
 
 A gating claim that the run selected must be decided under any gate and by any decoder: a mark or a hook that skips its
@@ -23,7 +23,7 @@ test, or keeps it from running, fails the run (``undecided_gates``).
 
 ``unmet_requirements``  what options require of the whole run: a kind of claim decided, a gate evaluated, a verdict
                         compared, no new golden.
-``undecided_reasons_and_gaps``   what a decoder must not leave open, and which decoder must have been judged.
+``undecided_reasons_and_gaps``   tests that a decoder must decide, and the decoder that must have been judged.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DECIDING_TESTS = {
 }
 MUST_ANSWER = ("suites/invariants", "suites/fidelity")  # suites in which a decoder must not decline
 NOT_COLLECTED = "no test of it was collected"
-MAX_ALIKE = 3  # gaps of one cause that get a line each
+MAX_ALIKE = 3  # most gaps of one cause with separate lines
 DECODER = "decoder"  # name of a waiver for the decoder's origin
 
 
@@ -63,7 +63,8 @@ DECODER = "decoder"  # name of a waiver for the decoder's origin
 class ReportGap:
     """A gap: ``of`` names a claim, a shipped test or ``DECODER``; ``what`` is missing; ``remedy`` closes it.
 
-    ``cause``: why tests did not run, the same for all that one option left out; ``tests``: how many, with parameters.
+    ``cause``: reason why tests did not run, equal for all that one option excluded; ``tests``: their number, with
+    parameters.
     """
 
     of: str
@@ -99,9 +100,8 @@ def find_gaps(
 ) -> list[ReportGap]:
     """All gaps of ``report`` (schema 2) among ``selection``: files and folders of ``shipped`` tests.
 
-    ``always`` applies the strict rules: our own decoder may leave open no more than any other, and tests left out on
-    request count as missing. A run may select a part of the suites; a proof may not. ``tier``: only its tests are
-    required.
+    ``always`` applies the strict rules: the reference decoder has no exemptions, and tests excluded on request count as
+    missing. A run may select a part of the suites; a proof may not. ``tier``: only its tests are required.
     """
     required = (
         [name for name in shipped if is_in_selection(name, selection)] if always or report["decoder"]["foreign"] else []
@@ -123,7 +123,7 @@ def excused_declined_tests(report: Report) -> list[Mapping[str, Any]]:
 
 
 def excused_features(report: Report) -> frozenset[str]:
-    """Features that the decoder never offers and need not: under gate ``decoder`` any, else those never owed."""
+    """Features that the decoder never offers and need not: under gate ``decoder`` any, else optional ones."""
     never_owed = declined_features(report["decoder"]["providers"]) & {STREAMING, CONCURRENCY}
     return _features_not_offered(report) | never_owed
 
@@ -138,7 +138,7 @@ def _features_not_offered(report: Report) -> frozenset[str]:
 
 def _may_decline(entry: Mapping[str, Any], missing_features: frozenset[str], models: Sequence[str]) -> bool:
     if entry["shipped"] and is_tier_test("tokens", entry["shipped"], parse_test_parameters(entry["nodeid"], models)):
-        missing_features &= OPTIONAL.keys()  # nothing else of a plain request may be declined
+        missing_features &= OPTIONAL.keys()  # a plain request may decline no other feature
     if "features" in entry:  # the decoder declined a whole request, or a counted call
         return not missing_features.isdisjoint(entry["features"])
     # it declined another call: without exits, calls with skip counts may be declined as well
@@ -193,7 +193,7 @@ def _foreign_names(decoder: Mapping[str, Any]) -> str:
 
 
 def _test_gaps(report: Report, required: Sequence[str], excused: Sequence[str]) -> list[ReportGap]:
-    """Gaps of tests that did not run, or ran and decided nothing. One line for each function and reason."""
+    """Gaps of tests that did not run, or ran without deciding. One line for each function and reason."""
     lost: dict[tuple[str, str], list[str]] = {}
     collected = {entry["shipped"] for entry in (*report["tests"], *report["deselected"])}
     for name in required:
@@ -221,7 +221,7 @@ def _test_gaps(report: Report, required: Sequence[str], excused: Sequence[str]) 
 
 
 def _why_test_undecided(entry: Mapping[str, Any]) -> str:
-    """Why a test decided nothing; "" if it passed, failed, or found its premise absent."""
+    """Reason why a test did not decide; "" if it passed, failed, or found its premise absent."""
     if entry["shipped"] is None:
         return ""
     if entry["outcome"] == "not reported":
@@ -236,12 +236,12 @@ def _why_test_undecided(entry: Mapping[str, Any]) -> str:
 
 
 def _ran_and_failed(entry: Mapping[str, Any]) -> bool:
-    """Whether the test ran and failed. It is decided then, and its failure is an outcome, not a gap."""
+    """Whether the test ran and failed, which is an outcome, not a gap."""
     return any(attempt["outcome"] in ("failed", "error") for attempt in entry.get("attempts", ())[:1])
 
 
 def _parameters_text(nodeids: Sequence[str]) -> str:
-    """The parameters of the given tests, if they have some."""
+    """The parameters of the given tests, if any."""
     parameters = [nodeid.partition("[")[2].removesuffix("]") for nodeid in nodeids]
     named = [name for name in parameters if name]
     more = f" and {len(named) - 3} more" if len(named) > 3 else ""
@@ -311,15 +311,15 @@ def _deselected_gates(report: Report, register: Mapping[str, Claim]) -> Iterator
 
 
 def is_partial_run(report: Report) -> bool:
-    """Whether a person typed a part of the suites to try something, and asked for no proof."""
+    """Whether the user typed a part of the suites, without asking for a proof."""
     demanded = report["settings"].get("tier") or report["settings"].get("expect_decoder")
     return bool(report["run"].get("partial")) and not demanded
 
 
 def undecided_gates(report: Report, register: Mapping[str, Claim]) -> list[ReportGap]:
-    """Gaps of gating claims that the run selected, and whose test decided nothing: skipped by a mark, or never run.
+    """Gaps of selected gating claims with an undecided test: skipped by a mark, or never run.
 
-    They count for every decoder, ours included, and in every run: a gate that was asked for has not held.
+    They count for every decoder, the reference included, and in every run, since a requested gate has not held.
     """
     chosen, gaps = report["settings"].get("gate_claims") or (), {}
     for entry in report["tests"]:
@@ -334,14 +334,14 @@ def undecided_gates(report: Report, register: Mapping[str, Claim]) -> list[Repor
 def undecided_reasons_and_gaps(
     report: Report, shipped: Sequence[str], register: Mapping[str, Claim]
 ) -> tuple[list[str], list[ReportGap]]:
-    """(reasons, gaps): why the run fails because something is undecided. ``gaps`` includes waived ones.
+    """(Reasons for which undecided parts fail the run, gaps). ``gaps`` includes waived ones.
 
     ``shipped``: names of the tests that this version ships. ``register``: of the run, for its gates.
     """
     waivers = [waiver["of"] for waiver in report["waivers"]]
     tier, expected = report["settings"].get("tier"), report["settings"]["expect_decoder"]
     gaps = find_gaps(report, report["run"]["asked"], shipped, tier=tier)
-    partial = is_partial_run(report)  # then the wrong decoder alone is a fault
+    partial = is_partial_run(report)  # then only the wrong decoder is a fault
     reasons = format_gaps(gap for gap in gaps if not is_waived(gap, waivers) and (gap.of == DECODER or not partial))
     if partial or not report["decoder"]["foreign"]:  # otherwise the test is a gap already
         gates = undecided_gates(report, register)

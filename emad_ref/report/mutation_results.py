@@ -28,7 +28,7 @@ CAUGHT_ELSEWHERE, NOT_CAUGHT, FALSE_ALARM = "caught by another check only", "NOT
 UNFINISHED = "DID NOT END"
 GOLDEN = "test_golden.py"  # its checks need a golden of this very model
 NOT_APPLICABLE_REASON = re.compile(r"MutantNotApplicable: (.*)")
-MESSAGE_LETTERS = 160  # letters of a message in the table
+MESSAGE_LETTERS = 160  # most letters of a message in the table
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _is_meant(planted: Mutant, complaint: Complaint) -> bool:
 
 
 def premise_unavailable_reason(planted: Mutant, report: Report) -> str:
-    """Why the check that is meant for ``planted`` could catch nothing in this run; "" if it could.
+    """Reason why the intended check cannot catch ``planted`` in this run; "" if it can.
 
     No golden of this model, no pair of models, or a claim that does not apply to it; not a decoder that declines.
     """
@@ -124,7 +124,7 @@ def are_results_as_expected(results: Sequence[MutationResult]) -> bool:
 
 
 def summarize_mutations(results: Sequence[MutationResult]) -> str:
-    """Count the outcomes in words."""
+    """Text with the counts of outcomes."""
     counts = Counter(result.outcome for result in results)
     return "emad selfcheck: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
 

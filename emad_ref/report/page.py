@@ -3,8 +3,7 @@
 ``index.html`` needs no other file and fetches nothing. ``page.html`` beside this module is its Jinja2 template, and
 ``page.css`` and ``page.js`` go into it. Autoescape is on, and the page's policy names the one script that may run by
 its hash. A cell whose text is rounded carries the value of ``report.json`` in ``<data value>``, as JSON. Jinja2 and
-matplotlib (extra ``report``) are imported on first use; without one of them its files are left out, and a sentence says
-so.
+matplotlib (extra ``report``) are imported on first use; without one of them a sentence replaces its files.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class WrittenPages:
 def write_pages(reports: Sequence[Report], folder: Path, changes: Sequence[Mapping[str, Any]] = ()) -> WrittenPages:
     """Write the pages of ``reports`` into ``folder``, which exists; each file whole or not at all.
 
-    A page of an earlier run is removed where this one cannot be made.
+    Removes a page of an earlier run if this run cannot make it.
 
     Args:
         changes: rows of the section on what changed since an earlier report, as ``comparison.changed_rows`` returns.

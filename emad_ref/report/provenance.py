@@ -84,8 +84,8 @@ def git_describe(folder: Path) -> str | None:
 ANSWERED, DECLINED, NONE = "answered", "declined", "none"
 PROVIDER_OUTCOMES = (ANSWERED, DECLINED, NONE)
 FEATURES = "features"  # feature (anything beyond greedy requests at full depth) → [answered, declined]
-SERVED = "served"  # what a server says of its model: path, model, window, vocabulary
-# of a server: completions that were asked for, and where some were sent again, how many, and reason → how many
+SERVED = "served"  # a server's description of its model: path, model, window, vocabulary
+# of a server: requested completions, and repeated ones, with their number by reason
 REQUESTS, RETRIES, RETRY_REASONS = "requests", "retries", "retry_reasons"
 EXITS, SAMPLING, SESSIONS, FORCED_DEPTHS = "exits", "sampling", "sessions", "forced depths"
 LOG_PROBS, OWN_RULE = "log-probabilities", "a rule of its own"
@@ -109,7 +109,7 @@ def merge_provider_counts(parts: Iterable[Iterable[Mapping[str, Any]]]) -> list[
                 entry[what] += provider[what]
             for what in {REQUESTS, RETRIES} & provider.keys():
                 entry[what] = entry.get(what, 0) + provider[what]
-            if SERVED in provider:  # the controller of several processes asks no server
+            if SERVED in provider:  # the controller of several processes queries no server
                 entry[SERVED] = provider[SERVED]
             if RETRY_REASONS in provider:
                 entry[RETRY_REASONS] = dict(Counter(entry.get(RETRY_REASONS, {})) + Counter(provider[RETRY_REASONS]))
@@ -131,7 +131,7 @@ def format_request_counts(provider: Mapping[str, Any]) -> str:
 def declined_features(providers: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     """Features that the foreign providers declined each time.
 
-    A feature that is declined here and answered there is offered: a decoder cannot decline only its hard cases.
+    A feature that is answered once is offered, so that a decoder cannot decline only its hard cases.
     """
     features = [provider.get(FEATURES, {}) for provider in providers if provider["foreign"]]
     answered = {name for each in features for name, (answers, _) in each.items() if answers}

@@ -1,4 +1,4 @@
-"""Read ``report.json``: one object per run, checked before anything of it is shown.
+"""Read ``report.json``: one object per run, checked before display.
 
 Schema 1 has the results:
 
@@ -36,11 +36,11 @@ Schema 2 adds the conditions of the results, from the first test on:
                 "test": the node id of the test that gave it; "fails": whether gate and options make it fail that test.
                 Legs have "good", "remedy" and "enough"
 
-Other keys are kept and not shown. Nothing here needs a model, torch or any extra.
+Other keys are kept and not shown. This module needs no model, torch or extra.
 
 The start mark guards against stale reports. A finished report stays until another run writes its own. A process that
-dies while importing writes none, and a later reader would take the older report for its result. So each run writes a
-mark beside the report, and removes it when it ends in a known way.
+dies while importing writes none, and a later reader would mistake the older report for its result. So each run writes a
+mark next to the report, and removes it at a regular end.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ STATES: tuple[State, ...] = get_args(State)
 # outcomes of a test; a later one overrules an earlier one
 Outcome = Literal["not reported", "passed", "xpassed", "skipped", "xfailed", "failed", "error"]
 TEST_OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-# kinds of a skip: the suite found its premise absent; the decoder declined; another hook or mark left the test out
+# kinds of a skip: absent premise; declined by the decoder; skipped by another hook or mark
 SkipKind = Literal["", "not applicable", "refused", "left out"]
 
 Report = Mapping[str, Any]
@@ -160,7 +160,7 @@ COUNTS = FieldFormat(
     "reason → a whole number", lambda value: isinstance(value, dict) and all(map(COUNT.fits, value.values()))
 )
 
-PROMPT_LENGTHS = "prompt_lengths"  # the one name of ``live`` that lists what it counts
+PROMPT_LENGTHS = "prompt_lengths"  # the only list in ``live``
 LIVE = FieldFormat(
     f"name → a whole number ≥ 0, and {PROMPT_LENGTHS} → a list of them",
     lambda value: (
@@ -239,7 +239,7 @@ OBJECT_KEYS: dict[str, dict[str, FieldFormat]] = {
 PROVIDER = {"name": TEXT, "plugin": TEXT, "foreign": FLAG, "answered": COUNT, "declined": COUNT, "none": COUNT}
 # optional keys of a provider
 PROVIDER_COUNTS = {"features": FEATURES, "requests": COUNT, "retries": COUNT, "retry_reasons": COUNTS, "served": OBJECT}
-# optional settings that decide what fails a run or what is shown of it
+# optional settings for failures and display of a run
 SETTINGS = {
     "models": TEXTS,
     "only": TEXTS,
@@ -290,8 +290,8 @@ def read_report(place: Path) -> Report:
     """Read the report of the run that wrote into the folder ``place``, or the report in the file ``place``.
 
     Raises:
-        BadReport: no such folder or file; no JSON; not a report of ours; another schema; an entry that does not match
-            its schema. The message names the place.
+        BadReport: no such folder or file; no JSON; no report of this plugin; another schema; an entry that does not
+            match its schema. The message names the place.
     """
     path = place if is_file(place) else place / REPORT_FILE
     try:

@@ -40,7 +40,7 @@ from emad_ref.workers.dispatch import WorkerPool, dispatch_exclusively
 MACHINE_KEYS = ("platform", "machine", "torch_threads")  # keys of provenance that each part has for itself
 PART_KEYS = ("started", "duration_s", "exit_status")  # keys of run that each part has for itself
 RAN_KEY = "ran"  # key of a model: the implementation of its steps, if that is more than the backend's name
-LIST_PARTS = ("claims", "tables", "goldens", "known")  # facts that several tests may record alike
+LIST_PARTS = ("claims", "tables", "goldens", "known")  # facts that several tests may record equally
 
 
 class PartsDisagreeError(EmadError):
@@ -103,7 +103,7 @@ def deduplicate(listed: Iterable[Any]) -> list[Any]:
 
 
 def upsert_point_row(points: list[dict[str, Any]], values: Mapping[str, Any]) -> None:
-    """Add a row of a point, or complete the one of its model and name: several tests measure one point."""
+    """Add a row of a point, or complete the row of the same model and name, since several tests measure one point."""
     present = {key: value for key, value in values.items() if value is not None}
     for row in points:
         if (row["model"], row["name"]) == (values["model"], values["name"]):
@@ -113,7 +113,7 @@ def upsert_point_row(points: list[dict[str, Any]], values: Mapping[str, Any]) ->
 
 
 def upsert_model_row(models: list[dict[str, Any]], facts: dict[str, Any]) -> None:
-    """Add a row of a model, or update it: the implementation of its steps is known only after a test ran it."""
+    """Add or update a row of a model, since the implementation of its steps is known only after a test ran it."""
     for row in models:
         if _lasting_facts(row) == _lasting_facts(facts):
             row |= facts
@@ -125,7 +125,7 @@ def _lasting_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if name != RAN_KEY}
 
 
-# ---------------------------------------------------------------- what parts share
+# ---------------------------------------------------------------- facts common to parts
 
 
 def _shared_facts(report: Report) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _require_disjoint(parts: Mapping[str, Report], what: str, named: Callable[[M
                 )
 
 
-# ---------------------------------------------------------------- what is put together
+# ---------------------------------------------------------------- merged facts
 
 
 def _merge_models(reports: Sequence[Report]) -> list[Any]:
@@ -182,7 +182,7 @@ def _part_notes(report: Report) -> Iterator[str]:
 
 
 def _joined_facts(reports: Sequence[Report], name: str) -> Any:
-    """The common value, or the value of each part in words."""
+    """The common value, or a text with the value of each part."""
     values = deduplicate(report["provenance"][name] for report in reports)
     return values[0] if len(values) == 1 else " and ".join(map(str, values))
 
@@ -245,9 +245,9 @@ class SuitePart:
         if (before := self.earlier_exit_status()) is not None:
             return before
         self.folder.mkdir(parents=True, exist_ok=True)
-        if (self.folder / DONE_FILE).exists():  # pytest would refuse to replace a report that was damaged since
+        if (self.folder / DONE_FILE).exists():  # pytest would refuse to replace a damaged report
             remove_file(self.folder / REPORT_FILE, REPORT_FILE)
-        remove_file(self.folder / DONE_FILE, DONE_FILE)  # what starts again is not done, and may be killed half way
+        remove_file(self.folder / DONE_FILE, DONE_FILE)  # a restarted unit is not done, and may be killed half way
         status = child_process.run_module_for_status("pytest", self.words, self.folder / LOG_FILE, folder=self.start)
         if status in DECIDED_STATUSES:
             mark = {"identity": self.identity, "status": status}

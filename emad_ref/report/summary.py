@@ -1,11 +1,11 @@
-"""The summary of a run, at most forty lines: passed or failed and why, gates, operating points, the other claims.
+"""The summary of a run, at most forty lines: outcome with reason, gates, operating points, other claims.
 
-It is made from ``report.json`` alone, so the run that wrote the report, ``emad report --text`` and a job summary print
-the same. Gates and ids stand in the order of the register. A gate reads: claim, verdict, found, needed, where.
+It uses only ``report.json``, so the run that wrote the report, ``emad report --text`` and a job summary print the same.
+Gates and ids are in the order of the register. A gate shows claim, verdict, measured value, requirement, place.
 
-``DETAIL_LEVELS`` say what is dropped first when room is short: survived claims, then reasons, then titles, points and
-lines about the run. Gates that do not hold keep their numbers, and undecided claims what would decide them. Ids of
-falsified claims are printed at every level, even if that takes more than forty lines.
+``DETAIL_LEVELS`` define the order of omissions for lack of room: survived claims, then reasons, then titles, points and
+lines about the run. Gates that do not hold keep their numbers, undecided claims their remedies. Ids of falsified claims
+are printed at every level, even in more than forty lines.
 """
 
 from __future__ import annotations
@@ -51,28 +51,28 @@ class GateSummary:
     why: str
 
     def describe(self) -> list[str]:
-        """The measured value and the required one, where, and what would decide the claim."""
+        """Text with measured and required value, deciding leg, and remedy."""
         where = f"where: {self.where}" if self.where else ""
         return [text for text in (self.measured, where, self.why) if text]
 
 
 FailedTest = Mapping[str, Any]  # an entry of ``tests`` in the report
-# claims of one outcome: reason, which may be "" → id and title in plain words of each that shares it
+# claims of one outcome: reason or "" → (id, plain title) of each claim with it
 ClaimGroups = Mapping[str, Sequence[tuple[str, str]]]
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Everything that the summary can print.
+    """All content of a summary.
 
-    ``headline``  passed or failed, and why.
+    ``headline``  passed or failed, with the reason.
     ``passed``    whether the run passed; None: it did not end.
     ``broken``    failed tests that decided no claim, a sentence for each cause.
     ``repeat``    the command that repeats the first of them.
-    ``unknown``   models that do not know the text on which they were judged, a sentence each.
+    ``unknown``   a sentence for each model that does not know its judged text.
     ``points``    name of each selected operating point → its roles, cost and quality.
     ``rest``      outcome → claims that do not gate, by reason.
-    ``more``      how to read more text, if that would decide a claim.
+    ``more``      the option to read more text, if that would decide a claim.
     ``record``    lines about known verdicts.
     ``about``     lines about the run.
     ``failures``  reasons for which the run as a whole fails.
@@ -94,7 +94,7 @@ class RunSummary:
 
 
 def build_run_summary(report: Report) -> RunSummary:
-    """Everything that the summary of ``report``, of either schema, can print."""
+    """All content of the summary of ``report``, of either schema."""
     register = load_register()
     order = {name: place for place, name in enumerate(register)}
     claims = sorted(report["claims"], key=lambda claim: order.get(claim["id"], len(order)))
@@ -123,12 +123,12 @@ def build_run_summary(report: Report) -> RunSummary:
 
 
 def _headline(report: Report, gates: Sequence[GateSummary], broken: Sequence[FailedTest]) -> tuple[str, bool | None]:
-    """Passed or failed, and why. A report of schema 1 has neither state nor exit status: then its gates tell."""
+    """Passed or failed, with the reason. Schema 1 has neither state nor exit status, so its gates decide."""
     run = report.get("run") or {}
     reasons = list(_failure_reasons(report, gates, broken))
     if (state := report.get("state", "complete")) != "complete":
         unfinished = f"the run {UNFINISHED[state]}; what follows is what it reached"
-        if _has_failed(report, broken):  # -x, --maxfail, or a failure before somebody stopped the run
+        if _has_failed(report, broken):  # -x, --maxfail, or a failure before an interrupt
             return f"FAILED: {'; '.join(reasons)}; {unfinished}", False
         return f"NOT FINISHED: {unfinished}", None
     if not reasons and run.get("exit_status"):
@@ -157,14 +157,14 @@ def _count_of_gates(gates: Sequence[GateSummary]) -> str:
 
 
 def _unrefuted(report: Report) -> str:
-    """How many audits the decoder passed, where the run judges the decoder."""
+    """Text with the number of passed audits, if the run judges the decoder."""
     passed = sum(audit["passed"] is True for audit in report.get("audits", ()))
     judged = report["settings"].get("gate") == "decoder" and passed
     return f", and the decoder passed {format_unit_count(passed, 'audits')}" if judged else ""
 
 
 def _failure_reasons(report: Report, gates: Sequence[GateSummary], broken: Sequence[FailedTest]) -> Iterator[str]:
-    """What failed, counted: gates, verdicts that differ from the record, other tests, conditions on the run."""
+    """Counted failures: gates, verdicts that differ from the record, other tests, conditions on the run."""
     known = report["settings"].get("gate") == "known"
     failing = [claim for claim in report["claims"] if _fails(claim, known)]
     if failing and known:
@@ -181,7 +181,7 @@ def _failure_reasons(report: Report, gates: Sequence[GateSummary], broken: Seque
 
 
 def _has_failed(report: Report, broken: Sequence[FailedTest]) -> bool:
-    """Whether a test failed. Conditions on a whole run do not count: an unfinished run had no chance to meet them."""
+    """Whether a test failed, without conditions on a whole run, which an unfinished run cannot meet."""
     known = report["settings"].get("gate") == "known"
     return bool(broken) or any(_fails(claim, known) for claim in report["claims"])
 
@@ -197,14 +197,14 @@ def _broken_tests(report: Report) -> list[FailedTest]:
     ]
 
 
-_COMPARED = re.compile(r" \([^()]*\bcompared\b[^()]*\)$")  # how much an audit read
+_COMPARED = re.compile(r" \([^()]*\bcompared\b[^()]*\)$")  # amount that an audit read
 _NUMBER = re.compile(r"\d[\d.e+-]*|\binf\b")
 
 
 def _causes(broken: Sequence[FailedTest], report: Report) -> Iterator[str]:
-    """For each cause of failed tests: how many failed, the audits that refuted the decoder, what the first found.
+    """For each cause of failed tests: their number, the audits that refuted the decoder, the first finding.
 
-    Two tests have one cause if what they found differs in numbers, and before the last colon, alone.
+    Two tests have one cause if their findings differ only in numbers and before the last colon.
     """
     refuted = {audit["test"]: audit for audit in reversed(report.get("audits", ())) if audit["passed"] is False}
     causes: dict[str, list[str]] = {}
@@ -229,7 +229,7 @@ def _repeat_command(broken: Sequence[FailedTest], report: Report) -> str:
     """
     names = [str(test["nodeid"]).rpartition("::")[2] for test in broken]
     place = report["settings"].get("report")
-    if not names or not place or len(report["tests"]) == 1:  # one alone is what ran
+    if not names or not place or len(report["tests"]) == 1:  # the only one is the one that ran
         return ""
     function = names[0].partition("[")[0]
     is_unique = sum(name.partition("[")[0] == function for name in names) == 1
@@ -248,11 +248,11 @@ def _verb(things: Sequence[object], plural: str) -> str:
     return _SINGULAR[plural] if len(things) == 1 else plural
 
 
-KNOWN_SHARE = 0.5  # of the loss of a uniform guess: a model that loses more at full depth knows little of the text
+KNOWN_SHARE = 0.5  # share of a uniform guess's loss; a model with a larger loss at full depth knows little of the text
 
 
 def _unknown_texts(report: Report) -> Iterator[str]:
-    """A sentence for each model whose full-depth loss is nearer to a guess than to knowledge of the text."""
+    """A sentence for each model with a full-depth loss near that of a guess."""
     sizes = {model["name"]: model["vocabulary"] for model in report["models"] if model.get("vocabulary")}
     said = {}
     for point in report["points"]:
@@ -287,7 +287,7 @@ def _gate_summary(claim: Mapping[str, Any], models: Sequence[str], register: Map
 
 
 def _open_reason(claim: Mapping[str, Any]) -> str:
-    """Why a claim is undecided; reports of earlier versions lack ``why``."""
+    """Reason why a claim is undecided; reports of earlier versions lack ``why``."""
     return str(claim.get("why", claim["reason"]))
 
 
@@ -377,7 +377,7 @@ def _record_lines(report: Report) -> Iterator[str]:
 
 def _run_remarks(report: Report) -> Iterator[str]:
     decoder = report.get("decoder") or {"providers": (), "foreign": False}
-    if decoder["foreign"] or len(decoder["providers"]) > 1:  # ours alone is named in the header of the run
+    if decoder["foreign"] or len(decoder["providers"]) > 1:  # the header of the run names the reference decoder alone
         yield f"decoder under test: {decoder['name']}"
         if any(provider.get("foreign") and provider["answered"] for provider in decoder["providers"]):
             yield format_tier(report)
@@ -410,7 +410,7 @@ def _run_remarks(report: Report) -> Iterator[str]:
 
 
 def _stream_remarks(report: Report) -> Iterator[str]:
-    """Times of streamed answers, by the number of requests at once, beside whole answers."""
+    """Times of streamed answers by the number of simultaneous requests, and of whole answers."""
     for table in report["tables"]:
         if table["title"] == STREAM_TIMES:
             of = f" of {table['model']}" if len(report["settings"].get("models", ())) > 1 else ""
@@ -418,7 +418,7 @@ def _stream_remarks(report: Report) -> Iterator[str]:
 
 
 def _profile_remarks(report: Report) -> Iterator[str]:
-    """Models whose entropy does not fall with depth: the largest rise, and where it is lowest."""
+    """Models with entropy that does not fall with depth: the largest rise, and the layer of the minimum."""
     for table in report["tables"]:
         if table.get("figure") != "entropy profile":
             continue
@@ -469,10 +469,10 @@ TONES: dict[Outcome, Tone] = {"survived": "good", "falsified": "bad", "inconclus
 class DetailLevel:
     """How much is printed.
 
-    ``titled``     outcomes whose claims are printed with their titles; of the others ids and reasons
+    ``titled``     outcomes of claims printed with titles; the others with ids and reasons
     ``survivors``  whether to print claims that survived or were measured
     ``reason``     letters of the reason that a claim is not decided, 0 for none
-    ``remedies``   whether to say what would decide an inconclusive claim; never cut, for without its end it is no help
+    ``remedies``   whether to print the remedy of an inconclusive claim; never cut
     ``holding``    whether gates that hold show their numbers
     ``points``     number of operating points
     ``failures``   number of reasons for which the run as a whole fails
@@ -501,8 +501,8 @@ DETAIL_LEVELS = (
     DetailLevel((), False, 0, False, False, 4, 4),
     DetailLevel((), False, 0, False, False, 1, 2),
 )
-BROKEN_LETTERS = 240  # of one cause of failed tests
-GATE_LETTERS = 160  # enough for a gate's measured and required value, and for where
+BROKEN_LETTERS = 240  # letters for one cause of failed tests
+GATE_LETTERS = 160  # letters for a gate's measured and required value, and its leg
 
 
 def summary_lines(
@@ -512,7 +512,7 @@ def summary_lines(
 
     Args:
         width: letters in a line; only a single longer word runs over.
-        places: sentences that say where the report is.
+        places: sentences with the place of the report.
     """
     for level in DETAIL_LEVELS:
         lines = [
@@ -573,7 +573,7 @@ def _text_parts(brief: RunSummary, level: DetailLevel, places: Sequence[str]) ->
 
 
 def _gate_lines(gates: Sequence[GateSummary], level: DetailLevel) -> Iterator[TextPart]:
-    """Of each gate its claim and verdict, then what was found and is needed, then where, then a remedy."""
+    """Lines of each gate: claim and verdict, then measured and required value, then leg, then remedy."""
     if not gates:
         return
     yield f"gates: {format_gate_counts(gates)}", "  ", ""
@@ -633,9 +633,9 @@ def format_outcome_counts(counts: dict[Outcome, int]) -> str:
 
 
 def _list_claims(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]], reason: int, titles: bool) -> str:
-    """The claims of ``groups``, (reason, [(id, title)]); ids alone without ``titles``.
+    """Lines of the claims of ``groups``, (reason, [(id, title)]); only ids without ``titles``.
 
-    Reasons have at most ``reason`` letters. Three claims and more that share one are counted, without titles.
+    Reasons have at most ``reason`` letters. Three or more claims with the same reason are counted, without titles.
     """
     parts = []
     for whole, claims in groups:
@@ -651,16 +651,16 @@ def _list_claims(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]], reason
     return "; ".join(parts)
 
 
-COUNTED_LETTERS = 70  # of the reason that stands for the titles of several claims
+COUNTED_LETTERS = 70  # letters of a reason in place of several titles
 PARAGRAPH_LETTERS = 10_000  # Markdown wraps paragraphs by itself
-TABLE_LINES = 8  # lines around the table of gates: heading, headline, blanks, its own head
+TABLE_LINES = 8  # lines around the table of gates: heading, headline, blanks, table head
 
 
 def format_ci_job_summary(brief: RunSummary, places: Sequence[str] = ()) -> str:
     """The summary as Markdown, at most forty lines: gates in a table, every other line as a list item.
 
     Args:
-        places: sentences that say where the report is.
+        places: sentences with the place of the report.
     """
     parts = [f"## emad: {escape_markdown(brief.models)}", f"**{escape_markdown(brief.headline)}**"]
     if brief.gates:

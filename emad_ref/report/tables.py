@@ -5,7 +5,7 @@ terminal, Markdown and HTML print the same rows. An absent value shows as "–",
 
 ``format_text_table`` fits a width: columns of words wrap first, the widest of them, down to ``MIN_WORDS_WIDTH`` letters
 or their longest word. Numbers and intervals stay in one piece. A table that is still too wide is cut between columns,
-and each part begins with the key columns: the first, or as many as are asked for.
+and each part begins with the key columns, by default the first.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 STREAM_TIMES = "Times of streamed answers"
 AT_ONCE, FIRST_TOKEN, BETWEEN, WHOLE = "requests at once", "first token, ms", "between tokens, ms", "whole answer, ms"
 UNSTREAMED = "1, unstreamed"
-WITHIN = " (95 %)"  # ends the name of a column that holds the 95th percentile, and not the median
+WITHIN = " (95 %)"  # ending of a column name for the 95th percentile in place of the median
 COLUMN_GAP = 2  # blanks that tabulate puts between columns
-HEADING_GAP = 2  # tabulate makes a column so much wider than its heading
+HEADING_GAP = 2  # letters by which tabulate makes a column wider than its heading
 MIN_WORDS_WIDTH = 16
-DEFAULT_WIDTH = 150  # letters in a line where no terminal says how wide it is
+DEFAULT_WIDTH = 150  # letters in a line without a terminal
 
 
 @dataclass(frozen=True)
 class Cell:
-    """``text`` as shown, lines apart by newlines; ``value`` of ``report.json``, None where it is the text or absent."""
+    """``text`` as shown, with newlines; ``value`` of ``report.json``, None if it is the text or absent."""
 
     text: str
     value: Any = None
@@ -174,7 +174,7 @@ def operating_point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
     timed request, its prompt included), ``perplexity_reference``, ``perplexity``, ``perplexity_rise`` with its
     ``interval`` (fractions), ``accuracy`` (task → [reference, candidate]), ``not_counted`` (task → why nothing is
     decided by it), ``time_ratio`` (batch size → full depth / adaptive).
-    The model has a column where there are several.
+    A model column exists if there are several.
     """
     several = len({point.get("model") for point in points}) > 1
     return [
@@ -203,7 +203,7 @@ def operating_point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def claim_rows(claims: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """One row per verdict (``Verdict.to_json()``). The model shows where there are several.
+    """One row per verdict (``Verdict.to_json()``), with the model if there are several.
 
     A ``*`` after the id marks a gating row.
     """
@@ -358,7 +358,7 @@ def _speed_text(ratios: Mapping[str, float] | None) -> str:
 
 ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 INLINE = re.compile(r"([\\`*_\[\]|~$#])")
-LINE_MARKER = re.compile(r"^(\d*)([+=.)-])")  # begins a list or underlines a heading at the beginning of a line
+LINE_MARKER = re.compile(r"^(\d*)([+=.)-])")  # starts a list or underlines a heading at the beginning of a line
 LINE_BREAKS = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 

@@ -1,24 +1,24 @@
-"""Tiers: what a decoder offers, which tests judge it, and how much of it a run must have asked.
+"""Tiers of decoders: offered features, tests of each tier, and the least amounts that a run must test.
 
-A decoder's tier is found by asking. Each provider counts the features that it answered and declined
+Requests determine a decoder's tier. Each provider counts the features that it answered and declined
 (``report.provenance``); the tier is the highest one whose features it answered. ``TIERS`` is the one table of tests and
 promises. A tier includes the tests and the promise of every tier in ``includes``.
 
-A test counts as live if its audit passed. ``live_answer_counts_by_model`` adds up what the decoder answered in them:
+A test counts as live if its audit passed. ``live_answer_counts_by_model`` adds up the decoder's answers in them:
 
-    positions        new tokens of ``generate``, each held against the oracle
+    positions        new tokens of ``generate``, each compared with the lens
     prompt_lengths   different lengths of prompts, the shortest a single token
     window_ends      rows that end within the last positions of the model's window
-    ragged_rows      rows beside a longer prompt
+    ragged_rows      rows in a request with a longer prompt
     rows_together    rows of the largest request
     stop_hits        rows that a stop id ended
     samples          tokens drawn at a temperature above 0, if the decoder offers sampling at all
     streamed_tokens  tokens that were streamed, if the decoder streams
-    requests_at_once requests sent beside others, from threads of their own, if the decoder takes them
+    requests_at_once simultaneous requests from separate threads, if the decoder takes them
     samples_at_once  tokens drawn in such requests, if the decoder offers both
     log_probs, prompt_log_probs   log-probabilities of new tokens and their rivals, and of prompt tokens
     session_positions, rollbacks, dropped_rows   of sessions, in tokens and rows
-    forced_positions tokens that sessions were fed at a depth of the judge's choice
+    forced_positions tokens fed to sessions at a depth chosen by the judge
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from emad_ref.report.provenance import (
 )
 from emad_ref.report.schema import PROMPT_LENGTHS, Report
 
-STATED_CLAIM = "ENG-7"  # decides what a decoder states of a rule of its own
-MAXIMA = ("rows_together",)  # counts of which the largest counts; others are added up
+STATED_CLAIM = "ENG-7"  # decides a decoder's statement of its own rule
+MAXIMA = ("rows_together",)  # counts with a maximum; others are added up
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ TIERS: dict[str, DecoderTier] = {
 }
 
 
-# features that a decoder may decline in every request, and then owes neither their test nor their counts
+# features that a decoder may always decline, without their test and counts
 OPTIONAL = {
     SAMPLING: (_SAMPLING, "samples", "samples_at_once"),
     STREAMING: (_STREAMS, "streamed_tokens"),
@@ -164,7 +164,7 @@ def _holds_case(parameters: Iterable[str], case: str) -> bool:
 
 
 def model_test_ids(models: Sequence[str]) -> list[str]:
-    """How ids of tests name ``models``: by the last part of a path or repository, else by the whole name."""
+    """Names of ``models`` in test ids: the last part of a path or repository, else the whole name."""
     ids = [name.rstrip("/").rpartition("/")[2] for name in models]
     return ids if len(set(ids)) == len(ids) else [name.replace("/", "|") for name in models]
 
@@ -178,13 +178,13 @@ def parse_test_parameters(nodeid: str, models: Iterable[str]) -> list[str]:
 
 
 def offered_tiers(report: Report) -> list[str]:
-    """Tiers of which the judged decoder answered every feature, in the order of ``TIERS``."""
+    """Tiers with every feature answered by the judged decoder, in the order of ``TIERS``."""
     answered = offered_features(report["decoder"]["providers"]) | {""}
     return [name for name in TIERS if all(TIERS[each].feature in answered for each in included_tiers(name))]
 
 
 def live_answer_counts_by_model(report: Report) -> dict[str, dict[str, Any]]:
-    """Model → what passed audits had the decoder answer; ``prompt_lengths`` as a sorted list."""
+    """Model → counts of the decoder's answers in passed audits; ``prompt_lengths`` as a sorted list."""
     counts: dict[str, dict[str, Any]] = {}
     for audit in report["audits"]:
         if audit["passed"] is not True or "live" not in audit or audit.get("attempt", 1) > 1:
@@ -199,14 +199,14 @@ def live_answer_counts_by_model(report: Report) -> dict[str, dict[str, Any]]:
 
 
 def find_tier_shortfalls(report: Report, tier: str) -> Iterator[str]:
-    """One sentence for each thing that keeps ``report`` from being judged at ``tier``; none if it is."""
+    """One sentence for each shortfall of ``report`` at ``tier``; none if it is judged at ``tier``."""
     providers = report["decoder"]["providers"]
     if tier not in (reached := offered_tiers(report)):
         missing = [TIERS[name].feature for name in included_tiers(tier) if name not in reached]
         yield f"tier {tier}: the decoder never answered {', '.join(missing)}; its tier is {reached[-1]}"
     declined = OPTIONAL.keys() & declined_features(providers)
     if not any(provider["foreign"] for provider in providers):
-        declined |= {STREAMING, CONCURRENCY}  # ours streams nothing, and takes one request at a time
+        declined |= {STREAMING, CONCURRENCY}  # the reference decoder does not stream, and takes one request at a time
     free = {part for name in declined for part in OPTIONAL[name]}
     models, counts = report["settings"].get("models", ()), live_answer_counts_by_model(report)
     for model, id in zip(models, model_test_ids(models), strict=True):
@@ -227,7 +227,7 @@ def find_tier_shortfalls(report: Report, tier: str) -> Iterator[str]:
 
 
 def _is_live(entry: Mapping[str, Any]) -> bool:
-    """Whether a test of ours ran, or found its premise absent. A failed one fails the run by itself."""
+    """Whether a shipped test ran, or found its premise absent. A failed one fails the run anyway."""
     ran = entry["outcome"] in ("passed", "failed") or (
         entry["outcome"] == "skipped" and entry["kind"] == "not applicable"
     )
@@ -235,7 +235,7 @@ def _is_live(entry: Mapping[str, Any]) -> bool:
 
 
 def _is_about(entry: Mapping[str, Any], model: str) -> bool:
-    """Whether the test ran on the model of this id, or on none."""
+    """Whether the test ran on the model of this id, or without a model."""
     parameters = entry["nodeid"].partition("[")[2].removesuffix("]")
     return not parameters or f"-{model}-" in f"-{parameters}-"
 

@@ -1,8 +1,8 @@
-"""Verification: whether a report is consistent, and whether it proves that everything was judged and passed.
+"""Verification that a report is consistent, and that it proves a complete and passed judgment.
 
 pytest reports the outcome of a test, which a mark, a hook or a plugin can change. Verdicts, audits and exceptions of
-test bodies are recorded earlier. A report holds both, and a gate passes only if both pass. A waiver excuses what was
-not decided, never a contradiction. ``find_contradictions`` gives one sentence for each violation:
+test bodies are recorded earlier. A report holds both, and a gate passes only if both pass. A waiver excuses undecided
+tests, never a contradiction. ``find_contradictions`` gives one sentence for each violation:
 
 - A gating verdict that fails, a failed audit, or a failed first attempt: the test must be reported as failed.
 - A test reported as failed must have a failing verdict, a failing audit or a reason.
@@ -10,7 +10,7 @@ not decided, never a contradiction. ``find_contradictions`` gives one sentence f
 - One verdict per claim, model and run, from the first attempt. A second try has another error rate.
 - No part of the judge is replaced.
 
-``find_report_faults`` gives one sentence for each thing that keeps a report from being proof.
+``find_report_faults`` gives one sentence for each reason why a report is no proof.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from emad_ref.statistics.verdicts import load_register
 
 FAILED = ("failed", "error")
 PASSED = ("passed", "xpassed")
-TABLE_TESTS = ("suites/ablations", "suites/claims/test_tables.py")  # shipped tests that show tables and judge nothing
+TABLE_TESTS = ("suites/ablations", "suites/claims/test_tables.py")  # shipped tests that only show tables
 OUTCOME_REMEDY = "find the mark, hook or plugin that changed the outcome"
-MAX_NAMES = 3  # tests that one sentence names
+MAX_NAMES = 3  # most tests named in one sentence
 
 
 def find_contradictions(report: Report) -> list[str]:
@@ -202,11 +202,11 @@ def _first_names(nodeids: Sequence[str]) -> str:
 def find_report_faults(
     report: Report, selection: Sequence[str], shipped: Sequence[str], decoder: str | None, tier: str | None = None
 ) -> Iterator[str]:
-    """One sentence for each thing that keeps ``report`` from being proof; empty if it is proof.
+    """One sentence for each reason why ``report`` is no proof; empty if it is proof.
 
     Args:
         report: of schema 2.
-        selection: suites that must have run, besides what the run itself selected.
+        selection: suites that must have run, besides the run's own selection.
         shipped: names of the tests that this version ships.
         decoder: the decoder that must have been judged; None for any.
         tier: the tier at which it must have been judged; None for that of the run. Without a ``selection`` only the
@@ -228,6 +228,6 @@ def find_report_faults(
     if (tier := tier or report["settings"].get("tier")) is not None:
         yield from (sentence for sentence in find_tier_shortfalls(report, tier) if sentence not in run["failures"])
     required = list(dict.fromkeys([*run["asked"], *selection]))
-    # the strict rules apply to our own decoder too: a run may leave tests out, a proof may not
+    # the strict rules include the reference decoder: a run may omit tests, a proof may not
     found = find_gaps(report, required, shipped, always=True, tier=None if selection else tier)
     yield from format_gaps(gap for gap in found if not is_waived(gap, waivers))

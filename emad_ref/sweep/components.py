@@ -1,18 +1,18 @@
 """Components of EMAD: each exchanged alone, from EMAD as published and from the best combination of all.
 
     readout     the model's own head              | a tuned lens
-    criterion   entropy ≤ its profile less a margin | a gate; and an oracle, which knows √KL
+    criterion   entropy ≤ its profile minus a margin | a gate; and an oracle, which knows √KL
     depth       only falls                        | free
     K/V         exact, computed above a free exit when a deeper token needs it | copied from the exit state
 
 Depth that only falls needs no K/V above an exit, so exchanging K/V alone changes nothing there. Between combinations
 free depth is replayed with exact states and charged as if copied (``oracles.flops_with_fill_cost``), which ignores the
 loss by copies. For the best combination truly copied states are decoded. Back from it to exact K/V they are charged in
-full. Every combination is set by its one parameter to save most net while perplexity rises by at most ``level`` on the
-selection split, and is judged on another.
+full. Each combination's parameter maximises the net saving with a rise of perplexity of at most ``level`` on the
+selection split; another split judges it.
 
-Criteria decide that a token leaves, on one readout, at the same probes and by one threshold for all of them. They are
-the signals whose row in ``signals`` says ``criterion``, among them:
+Criteria decide exits on one readout, at the same probes and by one threshold for all of them. They are the signals with
+``criterion`` in their row of ``signals``, among them:
 
     entropy           H(q_ℓ) ≤ τ
     softmax response  top-1 − top-2 of q_ℓ ≥ τ
@@ -101,7 +101,7 @@ def points_by_criterion(
     schedule: ScheduleName = FREE_DEPTH,
     count: int = CRITERION_THRESHOLDS,
 ) -> dict[str, list[OperatingPoint]]:
-    """Each criterion at up to ``count`` thresholds, from one that hardly any token reaches to one that all reach.
+    """Each criterion at up to ``count`` thresholds, from one that few tokens reach to one that all reach.
 
     ``gate``: as from ``restrict_trace_and_gate`` for these probes; None: left out. Saturation is left out if the trace
     does not record it, and decides only at probes with a layer below them.
@@ -154,7 +154,7 @@ Kept = Literal["exact", "as if copied", "copied"]
 Decoded = Callable[[Split, Sequence[OperatingPoint]], PointColumns]
 
 COMBINATION_SETTINGS = 48  # settings of each parameter
-TRIES = 5  # settings of copied K and V that are decoded to find one within the level, each stricter
+TRIES = 5  # decoded settings of copied K and V, ever stricter, to find one within the level
 SCHEDULES: dict[tuple[Depth, Kept], ScheduleName] = {
     ("falling", "exact"): "monotone",
     ("free", "exact"): "free_deferred",
@@ -308,7 +308,7 @@ def _tuned_combination(
 def _combination_columns(
     way: ComponentCombination, trace: Trace, geometry: Geometry, points: Sequence[OperatingPoint]
 ) -> PointColumns:
-    """Columns by replay, full depth first; for copied K and V the losses of exact ones, as a start of the search."""
+    """Columns by replay, full depth first; for copied K and V with the losses of exact ones, to start the search."""
     every = [full_depth(trace.layers), *points]
     if way.kept == "exact":
         return point_columns(trace, geometry, every)
@@ -346,13 +346,13 @@ def _margin_settings(trace: Trace, profile: Profile, count: int) -> Floats:
 
 
 def _best_within(columns: PointColumns, tokens: Floats, level: float) -> int:
-    """Index of the point with the largest net saving within ``level``; 0, full depth, if none saves anything."""
+    """Index of the point with the largest net saving within ``level``; 0, full depth, if none saves work."""
     spent = np.where(perplexity_rises(columns, tokens) <= level, columns.flops.sum(axis=0), np.inf)
     return int(np.argmin(spent))
 
 
 def _column_pair(first: PointColumns, second: PointColumns, at: int) -> PointColumns:
-    """Column 0 of ``first`` beside column ``at`` of ``second``."""
+    """Column 0 of ``first`` and column ``at`` of ``second``."""
     return PointColumns(
         *(
             np.stack([getattr(first, name)[:, 0], getattr(second, name)[:, at]], axis=1)

@@ -59,7 +59,7 @@ def low_entropy_agreement_auroc(trace: Trace) -> Floats:
 
 
 def _auroc(labels: Bools, scores: NDArray[np.floating]) -> float:
-    """P(a positive scores above a negative) + ½ P(they tie): Mann and Whitney's U, as a share; NaN without both."""
+    """AUROC: P(a positive scores above a negative) + ½ P(they tie), Mann and Whitney's U / n₁n₂; NaN without both."""
     positives, negatives = scores[labels], scores[~labels]
     if not len(positives) or not len(negatives):
         return math.nan
@@ -79,7 +79,7 @@ def depth_by_position_doubling(trace: Trace, point: OperatingPoint) -> list[Posi
     Depths as in ``monotone_and_free_depths``.
     """
     bound, free = monotone_and_free_depths(trace, point)
-    number = np.frexp(trace.position)[1]  # for a position counted from 0: its doubling
+    number = np.frexp(trace.position)[1]  # doubling of a position, counted from 0
     rows = []
     for doubling in np.unique(number).tolist():
         inside = number == doubling
@@ -106,7 +106,7 @@ NO_RECALL: Mapping[EntropyEstimator, Sequence[float]] = {}
 class EstimatorAgreement:
     """One estimator at one probe, over ``tokens`` tokens.
 
-    ``spearman``   ρ; NaN if either side is constant and so has no order.
+    ``spearman``   ρ; NaN if either side is constant.
     ``corrected``  whether RMSE and decisions are those of a corrected estimate.
     ``recall``     recall@K, None for an estimator without retrieval or comparison.
     ``changed``    τ in nats → share of decisions that change.

@@ -6,9 +6,9 @@ loss are the weighted ones of A and B. So the reachable set of a family is the l
     (net saving, mean loss)   over its points, full depth among them,
 
 and two families can be compared at exactly the same net FLOPs. The hull is chosen on one split. On another its points
-have other savings: w there follows from costs alone, never from losses.
+have other savings; there w depends only on costs, never on losses.
 
-    saving    1 − Σ FLOPs / Σ FLOPs of full depth, over documents; FLOPs charge everything executed
+    saving    1 − Σ FLOPs / Σ FLOPs of full depth, over documents; FLOPs charge all executed work
     loss      Σ loss / Σ tokens, over documents; nats for perplexity, else wrongly predicted next tokens
 
 These are arrays over draws of documents: a bootstrap chooses the hull anew in each. SciPy's ``ConvexHull`` takes one
@@ -88,7 +88,7 @@ class MixtureDraws:
         return mixed
 
     def expectation_per_draw(self, values: Floats) -> Floats:
-        """[draws] expectation of ``values`` [draws, points], of each draw its own."""
+        """[draws] expectation of ``values`` [draws, points], by draw."""
         draw = np.arange(len(self.share))
         mixed: Floats = self.share * values[draw, self.first] + (1 - self.share) * values[draw, self.second]
         return mixed
@@ -97,9 +97,9 @@ class MixtureDraws:
 def lower_hull_corners(savings: Floats, losses: Floats) -> Bools:
     """[draws, points] whether a point is a corner of the lower convex hull of (saving, loss) in each draw.
 
-    The hull runs from full depth, the first point, to the point that saves most, always along the flattest line. Of
-    points on one line the farthest counts; of those that rounded slopes cannot tell apart, the one with the least loss;
-    of points in one place, the first. A point without a saving is no corner.
+    The hull runs from full depth, the first point, to the point that saves most, always along the flattest line. Among
+    points on one line the farthest is a corner; among equal rounded slopes, the one with the least loss; among equal
+    points, the first. A point without a saving is no corner.
     """
     draw, corner = np.arange(len(savings)), np.zeros(savings.shape, dtype=np.bool_)
     here = np.zeros(len(savings), dtype=np.intp)
@@ -118,7 +118,7 @@ def lower_hull_corners(savings: Floats, losses: Floats) -> Bools:
 
 
 def mix_to_saving(corners: Bools, savings: Floats, saving: Floats) -> MixtureDraws:
-    """The two of ``corners`` [draws, points] nearest on either side of ``saving`` [draws], mixed to save exactly that.
+    """Mixture of the two ``corners`` [draws, points] nearest to ``saving`` [draws] on either side, with exactly it.
 
     ``savings`` [draws, points] of the split on which the mixture decodes; in each draw some corner must save that much.
     """
@@ -214,8 +214,8 @@ class RoutingRun:
 def switching_thresholds(rolling_bits: Floats, count: int) -> list[float]:
     """At most ``count`` thresholds τ, bits, ascending: the quantiles k / (count + 1) of ``rolling_bits`` float64 [n].
 
-    Each lies in the middle between two neighbouring values. On a value itself the last bit of a sum would decide, and
-    another batch size rounds differently. Ties reduce their number; a constant has none.
+    Each is in the middle between two neighbouring values. At a value itself the last bit of a sum would decide, which
+    depends on the batch size. Ties reduce their number; a constant has none.
 
     >>> switching_thresholds(np.array([0.1, 0.2, 0.4, 0.9]), 1)
     [0.30000000000000004]
@@ -246,7 +246,7 @@ def routing_front_indices(tried: Sequence[RoutingRun]) -> list[int]:
     if not tried:
         raise BadArgument("tried", tried, "at least one routing")
     hull: list[int] = []
-    # of rules with one share the best comes first, and the others lie below it
+    # among rules with one share the best comes first, and the others are below it
     for index in sorted(range(len(tried)), key=lambda i: (-tried[i].large_share, -tried[i].score)):
         here = tried[index]
         if hull and tried[hull[-1]].large_share == here.large_share:
@@ -258,7 +258,7 @@ def routing_front_indices(tried: Sequence[RoutingRun]) -> list[int]:
 
 
 def _is_above_line(first: RoutingRun, middle: RoutingRun, last: RoutingRun) -> bool:
-    """Whether ``middle`` lies above the line from ``first`` to ``last``."""
+    """Whether ``middle`` is above the line from ``first`` to ``last``."""
     width = first.large_share - last.large_share
     line = last.score + (middle.large_share - last.large_share) / width * (first.score - last.score)
     return middle.score > line
@@ -297,7 +297,7 @@ def mix_rules(runs: Sequence[RoutedTaskItems], share: float, rng: np.random.Gene
     With l tokens by the large model of e emitted, d_i = l_i − share · e_i: p solves p Σ d_A + (1 − p) Σ d_B = 0.
 
     Args:
-        rng: draws the order in which items are dealt.
+        rng: draws the order of dealing items.
         near: if several neighbours qualify, those at this index or nearest to it.
 
     Raises:

@@ -1,10 +1,10 @@
 """Families of operating points: the margins, thresholds and depths that a sweep replays.
 
 A family is a sweep of one parameter, and families are compared at equal FLOPs. So all have equally many points, spaced
-evenly in the net saving that they achieve on the validation split, from full depth to the largest saving of the sweep
-grid. Settings at even steps would not do: under the monotone schedule one confident token decides for all later ones,
-and half of a sweep's savings may lie between thresholds of 1e-6 and 1e-4 nats. Fixed truncation and positional depth
-have all their points.
+evenly by net saving on the validation split, from full depth to the largest saving of the sweep grid. Even steps of
+settings would not suffice: under the monotone schedule one confident token decides for all later ones, and half of a
+sweep's savings may be between thresholds of 1e-6 and 1e-4 nats. Fixed truncation and positional depth have all their
+points.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CHUNK_LENGTHS = (4, 8, 16)  # tokens
 FALL_LENGTHS = (8, 32, 128)  # tokens over which positional depth falls
 FINEST = 1e-7  # the smallest initial setting of a search, as share of the largest
 SEARCH_ROUNDS = 60  # rounds of a search
-SPACING_TOLERANCE = 1 / 8  # of a step: largest distance of a point from its even place
-SETTING_TOLERANCE = 1e-6  # relative: settings between which savings jump; thresholds are compared in float32
+SPACING_TOLERANCE = 1 / 8  # largest distance of a point from its even place, as share of a step
+SETTING_TOLERANCE = 1e-6  # relative distance of settings between which savings jump; thresholds are compared in float32
 
 SavingOfPoint = Callable[[OperatingPoint], float]
 
@@ -37,7 +37,7 @@ SavingOfPoint = Callable[[OperatingPoint], float]
 class ThresholdSweep:
     """``point(setting)`` for settings from ``least`` to ``most``: the larger, the larger the saving.
 
-    ``name(setting, digits)``: name of the point, to so many significant digits.
+    ``name(setting, digits)``: name of the point, to this number of significant digits.
     """
 
     point: Callable[[float], OperatingPoint]
@@ -125,11 +125,11 @@ def _number_text(number: float, digits: int) -> str:
     return f"{number:.2f}" if round(number, 2) == number else f"{number:.{digits}g}"
 
 
-# ---------------------------------------------------------------- dials
+# ---------------------------------------------------------------- threshold sweeps
 
 
 def margin_sweep(profile: Profile) -> ThresholdSweep:
-    """EMAD's margin, from the highest target, under which nothing exits, down to 0."""
+    """Sweep of EMAD's margin, from the highest target, under which no token exits, down to 0."""
     rows = profile.bin_targets_nats or (profile.targets_nats,)
     highest = max((max(row, default=0.0) for row in rows), default=0.0)
 
@@ -141,14 +141,14 @@ def margin_sweep(profile: Profile) -> ThresholdSweep:
 
 
 def margin_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
-    """EMAD points at ``count`` margins, spaced as ``evenly_spaced_points`` says, from 0 up."""
+    """EMAD points at ``count`` margins, spaced as by ``evenly_spaced_points``, from 0 up."""
     return evenly_spaced_points(margin_sweep(profile), saved, count)[::-1]
 
 
 def fixed_entropy_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
     """Fixed-threshold points at ``count`` values of h₀ up to the highest target of the profile.
 
-    EMAD's own thresholds go no further: on a flat profile both families are one rule with one parameter, and tie.
+    EMAD's own thresholds are not higher, so on a flat profile both families are one rule with one parameter, and tie.
     """
     layers, probes = profile.layers, profile.probes
     highest = max((0.0, *profile.targets_nats))
@@ -180,7 +180,7 @@ def softmax_response_points(
 
 
 def confidence_sweep(signal: str, layers: int, vocabulary: int, minimum: int, pruning: str = "none") -> ThresholdSweep:
-    """A confidence rule of ``exit_rules.early_exit_point`` from layer ``minimum`` on, monotone, by its doubt 1 − λ.
+    """Sweep of a monotone confidence rule of ``exit_rules.early_exit_point`` from layer ``minimum`` on, by 1 − λ.
 
     At 1 a token exits at its first possible layer.
 
@@ -198,7 +198,7 @@ def confidence_sweep(signal: str, layers: int, vocabulary: int, minimum: int, pr
 
 
 def _confidence_text(doubt: float, digits: int) -> str:
-    """0, 0.9, 1−0.0018, 1−1.8e-05: many digits of λ would be nines."""
+    """Text of λ such as 0, 0.9, 1−0.0018, 1−1.8e-05, since many of its digits would be nines."""
     return f"{1 - doubt:.{digits}g}" if doubt > 0.05 or doubt == 0 else f"1−{doubt:.{digits}g}"
 
 
@@ -221,7 +221,7 @@ def _in_chunks(dial: ThresholdSweep, period: int) -> ThresholdSweep:
 
 
 def positional_points(layers: int) -> list[OperatingPoint]:
-    """Depth that falls with position alone, to every floor within several numbers of tokens."""
+    """Points with depth that depends only on position, falling to every floor within several numbers of tokens."""
     return [
         OperatingPoint(
             f"falls to {floor} over {period}",
@@ -248,7 +248,7 @@ def entropy_quantile_points(profile: Profile, saved: SavingOfPoint, count: int) 
 def signal_quantile_points(
     signal: Signal, calibration: Trace, probes: Sequence[int], saved: SavingOfPoint, count: int
 ) -> list[OperatingPoint]:
-    """A signal of one layer with τ_ℓ its own quantile on calibration text: equal shares pass every probe.
+    """Points of a single-layer signal with τ_ℓ its quantile on calibration text: equal shares pass every probe.
 
     ``count`` shares of passing tokens, from one token of the text up to 1, under which every token exits at the first
     probe.

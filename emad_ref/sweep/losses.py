@@ -48,7 +48,7 @@ POSITIONS = ((1, 32), (33, 128), (129, None))
 
 @dataclass(frozen=True, eq=False)  # holds arrays: rows compare by identity
 class PointLoss:
-    """One row. Reductions are shares of full-depth FLOPs of the same decode steps; ``net`` charges everything executed.
+    """One row. Reductions are shares of full-depth FLOPs of the same decode steps; ``net`` charges all executed work.
 
     ``nll_nats`` [sequences] sums at the point's depths; perplexities are exp(Σ nll / Σ tokens), infinite as soon as a
     pruned vocabulary has lost one next token. ``accuracy``: share of correctly predicted next tokens, which compares
@@ -190,7 +190,7 @@ def depth_by_position(trace: Trace, depth: Ints) -> dict[str, float]:
 
 
 MAX_PERPLEXITY_POINTS = 0.1  # the paper's bound
-MAX_RELATIVE_RISE = 0.01  # our additional bound: at perplexity 1.4 the paper's 0.1 alone would be 7 %
+MAX_RELATIVE_RISE = 0.01  # an additional bound, since at perplexity 1.4 the paper's 0.1 alone would be 7 %
 MAX_ACCURACY_DROP = 0.005  # the paper's bound on EM
 
 
@@ -297,7 +297,7 @@ def teacher_force_at_point(
     rows: int = BATCH_ROWS,
     progress: str | None = None,
 ) -> list[TeacherForcedText]:
-    """``sequences`` as our decoder takes them at ``point``; arguments and exceptions as of ``decoded_columns``."""
+    """``sequences`` fed to the reference decoder at ``point``; arguments and exceptions as of ``decoded_columns``."""
     decoder = WalkedDecoder(stepper, point, max_rows=1 if point.confidence is not None else rows)
     total = sum(sequence.n_decided for sequence in sequences)
     with tqdm(desc=progress, disable=progress is None, total=total, unit="tok", unit_scale=True) as bar:
@@ -311,7 +311,7 @@ def teacher_forced_columns(
     point: OperatingPoint,
     texts: Sequence[TeacherForcedText],
 ) -> PointColumns:
-    """Columns [sequences, 1] of ``texts``, which are ``teacher_force_at_point`` of ``sequences`` at ``point``."""
+    """Columns [sequences, 1] of ``texts``, the result of ``teacher_force_at_point`` on ``sequences`` at ``point``."""
     depths = [text.depth for text in texts]
     if point.confidence is None:
         cost = _derived_flops(stepper, geometry, sequences, point, depths)
@@ -325,7 +325,7 @@ def teacher_forced_columns(
 def _derived_flops(
     stepper: Stepper, geometry: Geometry, batch: Sequence[TokenSequence], point: OperatingPoint, depths: Sequence[Ints]
 ) -> Floats:
-    """[rows] FLOPs that these depths imply, each row decoded alone."""
+    """[rows] FLOPs derived from these depths, each row decoded alone."""
     starts = np.concatenate([[0], np.cumsum([len(row) for row in depths])])
     position = np.concatenate(
         [text.adaptive_from + np.arange(len(row)) for text, row in zip(batch, depths, strict=True)]

@@ -2,18 +2,18 @@
 
     d_ℓ = KL(p_L ‖ q_ℓ)      of each token and layer, recorded in a trace (``take_trace(divergence=True)``)
 
-``threshold``  a token leaves at the first probe whose √d_ℓ ≤ τ: the rule that every criterion imitates.
+``threshold``  a token exits at the first probe with √d_ℓ ≤ τ: the rule that every criterion imitates.
 ``price``      depths that minimise Σ_t d_{ℓ(t)} + λ·ℓ(t): free depth token by token, monotone depth by dynamic
                programming over the sequence, with the future known. If text is as likely as the model predicts, d is
                the expected loss of an exit, and no rule that knows only d does better: this is *the ceiling of rules
                that know the divergence*. A threshold is not, since it takes the first sufficient layer.
 
-Neither knows the next token. Choosing by its likelihood would save more and mean nothing: at some layer almost every
-token is likelier than at the end, by chance.
+Neither knows the next token. Choosing by its likelihood would save more without meaning, since by chance almost every
+token is likelier at some layer than at the end.
 
-τ and λ are set on the judged text: a ceiling, not a promise. Both sides of the comparison are counted alike: ``depth``
-is blocks; FLOPs include blocks, attention, lens and head at the exit, and under free depth one K/V fill for every layer
-above it, the cost of copying, though states are exact here (``columns_with_fill_cost``).
+τ and λ are set on the judged text: an upper bound, not a promise. Both sides of the comparison have equal charges:
+``depth`` is blocks; FLOPs include blocks, attention, lens and head at the exit, and under free depth one K/V fill for
+every layer above it, the cost of copying, though states are exact here (``columns_with_fill_cost``).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from emad_ref.sweep.losses import PointColumns, perplexity_rises, replay_columns
 
 RISE_LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity at which savings are reported
 JUDGED_RISE = 0.01  # the rise that decides whether a model has headroom
-WORTHLESS_SAVING = 0.05  # of full depth's cost: under a lower ceiling no rule is worth its probes
+WORTHLESS_SAVING = 0.05  # share of full depth's cost; with a lower bound no rule is worth its probes
 ORACLE_SETTINGS = 128  # settings, full depth not counted
-FINEST_THRESHOLD = 1e-4  # √nats, and nats per block: smaller ones move no perplexity by a thousandth of a percent
-ORACLE_ESTIMATOR = EntropyEstimator("linear")  # without weights: it is exact, and no reader has it
+FINEST_THRESHOLD = 1e-4  # √nats, and nats per block; smaller ones change perplexity by less than 0.001 %
+ORACLE_ESTIMATOR = EntropyEstimator("linear")  # without weights, since it is exact and has no reader
 FREE_DEPTH: ScheduleName = "free_eager"
 
 OracleName = Literal["threshold", "price"]
@@ -133,7 +133,7 @@ def oracle_point(trace: Trace, threshold: float, probes: Sequence[int], monotone
 def space_thresholds(values: NDArray[np.floating], count: int) -> Floats:
     """``count`` ascending thresholds: at even shares of ``values``, and in equal ratios below the lowest share.
 
-    Under a monotone schedule a single confident token decides for all later ones, so small savings lie below the lowest
+    Under a monotone schedule a single confident token decides for all later ones, so small savings are below the lowest
     share.
     """
     coarse = np.quantile(values, np.linspace(0, 1, count - count // 3))

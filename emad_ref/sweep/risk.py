@@ -8,7 +8,7 @@ calibration set.
 
 Candidates λ are ordered before the data are seen, strict (deep, safe) to loose (shallow, cheap). Each H_λ, "the risk
 R(λ) exceeds δ", has a p-value. Fixed-sequence testing walks the order, rejects while p ≤ ε, stops at the first p > ε
-and returns the last λ that passed, without a correction for the number of λ. If nothing passes → full depth.
+and returns the last λ that passed, without a correction for the number of λ. If none passes → full depth.
 
 Hoeffding–Bentkus uses only the mean loss R̂ over n sequences (Bates et al. 2021; valid at finite n, losses in [0, 1]):
 
@@ -49,10 +49,10 @@ PValue = Callable[[Floats, int, float], Floats]  # (Σ loss [λ], sequences n, t
 class RiskCertificate:
     """Result of fixed-sequence testing.
 
-    ``index``      of the last λ that passed, counted from 0 in the order tested; None = none passed: full depth.
+    ``index``      of the last λ that passed, counted from 0 in test order; None: none passed, full depth.
     ``p_values``   [λ] of every candidate; only the first ``tested`` count.
     ``mean_loss``  [λ] R̂.
-    ``reason``     one sentence: why this λ and no looser one, or why none.
+    ``reason``     one sentence on the choice of this λ and no looser one, or of none.
     """
 
     index: int | None
@@ -84,7 +84,7 @@ def hoeffding_bentkus_pvalues(loss_sums: Floats, n: int, tolerance: float) -> Fl
 
 
 def min_sequences_to_certify(tolerance: float, level: float) -> int:
-    """The fewest sequences that can certify anything: (1 − δ)ⁿ ≤ ε, Hoeffding–Bentkus with zero loss.
+    """The fewest sequences that can certify a λ: (1 − δ)ⁿ ≤ ε, Hoeffding–Bentkus with zero loss.
 
     >>> min_sequences_to_certify(tolerance=0.01, level=0.05)
     299
@@ -97,7 +97,7 @@ def min_sequences_to_certify(tolerance: float, level: float) -> int:
 
 
 def textual_consistency_loss(dissimilarity: Floats) -> Floats:
-    """[sequences, λ] loss D(Y_early, Y_full): how far each output lies from the model's own full-depth output.
+    """[sequences, λ] loss D(Y_early, Y_full), the distance of each output from the model's own full-depth output.
 
     Args:
         dissimilarity: [sequences, λ] in [0, 1], 0 = the same text; e.g. 1 − ROUGE-L or 1 − token F1 between the two.
@@ -111,7 +111,7 @@ def textual_consistency_loss(dissimilarity: Floats) -> Floats:
 def certify_threshold(
     losses: Floats, *, tolerance: float, level: float = 0.05, p_value: PValue = hoeffding_bentkus_pvalues
 ) -> RiskCertificate:
-    """The last λ, strict to loose, up to which every λ's risk is shown to be at most ``tolerance``.
+    """The last λ, strict to loose, up to which all risks are shown to be at most ``tolerance``.
 
     Args:
         losses: [sequences, λ] in [0, 1]; columns in an order fixed without looking at these losses. Risk need not be
@@ -134,7 +134,7 @@ def certify_threshold(
 def fixed_sequence_test(p: Floats, mean: Floats, n: int, tolerance: float, level: float) -> RiskCertificate:
     """Fixed-sequence test of ``p`` [λ] for "the risk exceeds ``tolerance``" in an order fixed before; ``mean`` [λ] R̂.
 
-    Each p-value has to be valid by itself, for ``n`` independent sequences.
+    Each p-value has to be valid on its own, for ``n`` independent sequences.
     """
     passing = int(np.argmax(np.append(p > level, True)))
     return RiskCertificate(
@@ -215,7 +215,7 @@ def _valid_depths(mean_depths: Floats, layers: int, candidates: int) -> Floats:
 MAX_STAKE = 0.75  # largest stake on one document, as share of the capital
 POWER = 0.8
 DRAWS = 400  # simulated calibration sets: a power of 0.8 to within 0.02
-MAX_DOCUMENTS = 2**13  # documents; beyond, the answer is that no practical number suffices
+MAX_DOCUMENTS = 2**13  # documents; above this, no practical number suffices
 
 
 def betting_pvalues(losses: NDArray[np.floating], tolerance: float, level: float) -> Floats:
@@ -236,9 +236,9 @@ def betting_pvalues(losses: NDArray[np.floating], tolerance: float, level: float
 def certification_power(
     losses: NDArray[np.floating], documents: int, tolerance: float, level: float, *, seed: int = 0
 ) -> float:
-    """Share of calibration sets of so many documents, drawn from ``losses`` [n, λ], that certify the last λ.
+    """Share of calibration sets of ``documents`` documents, drawn from ``losses`` [n, λ], that certify the last λ.
 
-    All λ before it have to pass too. An estimate: it takes the observed losses as the population.
+    All λ before it have to pass too. This estimate treats the observed losses as the population.
     """
     rng = np.random.default_rng(seed)
     indices = rng.integers(len(losses), size=(documents, DRAWS))
@@ -250,7 +250,7 @@ def certification_power(
 def documents_needed_to_certify(
     losses: NDArray[np.floating], tolerance: float, level: float, *, seed: int = 0
 ) -> int | None:
-    """About how many documents certify the last λ of ``losses`` [n, λ] in 80 % of draws; None: not 8,192, or never.
+    """Approximate number of documents that certify the last λ of ``losses`` [n, λ] in 80 % of draws; None: above 8,192.
 
     By doubling, then bisection in steps of 2 %. No test could use fewer than (1 − m)ⁿ ≤ ε.
     """

@@ -235,7 +235,7 @@ def start_generation(decoder: Decoder, prompts: Sequence[Prompt]) -> GenerationS
 
 
 def start_generation_on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -> GenerationStart:
-    """Start greedy generation with our own decoder; it copies one integer per row to the host instead of logits."""
+    """Start greedy generation with the reference decoder, copying one integer per row to the host instead of logits."""
     session, arrival = decoder.start_with_room(prompts, max_new)
 
     @torch.inference_mode()
@@ -279,7 +279,7 @@ def generate_greedy(
 def make_stop_string_check(
     text: Callable[[Sequence[int]], str], stops: Sequence[str]
 ) -> Callable[[Sequence[int]], bool]:
-    """A function, to be called after every token, that tells whether the ``text`` of the tokens contains a stop string.
+    """Make a function, for calls after every token, that returns whether the tokens' ``text`` contains a stop string.
 
     It decodes only the last tokens first, because decoding all of them at every token took a fifth of the time of a
     small model. A stop string that the newest token completes spans at most as many tokens as it has bytes. Two more

@@ -297,7 +297,7 @@ def _source(name: str) -> DatasetSource:
     return SOURCES[name]
 
 
-# ---------------------------------------------------------------- what lm-eval's tasks take their documents from
+# ---------------------------------------------------------------- documents of lm-eval's tasks
 
 
 class LazySplits(dict[str, Any]):

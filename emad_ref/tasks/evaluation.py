@@ -25,7 +25,7 @@ from emad_ref.record import Floats, Ints
 from emad_ref.signals import perplexity_from_nats
 from emad_ref.tasks.lm_eval_settings import TASK_FOLDER, lm_eval_quiet
 
-FEWSHOT_SEED = 1234  # lm-eval's own: prompts have the same examples as in its published numbers
+FEWSHOT_SEED = 1234  # lm-eval's own, so that prompts have the same examples as in its published numbers
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,10 @@ def evaluate_tasks(
 ) -> dict[str, TaskResult]:
     """Results by task; a group (``hendrycks_math``) gives one per member.
 
-    ``lm`` any lm-eval model: an ``EmadLM`` of an operating point, of ours or a user's decoder. ``data`` the folder in
-    place of the hub, None uses the hub. ``limit`` takes that many documents of each task, its first. ``run_code``
-    allows tasks that run generated programs. ``documents``: of each task those of these indices, instead of a limit.
+    ``lm`` any lm-eval model: an ``EmadLM`` of an operating point, with the reference or a user's decoder. ``data`` the
+    folder in place of the hub, None uses the hub. ``limit`` takes that many documents of each task, its first.
+    ``run_code`` allows tasks that run generated programs. ``documents``: of each task those of these indices, instead
+    of a limit.
 
     Raises:
         BadArgument: an unknown task, no tasks, a limit below 1, missing or unusable data, or a task that runs programs
@@ -133,7 +134,7 @@ def _cut_requests(lm: LM) -> dict[str, int]:
 
 
 def make_task_manager(data: Path | None) -> TaskManager:
-    """lm-eval's task manager over our definitions only (2 ms; with its own, 8 s)."""
+    """lm-eval's task manager with only this project's definitions (2 ms; with its own, 8 s)."""
     metadata = {} if data is None else {"data": str(data)}
     with lm_eval_quiet():
         return TaskManager(include_path=str(TASK_FOLDER), include_defaults=False, metadata=metadata)

@@ -6,8 +6,8 @@
 
 The second command is that of lm-eval. Importing this module registers the model ``emad`` with it.
 
-Depth applies to the three requests of lm-eval thus: context positions before the last
-run at the ceiling, and the rule decides from the last context position on.
+In all three requests of lm-eval, context positions before the last run at the ceiling, and the rule decides from the
+last context position on.
 
 ``loglikelihood``          Σ log p(continuation | context), each token read at its depth D_t
 ``loglikelihood_rolling``  the same over windows of up to ``max_length`` tokens; every token is predicted once
@@ -137,7 +137,8 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     ``pretrained``     a name as for ``models.loading.load``, or a loaded model.
     ``point``          the operating point, or instead ``profile``, a file of ``emad calibrate``, with ``margin`` in
                        nats; without both, full depth.
-    ``decoder``        a decoder of the same model and point, instead of ours; it must take ``batch_size`` rows.
+    ``decoder``        a decoder of the same model and point, instead of the reference; it must take ``batch_size``
+                       rows.
     ``batch_size``     rows per forward pass. None, ``auto`` or ``auto:N``: as many as fit ``TOKENS_PER_BATCH`` padded
                        tokens, at most ``max_batch_size``. It changes results only by rounding.
     ``max_length``     largest number of context and continuation tokens; by default that of the model.
@@ -350,7 +351,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     # ------------------------------------------------------------ private
 
     def _identity(self) -> dict[str, Any]:
-        """Everything that results depend on, except the request."""
+        """All inputs of results except the request."""
         return {
             "model": self.loaded.name,
             "fingerprint": self.loaded.fingerprint,
@@ -469,7 +470,7 @@ ARGUMENTS = (
 
 
 def _argument_remedy(others: dict[str, Any]) -> str:
-    """What to do about arguments that only other models of lm-eval have."""
+    """Remedy for arguments that only other models of lm-eval have."""
     if "trust_remote_code" in others:
         return "leave --trust_remote_code out: model families are walked by code of this package, never by theirs"
     return suggest_nearest(min(others), ARGUMENTS) or "leave the others out"

@@ -1,4 +1,4 @@
-"""How lm-eval serves as a library: task definitions that read a local data folder, and a quiet log.
+"""Settings for lm-eval as a library: task definitions that read a local data folder, and a quiet log.
 
 ``TASK_FOLDER`` holds YAML files, for lm-eval's TaskManager(include_path=TASK_FOLDER, include_defaults=False,
 metadata={"data": "DIR"}). Names, prompts, stop sequences, filters and metrics are lm-eval 0.4.13's own where it has the

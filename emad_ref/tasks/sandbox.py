@@ -15,8 +15,8 @@ attempt. Without an available backend ``run_program`` raises SandboxUnavailable 
 
 ``check_program`` decides whether a function of a program is right. The trusted check runs in a second confined process,
 calls the function through pipes and receives plain values (``sandbox_protocol``). The verdict is the exit code of the
-check's process. The program can change it only by answering the calls correctly: neither by code that runs after a
-failed assert, nor by a result that equals everything, nor through the interpreter's memory.
+check's process. The program can change it only by answering the calls correctly, not by code after a failed assert, a
+result that equals all values, or the interpreter's memory.
 
 The caller must ask the user for permission to run generated code.
 """
@@ -54,9 +54,9 @@ SCRATCH = "/scratch"
 SCRATCH_BYTES = 16 << 20
 FILE_BYTES = 8 << 20
 OPEN_FILES = 64
-LEAST_MEMORY_BYTES = 64 << 20  # with less the interpreter itself does not start
+LEAST_MEMORY_BYTES = 64 << 20  # least memory for starting the interpreter
 NOBODY = 65534
-EXIT_GRACE_S = 0.5  # wait for an unresponsive program to end, to learn its exit code
+EXIT_GRACE_S = 0.5  # seconds for an unresponsive program to end with its exit code
 ENVIRONMENT = {
     "HOME": SCRATCH,
     "TMPDIR": SCRATCH,
@@ -91,7 +91,7 @@ class SandboxUnavailable(EmadError):
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """How a program ended.
+    """Result of a program.
 
     ``outcome``    ``passed``: the check ran to its last line (``check_program`` only). ``ended``: exit code 0.
                    ``failed``: an exception or a wrong answer. ``timeout``: wall-clock or CPU limit. ``memory``:
@@ -178,7 +178,7 @@ def find_available_backend(seconds: float, memory_bytes: int, output_bytes: int)
 
 
 def sandbox_unavailable_reason() -> str:
-    """Why no backend is available, and the remedy; "" if one is."""
+    """Reason why no backend is available, with the remedy; "" if one is."""
     refusals = {backend.name: backend_unavailable_reason(backend) for backend in BACKENDS}
     if not all(refusals.values()):
         return ""
@@ -208,7 +208,7 @@ class SandboxPlan:
     view: FilesystemView
     command: tuple[str, ...]
     staging: str  # an empty mount point for the new root; nothing is ever written into it
-    report: int  # descriptor to which the backend writes how the program ended, as lines of JSON
+    report: int  # descriptor for the backend's report of the program's end, as lines of JSON
     filter: int  # descriptor of the compiled system-call filter
     caller: int  # pid of the calling process; the program is killed when it ends
 
@@ -557,7 +557,7 @@ BACKENDS = (SandboxBackend("namespaces", namespaces_command), SandboxBackend("bw
 
 @cache
 def backend_unavailable_reason(backend: SandboxBackend) -> str:
-    """Why ``backend`` is not available; "" if it is, that is, if every attempt of ``PROBE`` failed."""
+    """Reason why ``backend`` is not available; "" if it is, that is, if every attempt of ``PROBE`` failed."""
     if sys.platform != "linux":
         return f"it needs Linux, this is {sys.platform}"
     if platform.machine() not in MACHINES:
@@ -693,7 +693,7 @@ def enter_new_namespaces() -> bool:
 
 
 def namespaces_unavailable_reason(error: OSError) -> str:
-    """Reason in words. The kernel reports "no space left on device" if the limit of namespaces is 0."""
+    """Text of the reason. The kernel reports "no space left on device" if the limit of namespaces is 0."""
     if error.errno == errno.ENOSPC:
         return "user namespaces are off, or all are in use: sysctl user.max_user_namespaces says how many there may be"
     if error.errno == errno.EPERM:

@@ -20,13 +20,13 @@ from typing import IO, Any, NoReturn
 
 # exit codes: UNFIT is a check whose calls cannot be sent, OVER a program whose check sends no more calls
 PASSED, OUT_OF_MEMORY, GONE, UNFIT, OVER = range(93, 98)
-LINE_BYTES = 16 << 20  # of one call or answer
-ITEMS = 1 << 20  # of an iterator, which is cut there
+LINE_BYTES = 16 << 20  # most bytes of one call or answer
+ITEMS = 1 << 20  # most items of an iterator
 EXACT = 2**53  # longer whole numbers are sent in hexadecimal: Python limits the length of decimal ones
 
 
 class OpaqueValue:
-    """Stands for an object of the program that is no plain value: equal only to itself, with that object's truth value.
+    """Represents a program's object that is no plain value: equal only to itself, with that object's truth value.
 
     ``items``: the items of an iterable object, sent once; None for other objects.
     """

@@ -51,7 +51,7 @@ HUB_TIMEOUT_S = 5.0  # seconds
 
 def is_hub_reachable() -> bool:
     """Whether the hub answers, tested once per process; False in offline mode (``HF_HUB_OFFLINE``)."""
-    from huggingface_hub import constants  # not at import: this package is torch-free and quick
+    from huggingface_hub import constants  # not at import, so that this package stays torch-free and quick
 
     return not constants.HF_HUB_OFFLINE and _hub_answers(constants.ENDPOINT)
 
@@ -62,14 +62,14 @@ def _hub_answers(endpoint: str) -> bool:
 
     try:
         get_session().head(endpoint, timeout=HUB_TIMEOUT_S)
-    except Exception:  # whatever the client's HTTP library and its error: there was no answer
+    except Exception:  # any error of the client's HTTP library means no answer
         return False
     return True
 
 
 @contextmanager
 def force_hub_offline() -> Iterator[None]:
-    """Inside the block, ``huggingface_hub`` and ``datasets`` behave as under ``HF_HUB_OFFLINE=1``.
+    """Make ``huggingface_hub`` and ``datasets`` behave as under ``HF_HUB_OFFLINE=1`` inside the block.
 
     They read that variable once, at import, so the block sets and restores their own flags.
     """
@@ -84,15 +84,15 @@ def force_hub_offline() -> Iterator[None]:
 
 # ---------------------------------------------------------------- near-duplicates
 
-DUPLICATE_SIMILARITY = 0.4  # share of common shingles from which two documents count as one
+DUPLICATE_SIMILARITY = 0.4  # least share of common shingles of two documents that count as one
 SHINGLE = 5  # pieces
-MAX_PIECES = 4_000  # pieces of a document that are compared: more than its judged windows have
+MAX_PIECES = 4_000  # compared pieces of a document, more than its judged windows have
 SKETCH_SIZE = 256  # smallest hashes of a document: the index is precise to 0.03 near the threshold
-# of them, for finding likely duplicates: two similar texts share fewer than two once in 300 times
+# hashes for finding likely duplicates; two similar texts share fewer than two once in 300 times
 LOOKUP_HASHES = 16
-# Many documents begin alike (a licence, a letterhead) and continue differently. A hash of COMMON_HOLDERS documents says
-# little: it is looked up only for a document with fewer than MIN_RARE_HASHES others. No hash leads to more than
-# MAX_HOLDERS documents, and no document is compared with more than MAX_COMPARISONS, so time grows with their number.
+# Many documents have equal beginnings (a licence, a letterhead) and different continuations. A hash of COMMON_HOLDERS
+# documents is uninformative: only a document with fewer than MIN_RARE_HASHES others uses it. No hash leads to more than
+# MAX_HOLDERS documents, and no document is compared with more than MAX_COMPARISONS, so time is linear in their number.
 COMMON_HOLDERS, MIN_RARE_HASHES, MAX_HOLDERS, MAX_COMPARISONS = 64, 6, 1_024, 8
 MAX_DUPLICATES_IN_A_ROW = 10_000  # consecutive near-duplicates that end a source
 
@@ -183,7 +183,7 @@ class PublishedCorpus:
     """A data set in a folder of a data folder, or in a repository of the hub.
 
     ``configuration`` of the hub; ``shared``, its part beside one named test, None if it has no test part. ``stem``: the
-    name of the file beside test.* in ``folder``. ``fields``: of a row, which make a document.
+    name of the file next to test.* in ``folder``. ``fields``: those of a row that make a document.
     """
 
     folder: str
@@ -367,7 +367,7 @@ def iterate_jsonl_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterato
 
 
 def format_row_text(row: Any, fields: Sequence[str]) -> str | None:
-    """One field as it stands, or a line per field with its name; None unless each is a string."""
+    """One field unchanged, or a line per field with its name; None unless each is a string."""
     if not isinstance(row, Mapping) or not all(isinstance(row.get(field), str) for field in fields):
         return None
     if len(fields) == 1:
@@ -385,7 +385,7 @@ def stream_hub_documents(corpus: str, part: str) -> Iterator[str]:
     """Stream the documents of a part (train, validation, test) of a hub data set.
 
     Raises:
-        CorpusUnavailable: the hub, its cache and the package ``datasets`` do not give it.
+        CorpusUnavailable: the hub, its cache and the package ``datasets`` do not provide it.
     """
     published = PUBLISHED[corpus]
     name, fields = published.repository, published.fields
@@ -442,7 +442,7 @@ SECOND_CUT_CHARACTERS = 1009  # characters, a prime: the difference between the 
 
 
 def tokenize_document(tokenizer: Any, text: str) -> Ints | LongDocument:
-    """int64 [n] the tokens of ``text`` without special ones; for a long text, an object that gives any slice."""
+    """Tokens of ``text`` without special ones, int64 [n]; for a long text, an object that returns any slice."""
     return _encode(tokenizer, text) if len(text) <= LONG_CHARACTERS else LongDocument(tokenizer, text)
 
 

@@ -1,7 +1,7 @@
 """Documents and examples: the two kinds of text of this project.
 
 A *document* is a string that is scored token by token. An *example* is a prompt with an answer that is scored as right
-or wrong. This module knows nothing of tokens, models or files.
+or wrong. This module is independent of tokens, models and files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEFAULT_CORPUS, DEFAULT_DOCUMENTS = (
     200,
 )  # the default corpus, and its number of windows
 
-# One checksum bucket in eight for each split that measures, the rest to train on.
+# One checksum bucket in eight for each measuring split, the rest for training.
 _BUCKETS: tuple[Split, ...] = ("train",) * 5 + ("calibrate", "validate", "evaluate")
 
 Scoring = Literal["choice", "mean_choice", "exact", "runs"]

@@ -10,7 +10,7 @@
 
 Early exits prune a vocabulary to a few dozen tokens, so there are two hundred names, as many things and nearly as many
 towns, each a single token (``training.seq2seq``). A split is a generator seeded with (task, split, seed). In addition
-every text belongs to one split for good, by its checksum. This module knows nothing of tokens or models.
+the checksum of every text fixes its split. This module is independent of tokens and models.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ CONTAINERS = ("box", "bag")
 STEPS = (2, 4)  # least and most sums of one person's chain
 STEP, LEAST_HELD, MOST_HELD = 9, 10, 60  # largest change at once; range of the first amount
 ORDER = ("First", "Then", "Next", "Last")  # words that identify the steps of a chain
-SUMS_SHARE = 0.3  # share of sums among questions; one in ten if all kinds were equally likely
+SUMS_SHARE = 0.3  # share of sums among questions; with equally likely kinds it would be one in ten
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ def generate_pairs(task: TextTask, split: Split, limit: int | None, seed: int = 
 
 
 def _texts(split: Split, rng: random.Random) -> Iterator[str]:
-    """Facts, which belong to no split, and the pairs' texts with question and answer as running text."""
+    """Texts: facts, which have no split, and the pairs' texts with question and answer as running text."""
     items = {task: _items(task, split, rng) for task in _ITEMS}
     while True:
         if rng.random() < FACTS_SHARE:
@@ -364,7 +364,7 @@ def corrupt_text(text: str, rng: random.Random) -> SourceTarget:
     """One text with spans of its words hidden behind sentinels; at most ``WINDOW`` words of it, from anywhere.
 
     Raises:
-        BadArgument: fewer than four words, of which none could be hidden and told apart.
+        BadArgument: fewer than four words, too few for hidden spans.
     """
     words = text.split()
     if len(words) < 4:

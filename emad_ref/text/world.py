@@ -16,9 +16,9 @@ Five tasks have a prompt with a worked answer of many tokens, so that an error o
 ``inventory`` (counting), ``facts`` (two hops through boxes), ``chart`` (two hops through a map), ``code`` (three named
 operations, then written) and ``recall`` (a tale retold with another thing and another person).
 
-A split has its own stream: its generator is seeded with (corpus, split, seed), so splits never share a draw. Items of
-tasks belong to one split for good, by the checksum of their prompt, and no stream repeats one: scored items are
-distinct and occur in no other split, whatever the seeds.
+A split has its own stream: its generator is seeded with (corpus, split, seed), so splits never share a draw. The
+checksum of a task item's prompt fixes its split, and no stream repeats an item, so scored items are distinct and occur
+in no other split, for any seeds.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ COLOURS = ["red", "blue", "green", "black", "white", "yellow"]
 LETTERS = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p"]
 
 WALK_AT_LEAST = 8
-WALK_ENDS = 1 / 14  # hazard per step: the end of a walk must be unpredictable
+WALK_ENDS = 1 / 14  # hazard per step, so that the end of a walk is unpredictable
 PAIRS_END = 1 / 4
-CHANGES = (9, 11)  # of an inventory: six tokens of a worked answer each
+CHANGES = (9, 11)  # changes of an inventory, with six tokens of a worked answer each
 LARGEST_COUNT = 20
-BOXES, OWNERS = 4, 5  # of a task of facts: a dozen tokens of a worked answer for each owner
-TASK_LETTERS = (12, 14)  # of a task's map: five tokens of a worked answer each
+BOXES, OWNERS = 4, 5  # owners of a task of facts, with a dozen tokens of a worked answer each
+TASK_LETTERS = (12, 14)  # letters of a task's map, with five tokens of a worked answer each
 CODE_CONSTANTS = 20
 
 Map = dict[str, str]
@@ -146,7 +146,7 @@ def generate_tale(rng: random.Random) -> str:
 
 
 def generate_inventory_example(rng: random.Random) -> TaskExample:
-    """Nine to eleven changes of a count; the answer works them one by one."""
+    """An example with nine to eleven changes of a count; the answer works them one by one."""
     name, thing = rng.choice(NAMES), rng.choice(OBJECTS)
     amount, changes = rng.randint(1, 9), rng.randint(*CHANGES)
     story, chain = f"{name} has {amount} {thing}.", ""
@@ -162,10 +162,10 @@ def generate_inventory_example(rng: random.Random) -> TaskExample:
 
 
 def generate_facts_example(rng: random.Random) -> TaskExample:
-    """The places of five keys: each lies in a box, and each box stands in a place; the answer gives both, key by key.
+    """An example with five keys, each in a box, and each box in a place; the answer gives both, key by key.
 
-    Facts come in pairs, in the answer's order: with words between name and box an hour's training left all two hops at
-    guessing.
+    Facts come in pairs, in the answer's order: with words between name and box, two hops stayed at guessing after an
+    hour of training.
     """
     colours, places, names = rng.sample(COLOURS, BOXES), rng.sample(PLACES, BOXES), rng.sample(NAMES, OWNERS)
     place_of = dict(zip(colours, places, strict=True))
@@ -180,7 +180,7 @@ def generate_facts_example(rng: random.Random) -> TaskExample:
 
 
 def generate_chart_example(rng: random.Random) -> TaskExample:
-    """Two look-ups in a random map for each of its letters in any order: x F, then f(x) and f(f(x))."""
+    """An example with two look-ups in a random map for each of its letters in any order: x F, then f(x) and f(f(x))."""
     image = generate_chart_map(rng, *TASK_LETTERS)
     letters = rng.sample(list(image), len(image))
     worked = "".join(f" {x} {image[x].upper()} {image[x]} {follow_map(image, x, 2).upper()}." for x in letters)
@@ -192,7 +192,7 @@ OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
 
 
 def generate_code_example(rng: random.Random) -> TaskExample:
-    """A function whose name lists its three operations; the answer is the expression it returns."""
+    """An example with a function named after its three operations; the answer is the returned expression."""
     names = rng.sample(list(OPERATORS), len(OPERATORS))
     constants = [rng.randint(1, CODE_CONSTANTS) for _ in names]
     body, x = "x", rng.randint(1, 9)
@@ -206,7 +206,7 @@ def generate_code_example(rng: random.Random) -> TaskExample:
 
 
 def generate_recall_example(rng: random.Random) -> TaskExample:
-    """A tale, to be retold with another thing and with another person."""
+    """An example with a tale, to retell with another thing and another person."""
     (n, m, other), (p, q) = rng.sample(NAMES, 3), rng.sample(PLACES, 2)
     (o, instead), c = rng.sample(OBJECTS, 2), rng.choice(COLOURS)
     prompt = f"{format_meeting_tale(n, m, o, c, p, q)} Now {instead} and {other}:"

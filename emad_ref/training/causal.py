@@ -2,7 +2,7 @@
 
 ``emad-tiny``        12 layers, with an early-exit loss at the probe layers (LayerSkip, Elhoushi et al. 2024, §4.1,
                      in small): loss = CE(last layer) + Σ_ℓ w_ℓ · CE(head(norm(h_ℓ))).
-``emad-tiny-plain``  the same without that loss: what EMAD meets on an ordinary model.
+``emad-tiny-plain``  the same without that loss, like an ordinary model.
 ``emad-nano``        4 narrow layers: the small partner of a pair.
 
 Matrices of the blocks are trained by Muon, everything else by AdamW: on this corpus Muon needs about half the tokens.
@@ -64,7 +64,7 @@ def iterate_batches(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Itera
 
 
 def create_initial_model(recipe: Recipe) -> GPTNeoXForCausalLM:
-    """Random weights from the recipe's seed; the caller's generator is left as it was."""
+    """Random weights from the recipe's seed, without changing the caller's generator."""
     config = GPTNeoXConfig(
         vocab_size=VOCABULARY,
         hidden_size=recipe.hidden,

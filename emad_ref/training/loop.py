@@ -1,7 +1,7 @@
-"""One training loop for every bundled model, and its checkpoint; what differs between families is in ``FAMILIES``.
+"""One training loop for every bundled model, and its checkpoint; ``FAMILIES`` holds the differences.
 
-Data and rates follow from the recipe and the step alone, and training draws no random number, so weights, optimisers
-and the step are a whole checkpoint. It is read weights-only: a checkpoint runs no code.
+Data and rates depend only on the recipe and the step, and training draws no random number, so weights, optimisers and
+the step are a complete checkpoint. It is read weights-only, so it runs no code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from emad_ref.training.recipe import Recipe
 
 
 class BadTrainingState(EmadError):
-    """Raised for a checkpoint of a training that cannot be read, or belongs to another one."""
+    """Raised for a training checkpoint that cannot be read, or belongs to another training."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class TrainingState:
 
 
 def save_state(path: Path, recipe: Recipe, state: TrainingState) -> None:
-    """Write the state to ``path``; the file is complete or as it was. Raises BadFile."""
+    """Write the state to ``path``; the file is complete or unchanged. Raises BadFile."""
     with open_for_atomic_write(path, "checkpoint") as file:
         torch.save(
             {
@@ -84,7 +84,7 @@ def save_state(path: Path, recipe: Recipe, state: TrainingState) -> None:
 
 
 def load_state(path: Path, recipe: Recipe, resume: bool) -> TrainingState | None:
-    """The saved state to go on from; None without a checkpoint.
+    """The saved state to continue from; None without a checkpoint.
 
     Raises:
         BadTrainingState: one is there but ``resume`` is not set, or it cannot be read, or is of another recipe or
@@ -102,7 +102,7 @@ def load_state(path: Path, recipe: Recipe, resume: bool) -> TrainingState | None
         of = held.pop("of")
         state = TrainingState(**held)
         fits = is_whole(state.step) and 0 < state.step < recipe.steps
-    except Exception as error:  # a damaged archive raises whatever zip, pickle and torch raise
+    except Exception as error:  # a damaged archive may raise any error of zip, pickle or torch
         raise BadTrainingState(
             f"checkpoint={str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:200]}), but expected one "
             "that `emad train` wrote; delete it to start anew"
@@ -123,14 +123,14 @@ def _recipe_key(recipe: Recipe) -> str:
 RECIPES: dict[str, Recipe] = {**causal.RECIPES, **seq2seq.RECIPES}
 FAMILIES = {"causal": causal.FAMILY, "seq2seq": seq2seq.FAMILY}
 
-STEPS_PER_CHECKPOINT = 200  # steps between two checkpoints: some minutes
+STEPS_PER_CHECKPOINT = 200  # steps between two checkpoints, some minutes
 SAVED_FILES = frozenset(
     ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 )
 
 
 class TrainingDiverged(EmadError):
-    """Raised when the loss is no longer a number: nothing worth saving is left."""
+    """Raised if the loss is not a number, so that no useful state is left."""
 
 
 def learning_rate_at(recipe: Recipe, step: int) -> float:
@@ -142,11 +142,11 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, every: int = STEPS
     """Train one model and write weights, config and tokenizer to ``out``; returns the last mean loss in nats/token.
 
     About an hour on one CPU core for the 12-layer models, half of that for the encoder-decoders. The result depends
-    on the recipe alone, up to floating-point summation order (thread count, torch build). The folder is filled beside
-    ``out`` and takes its place when it is whole.
+    only on the recipe, up to floating-point summation order (thread count, torch build). A complete folder replaces
+    ``out``.
 
-    After ``every`` steps the state goes into ``out``.checkpoint, which ``resume`` goes on from where it is there:
-    batches are drawn anew up to its step, and the result is that of a run that was never interrupted.
+    After ``every`` steps the state goes into ``out``.checkpoint, from which ``resume`` continues if it exists: batches
+    up to its step are drawn again, and the result is that of an uninterrupted run.
 
     Raises:
         BadArgument: no steps; ``out`` holds anything but a saved model, or cannot be written.

@@ -1,4 +1,4 @@
-"""What determines a bundled model, and what a training loop needs of its kind. Everything follows from a seed."""
+"""Recipe of a bundled model, and the functions of its family for the training loop. A seed determines all data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that determines a bundled model."""
+    """All settings that determine a bundled model."""
 
     name: str
     layers: int = 12
@@ -35,7 +35,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class TrainingFamily:
-    """What the training loop needs of a kind of model; ``loss`` gives (to minimise, last layer's nats per token)."""
+    """Functions of a model family for training; ``loss`` returns (to minimise, last layer's nats per token)."""
 
     tokenizer: Callable[[], PreTrainedTokenizerFast]
     model: Callable[[Any], Any]

@@ -1,18 +1,18 @@
-"""How the bundled encoder-decoders are made: span corruption on the pairs' texts, then their three tasks.
+"""Training of the bundled encoder-decoders: span corruption on the pairs' texts, then their three tasks.
 
-``emad-t5-tiny``        pre-trained only: words of the texts hidden and told (``text/pairs.corrupted``).
+``emad-t5-tiny``        only pre-trained: hidden words of the texts are predicted (``generate_corrupted_pairs``).
 ``emad-t5-tiny-tuned``  the same weights, tuned on question → answer, dialogue → summary, story → worked chain.
 
 Both are small T5s (Raffel et al. 2020; ReLU, tied head): a shallow encoder, so that the decoder has work to do, and a
 decoder deep enough for the paper's minimum layers to lie apart. Both stages minimise CALM's layer-weighted loss
 (Schuster et al. 2022, §3.4): loss = Σ_i w_i · CE(head(norm(h_i))) with w_i = i / Σ_j j over the decoder's layers, so
-that what an early exit reads has been trained; the two models differ in the tuning alone. Each step reads the last
-layer and ``early_read`` others, drawn anew and weighted so that the expectation is that loss: heads are dear here.
+that readouts of early exits are trained; the two models differ only in tuning. Each step reads the last layer and
+``early_read`` others, redrawn and weighted so that the expectation is that loss, since heads are expensive here.
 
-The tokenizer is made of words, as SentencePiece would: every word of the texts is one piece, and bytes stand for the
-rest. Eight hundred words that the head must tell apart are more than a pruned vocabulary keeps.
+The tokenizer has words as pieces, in SentencePiece's form: every word of the texts is one piece, and bytes encode the
+rest. Its eight hundred words exceed a pruned vocabulary.
 
-This module knows nothing of how text is drawn, and of decoding.
+This module is independent of text generation and decoding.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # T5's own, at T5's ids
 PAD_ID, END_ID = 0, 1
 SPACE = "▁"
 WORD = re.compile(r" ?\w+| ?[^\w\s]")
-READ_FOR_WORDS = 2000  # pairs of each task whose words become pieces beside the lexicon's
+READ_FOR_WORDS = 2000  # pairs of each task whose words become pieces besides the lexicon's
 IGNORED = -100  # PyTorch's own mark for targets that are not scored
-SHARES: dict[TextTask, int] = {"qa": 4, "summary": 1, "count": 3}  # in equal shares the loss is about summaries
-POOL = 16  # batches sorted by length together: less padding
+SHARES: dict[TextTask, int] = {"qa": 4, "summary": 1, "count": 3}  # with equal shares summaries dominate the loss
+POOL = 16  # batches sorted by length together, for less padding
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Seq2SeqRecipe(Recipe):
     heads: int = 4
     head_size: int = 24
     feed_forward: int = 160
-    early_read: int = 3  # layers below the last whose loss one step reads
+    early_read: int = 3  # layers below the last with a loss in one step
     batch: int = 32
     window: int = 128  # longest source in tokens
     matrix_rate: float = 0.02
@@ -105,7 +105,7 @@ def tokenizer_pieces() -> tuple[str, ...]:
         for pair in generate_pairs(task, "train", READ_FOR_WORDS):
             seen.update(WORD.findall(f" {pair.source}"))
             seen.update(WORD.findall(f" {pair.target}"))
-    # the sentence about a home stands in no pair
+    # no pair has the sentence about a home
     seen.update(WORD.findall(" is from."))
     others = sorted(set(seen) - set(lexicon))
     known = (PAD, END, UNKNOWN, *SENTINELS, *(f"<0x{byte:02X}>" for byte in range(256)))
@@ -114,13 +114,13 @@ def tokenizer_pieces() -> tuple[str, ...]:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer of the bundled encoder-decoders: a unigram model of equally likely pieces, as T5's is of learned.
+    """Build the tokenizer of the bundled encoder-decoders: a unigram model like T5's, with equally likely pieces.
 
-    A text is cut into as few pieces as can be. It is opened by a space, so that a word is the same token first and
-    later, and closed by the end-of-text token.
+    It splits a text into the fewest pieces. A space opens the text, so that its first word is the same token as
+    elsewhere, and the end-of-text token closes it.
     """
     model = Tokenizer(models.Unigram([(piece, -1.0) for piece in tokenizer_pieces()], unk_id=2, byte_fallback=True))
-    # a sentinel takes the space before it along, which else were a piece of its own
+    # a sentinel includes the space before it, which otherwise is a separate piece
     model.add_special_tokens([AddedToken(text, lstrip=True, normalized=False) for text in SENTINELS])
     model.add_special_tokens([AddedToken(text, normalized=False) for text in (PAD, END, UNKNOWN)])
     model.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always")
@@ -144,7 +144,7 @@ def layer_loss_weights(layers: int) -> Tensor:
 
 
 def create_initial_model(recipe: Seq2SeqRecipe) -> T5ForConditionalGeneration:
-    """Random weights from the recipe's seed; the caller's generator is left as it was."""
+    """Random weights from the recipe's seed, without changing the caller's generator."""
     config: Any = AutoConfig.for_model(
         "t5",
         vocab_size=len(tokenizer_pieces()),
@@ -168,7 +168,7 @@ def create_initial_model(recipe: Seq2SeqRecipe) -> T5ForConditionalGeneration:
 
 
 def load_starting_model(recipe: Seq2SeqRecipe) -> T5ForConditionalGeneration:
-    """The model that training starts from: the bundled model that is tuned, else random weights.
+    """The starting model of training: the bundled model to tune, else random weights.
 
     Raises:
         BadArgument: ``starts_from`` names a folder without weights.
@@ -202,7 +202,7 @@ def iterate_training_pairs(recipe: Seq2SeqRecipe) -> Iterator[SourceTarget]:
 
 
 def collate_batch(rows: list[tuple[list[int], list[int]]], pad: int) -> Seq2SeqBatch:
-    """(source ids, target ids) rows → one padded batch; the decoder starts from padding, as T5 does."""
+    """One padded batch of (source ids, target ids) rows; the decoder starts from padding, as in T5."""
     source = pad_sequence([torch.tensor(s) for s, _ in rows], batch_first=True, padding_value=pad)
     target = pad_sequence([torch.tensor(t) for _, t in rows], batch_first=True, padding_value=IGNORED)
     fed = torch.cat([torch.full((len(rows), 1), pad), target[:, :-1].masked_fill(target[:, :-1] == IGNORED, pad)], 1)
@@ -210,7 +210,7 @@ def collate_batch(rows: list[tuple[list[int], list[int]]], pad: int) -> Seq2SeqB
 
 
 def iterate_batches(recipe: Seq2SeqRecipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[Seq2SeqBatch]:
-    """Endless batches; pairs of like length together, the order of batches drawn from the seed."""
+    """Endless batches of pairs of similar length; the seed draws the order of batches."""
     stream = iterate_training_pairs(recipe)
     rng = random.Random(f"order/{recipe.seed}")
     encode = tokenizer.backend_tokenizer.encode_batch
@@ -227,7 +227,7 @@ def iterate_batches(recipe: Seq2SeqRecipe, tokenizer: PreTrainedTokenizerFast) -
 def sample_loss_layers(recipe: Seq2SeqRecipe, batch: Seq2SeqBatch) -> tuple[list[int], Tensor]:
     """(layers from 1, the last one last; weights float32 of their losses): CALM's loss in expectation.
 
-    Which layers below the last are drawn follows from the batch, so that training needs no generator of its own.
+    The batch determines the drawn layers below the last, so that training needs no separate generator.
     """
     weights, below = layer_loss_weights(recipe.layers), recipe.layers - 1
     drawn = sorted(random.Random(f"layers/{batch.target.sum().item()}").sample(range(1, below + 1), recipe.early_read))
@@ -253,19 +253,19 @@ def compute_loss(
     early = [decoder.final_layer_norm(body.hidden_states[layer]) for layer in layers[:-1]]  # [0] is the embedding
     real = batch.target != IGNORED
     states = torch.stack([*early, body.last_hidden_state])[:, real]  # [layers, tokens, hidden]
-    logits = model.lm_head(states * model.config.d_model**-0.5)  # tied head: scaled as T5 does
+    logits = model.lm_head(states * model.config.d_model**-0.5)  # tied head, scaled as in T5
     target = batch.target[real].expand(len(states), -1)
     each = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(target.shape).mean(dim=1)
     return (weights * each).sum(), each[-1].detach()
 
 
 def create_optimisers(model: T5ForConditionalGeneration, recipe: Seq2SeqRecipe) -> list[torch.optim.Optimizer]:
-    """As for the causal models, but queries at a rate divided by √head_size.
+    """Create optimisers as for the causal models, but with the queries' rate divided by √head_size.
 
-    T5 does not divide attention scores by √head_size: its small initial queries do that. Muon's steps have a size of
-    their own and undo it at the full rate. Tried: attention then saturates on single tokens, the encoder's table of
-    position biases stays at noise, and the rivals of a span are not told apart (exact match 0.34 after
-    2,000 steps of tuning).
+    T5 does not divide attention scores by √head_size, which its small initial queries replace. Muon's steps have a
+    fixed size and undo this at the full rate. In a trial attention then saturated on single tokens, the encoder's table
+    of position biases stayed at noise, and the model confused the rivals of a span (exact match 0.34 after 2,000 steps
+    of tuning).
     """
     muon, adam = causal.create_optimisers(model, recipe)
     queries = [parameter for name, parameter in model.named_parameters() if name.endswith(".q.weight")]

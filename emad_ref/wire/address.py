@@ -1,7 +1,7 @@
 """Parse the address of a decoder: ``exec:COMMAND`` is a program, ``tcp:HOST:PORT`` a server of the wire protocol, a URL
-an inference server. ``ServerLimits`` bounds what a server does for one client.
+an inference server. ``ServerLimits`` bounds a server's work for one client.
 
-Nothing is started, and NumPy is not imported. A command is split as a shell would split it, but no shell runs it.
+This module starts no process and does not import NumPy. A command is split like in a shell, but no shell runs it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Client side of the wire protocol: ``Decoder`` and ``Session`` of ``emad_ref.protocol`` in another process.
 
-Each call has a time limit. Anything but its reply breaks the connection for good, because later bytes cannot be
-assigned to a call: nothing more is read, and a program is killed with all processes that it started.
+Each call has a time limit. Any bytes other than its reply end the connection, because later bytes cannot be assigned to
+a call: the client stops reading and kills a program with all processes that it started.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from emad_ref.wire.transport import StreamEnded, StreamTimedOut, Transport, open
 
 
 class DecoderFailed(EmadError):
-    """Raised if a call gets no valid reply; the message has the address, the call, what came instead, and a remedy.
+    """Raised if a call gets no valid reply; the message has address, call, received data and a remedy.
 
     ``said``: the last lines of the program's standard error; empty for a server.
     """
@@ -66,7 +66,7 @@ class DecoderRefusal(BadArgument):
 
 
 class ConnectionBroken(EmadError):
-    """Reason for the end of a connection; ``came``: what came instead of a reply.
+    """Reason for the end of a connection; ``came``: the data received instead of a reply.
 
     ``Connection`` adds call and address.
     """

@@ -1,25 +1,25 @@
 """Decoder behind a URL: an inference server that completes token ids over HTTP.
 
-The server says which of two interfaces it has:
+The server has one of two interfaces, by its answers:
 
     llama.cpp   ``GET /props`` answers; ``POST /completion`` takes ids as ``prompt`` and returns ``tokens``
     OpenAI      ``GET /v1/models`` answers; ``POST /v1/completions`` takes ids, as vLLM and SGLang serve it, and returns
                 ``token_ids`` where ``return_token_ids`` is set
 
-The rows of a batch are sent at once, each in a request of its own, so that the server batches them. Greedy requests
-have temperature 0; no request uses top-k, top-p, penalties or the model's own generation config. A model's own end of
-text ends no row: only the stop ids of the request do. llama.cpp takes no stop ids, so this client cuts its answers
-behind the first of them; told to ignore its ends of text it would ban them, so the client lets them end an answer and
-asks for the rest by another request.
+The client sends the rows of a batch at once, each in a separate request, so that the server batches them. Greedy
+requests have temperature 0; no request uses top-k, top-p, penalties or the model's own generation config. Only the stop
+ids of the request end a row, not the model's own end of text. llama.cpp takes no stop ids, so this client cuts its
+answers after the first of them. If llama.cpp ignored its ends of text it would ban them, so the client lets them end an
+answer and requests the rest again.
 
 Each request has a time limit for its whole reply. ``EMAD_DECODER_TOKEN`` of the environment is sent as bearer token.
 
-A request is sent again, at most twice while no other one is answered, if the server puts it off (status 429, 503) or
-resets the connection before the first byte of its reply. A reply that has begun is never asked for again: what it says
-counts. ``RequestCounts`` counts each request, and why it was sent again. A server that answers by status 503 as long as
-it loads its model is waited for.
+The client repeats a request, at most twice while no other one is answered, if the server defers it (status 429, 503) or
+resets the connection before the first byte of its reply. It never repeats a request after the reply has begun.
+``RequestCounts`` counts requests, and repetitions by reason. The client waits for a server that answers by status 503
+while it loads its model.
 
-A server may refuse (``REFUSALS``) streams, log-probabilities, those of the prompt alone, or a temperature: it does not
+A server that refuses (``REFUSALS``) streams, log-probabilities, only those of the prompt, or a temperature does not
 offer them.
 
 Streamed replies are server-sent events (``stream: true``). A token arrives when the event that holds it is whole.
@@ -54,18 +54,18 @@ from emad_ref.wire.transport import EventStream, HttpReply, RequestCounts
 
 TOKEN_VARIABLE = "EMAD_DECODER_TOKEN"
 LARGEST_REPLY = 64 << 20  # bytes
-QUOTED = 300  # characters of a reply that a message shows
+QUOTED = 300  # most characters of a reply in a message
 SERVED_REMEDY = "docs/engines.md says what a server must answer"
-TOKEN_ID = re.compile(r"(?:token_id|token):(\d+)")  # how vLLM, or another server, names a token whose id was asked for
-WAITS_S = (0.5, 2.0)  # before a request is sent again, unless the server says how long (Retry-After)
+TOKEN_ID = re.compile(r"(?:token_id|token):(\d+)")  # token names with ids, of vLLM and others
+WAITS_S = (0.5, 2.0)  # seconds before a repetition, unless the server gives them (Retry-After)
 PUT_OFF = (429, 503)  # statuses: too many requests, not ready
 REFUSALS = (400, 404, 405, 415, 422, 501)  # statuses by which a server refuses a field of a request
-LOADING, LOADING_S = 503, 2.0  # status of a server that loads its model, and seconds until it is asked again
+LOADING, LOADING_S = 503, 2.0  # status of a server that loads its model, and seconds until the next request
 EVENTS = "text/event-stream"
-ALIVE_S = 10.0  # for one token, after a request hung
-WHOLE_AT_ONCE = 8  # tokens from which on an answer in a single event is not streamed
+ALIVE_S = 10.0  # seconds for one token, after a request hung
+WHOLE_AT_ONCE = 8  # least tokens of an answer in a single event that counts as not streamed
 SEED_STEP = 1_000_003  # between the seeds of two parts of an answer
-SAME_VALUE = 1e-4  # nats: one log-probability told twice may be rounded twice
+SAME_VALUE = 1e-4  # nats; two reports of one log-probability may be rounded differently
 UNFILTERED = {"top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
@@ -78,10 +78,10 @@ Reading = TypeVar("Reading")
 
 
 class CompletionInterface(Protocol):
-    """How one kind of server is asked, and what it says of its model.
+    """Requests and replies of one kind of server, and its description of its model.
 
-    ``path``: of completions. ``model``: the server's name for it. ``window``: positions that it serves, ``vocabulary``:
-    its tokens; 0 if it does not say. ``streamed``: what a body has besides, so that the reply is streamed.
+    ``path``: of completions. ``model``: the server's name for it. ``window``: served positions, ``vocabulary``: its
+    tokens; 0 if not reported. ``streamed``: additional body fields for a streamed reply.
     """
 
     path: str
@@ -108,13 +108,13 @@ class CompletionInterface(Protocol):
         """One reply from the ``events`` of a stream. Raises as ``parse_completion``, also for a stream cut off."""
 
     def is_unfinished(self, reply: Mapping[str, Any]) -> bool:
-        """Whether an end of text that the model knows, and the request does not, ended the reply."""
+        """Whether the model's end of text, which the request lacks, ended the reply."""
 
     def parse_usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
         """Token counts of a reply, if it has any: ``prompt_tokens``, ``completion_tokens``, ``total_tokens``."""
 
     def log_probs_request_fields(self, top: int) -> list[dict[str, Any]]:
-        """Request fields for the ``top`` likeliest tokens, in variants to try in turn; the last asks for the least."""
+        """Request fields for the ``top`` likeliest tokens, in variants to try in turn, the smallest last."""
 
     def parse_log_probs(self, reply: Mapping[str, Any], prompt: Ints, tokens: Ints, top: int) -> TokenLogProbs:
         """Log-probabilities of the ``tokens`` after ``prompt`` in a reply. Raises as ``parse_completion``."""
@@ -184,7 +184,7 @@ class OpenAIInterface:
         tokens = _token_array(ids)
         stopped, at = choice["finish_reason"] == "stop", choice.get("stop_reason")
         if stopped and is_whole(at) and (not len(tokens) or tokens[-1] != at):
-            tokens = np.append(tokens, at)  # some servers leave out the token that stopped the row
+            tokens = np.append(tokens, at)  # some servers omit the token that stopped the row
         return Completion(tokens, stopped)
 
     def parse_text(self, reply: Mapping[str, Any]) -> str | None:
@@ -210,7 +210,7 @@ class OpenAIInterface:
         return {"choices": [{"token_ids": tokens, "text": text} | ended], "usage": usages[-1] if usages else None}
 
     def is_unfinished(self, reply: Mapping[str, Any]) -> bool:
-        return False  # it ignores them where a request says so
+        return False  # it ignores them on request
 
     def parse_usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
         return reply.get("usage") or {}
@@ -292,7 +292,7 @@ class LlamaCppInterface:
         return reply.get("stop_type") == "eos"
 
     def parse_usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {}  # of prompts, releases count what was cached or what was not
+        return {}  # for prompts, releases count either cached or uncached tokens
 
     def log_probs_request_fields(self, top: int) -> list[dict[str, Any]]:
         return [{"n_probs": top, "post_sampling_probs": False}]
@@ -319,16 +319,16 @@ def _token_array(ids: Any) -> Ints:
 
 
 class RequestRefused(DecoderFailed):
-    """The server answered by one of ``REFUSALS``."""
+    """Raised if the server answers by one of ``REFUSALS``."""
 
 
 class ConnectionLostBeforeReply(OSError):
-    """The connection broke before the first byte of a reply."""
+    """Raised if the connection breaks before the first byte of a reply."""
 
 
 @dataclass(frozen=True)
 class ReplyPart(Generic[Reading]):
-    """What one reply holds: a ``reading`` of it, its ``tokens``, and whether the rest has to be asked for."""
+    """Content of one reply: a ``reading`` of it, its ``tokens``, and whether to request the rest."""
 
     reading: Reading
     tokens: Ints
@@ -344,15 +344,14 @@ class EngineClient:
         self._hung = ""  # the call that ran out of its time limit, unless the server has answered since
         self._wanted = ""  # the judge's name of the model
         self._samples = False  # whether the server has drawn a token
-        self._loaded_by: float | None = None  # when it must have loaded its model
+        self._loaded_by: float | None = None  # deadline for loading its model
 
     def open_decoder(self, request: Request, vocabulary: int, window: int, noise: float = 0.0) -> EngineDecoder:
         """A decoder for ``request`` of a model with ``window`` positions; ``noise``: of the precision that it states.
 
         Raises:
             Unsupported: exits, a source, or a temperature that the server refuses.
-            DecoderFailed: no known server, one that hangs, one that serves fewer positions, or a model of another
-                vocabulary.
+            DecoderFailed: no known server, a hanging one, one with fewer positions, or a model of another vocabulary.
         """
         decoder = EngineDecoder(self, request, vocabulary, noise)
         self._wanted = request.model.name
@@ -369,7 +368,7 @@ class EngineClient:
         return decoder
 
     def _require_sampling(self, temperature: float) -> None:
-        """Ask for one sampled token. Raises Unsupported: the server refuses, and answers greedily."""
+        """Request one sampled token. Raises Unsupported if the server refuses, and answers greedily."""
         token, none = np.zeros(1, dtype=np.int64), frozenset[int]()
         try:
             self.complete(token, 1, none, temperature, 0)
@@ -379,7 +378,7 @@ class EngineClient:
         self._samples = True
 
     def _require_alive(self) -> None:
-        """Ask for one token after a call hung: a server that is stuck shall not cost every test its time limit."""
+        """Request one token after a call hung, so that a stuck server does not cost every test its time limit."""
         if not self._hung:
             return
         soon = copy.copy(self)
@@ -410,7 +409,7 @@ class EngineClient:
         return LlamaCppInterface(name, int(llama.get("n_ctx") or 0), vocabulary)
 
     def _described(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What /props and /v1/models answer; {} for neither. Waits within the time limit while the server loads."""
+        """Answers of /props and /v1/models; {} for neither. Waits within the time limit while the server loads."""
         paths = "/props", "/v1/models"
         deadline = self._loaded_by = self._loaded_by or time.monotonic() + self._seconds
         known = False
@@ -494,7 +493,7 @@ class EngineClient:
     ) -> list[Reading]:
         """Parts of one answer: ``ask(history, tokens left, seed)`` until one is finished or there are ``max_new``.
 
-        Each part draws by a seed of its own, or it would draw as the one before.
+        Each part has its own seed, so that it draws differently from the one before.
         """
         found: list[Reading] = []
         history, left = prompt, max_new
@@ -506,10 +505,10 @@ class EngineClient:
                 return found
 
     def _completion(self, reply: Mapping[str, Any], prompt: Ints, stop: frozenset[int]) -> Completion:
-        """``interface.parse_completion``; raises ValueError, too, if the reply counts other tokens than there are."""
+        """``interface.parse_completion``; also raises ValueError if the reply counts another number of tokens."""
         completion, usage = self.interface.parse_completion(reply, stop), self.interface.parse_usage(reply)
         new = len(completion.tokens)
-        # a stop token that the reply leaves out may be counted or not
+        # an omitted stop token may be counted or not
         counts = {"prompt_tokens": {len(prompt)}, "completion_tokens": {new, new - 1} if completion.stopped else {new}}
         for name, right in counts.items():
             if name in usage and usage[name] not in right:
@@ -524,7 +523,7 @@ class EngineClient:
     def token_arrivals(
         self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int, stream: bool
     ) -> TokenArrivals:
-        """One row as it arrives. Raises Unsupported, DecoderFailed."""
+        """Arrivals of one row. Raises Unsupported, DecoderFailed."""
         interface, began = self.interface, time.perf_counter()
 
         def ask(history: Ints, left: int, seed: int) -> ReplyPart[TokenArrivals]:
@@ -552,14 +551,14 @@ class EngineClient:
         return TokenArrivals(tokens, seconds, parts[-1].whole_s, "".join(texts) if len(texts) == len(parts) else None)
 
     def abort_stream(self, prompt: Ints, max_new: int, after: int) -> None:
-        """Ask for a greedy stream, and close the connection after ``after`` events.
+        """Request a greedy stream, and close the connection after ``after`` events.
 
         Raises Unsupported, DecoderFailed.
         """
         self._stream(self.interface.build_request_body(prompt, max_new, frozenset(), 0.0, 0), EventStream(after))
 
     def _stream(self, body: Mapping[str, Any], received: EventStream) -> None:
-        """Ask for ``body`` streamed. Raises Unsupported, DecoderFailed."""
+        """Request ``body`` as a stream. Raises Unsupported, DecoderFailed."""
         path = self.interface.path
         answer = self._send("POST", path, dict(body) | dict(self.interface.streamed), received)
         if answer.status in REFUSALS:
@@ -587,14 +586,14 @@ class EngineClient:
             raise ValueError(f"the stream says that it ended {ended}, but its last tokens are {tokens[-2:].tolist()}")
         held = [len(self.interface.parse_event_tokens(event)) for _, event in timed]
         seconds = np.repeat([seconds for seconds, _ in timed], held)
-        # a stop token that the server leaves out is known when its last event arrives
+        # an omitted stop token is known when the last event arrives
         seconds = np.append(seconds, [timed[-1][0]] * max(0, len(tokens) - len(seconds)))[: len(tokens)]
         if sum(map(bool, held)) == 1 and len(tokens) >= WHOLE_AT_ONCE:
             raise Unsupported(f"the server sends all {len(tokens)} tokens of an answer in one event")
         return self._part(reply, completion, TokenArrivals(tokens, seconds, whole_s, self.interface.parse_text(reply)))
 
     def draft_counts(self) -> DraftCounts:
-        """Counters of drafts as vLLM exports them, summed over its engines. Raises Unsupported: the server has none."""
+        """Draft counters as exported by vLLM, summed over its engines. Raises Unsupported if there are none."""
         reply = self._exchange("GET", "/metrics", None, time.monotonic() + self._seconds)
         drafts, accepted = DRAFTS.findall(reply.text), ACCEPTED.findall(reply.text)
         if reply.status != 200 or not drafts:
@@ -605,7 +604,7 @@ class EngineClient:
         return DraftCounts(sum(int(float(value)) for value in drafts), counts)
 
     def _read(self, body: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Reading]) -> Reading:
-        """What ``read`` makes of the reply to ``body``."""
+        """Result of ``read`` on the reply to ``body``."""
         call, answer = f"POST {self.interface.path}", self._send("POST", self.interface.path, body)
         if answer.status != 200:
             raise self._bad_status(call, answer)
@@ -617,7 +616,7 @@ class EngineClient:
 
     @contextmanager
     def _readable(self, reply: Any) -> Iterator[None]:
-        """Inside the block, a reply that lacks a part is a failure of the decoder."""
+        """Turn a missing part of a reply into DecoderFailed inside the block."""
         try:
             yield
         except (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
@@ -641,7 +640,7 @@ class EngineClient:
     def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None, stream: EventStream | None = None
     ) -> HttpReply:
-        """The reply to one request; it is sent again as the module says. The time limit holds for all attempts."""
+        """The reply to one request, repeated as in the module's docstring. The time limit covers all attempts."""
         call, deadline = f"{method} {path}", time.monotonic() + self._seconds
         if body is not None:
             self.counts.count_request()
@@ -657,7 +656,7 @@ class EngineClient:
                 else:
                     if answer.status == 200 and body is not None:
                         self.counts.count_answer()
-                    if answered != self.counts.answered:  # the server takes no more at once, and answers others
+                    if answered != self.counts.answered:  # the server is full, and answers other requests
                         answered, put_off = self.counts.answered, 0
                     if answer.status not in PUT_OFF or put_off >= len(WAITS_S):
                         return answer
@@ -689,7 +688,7 @@ class EngineClient:
     ) -> HttpReply:
         """One attempt; a ``stream`` takes each part as it arrives.
 
-        The deadline holds for the whole reply, however slowly it comes.
+        The deadline covers the whole reply at any speed.
         """
         url, headers = self.address, {"Accept": "application/json" if stream is None else EVENTS}
         if token := os.environ.get(TOKEN_VARIABLE):
@@ -740,7 +739,7 @@ class EngineClient:
 
 
 class EngineDecoder(TokenDecoder):
-    """A decoder at full depth, of which ``client``'s server completes the rows."""
+    """A decoder at full depth with rows completed by ``client``'s server."""
 
     concurrent = True
 

@@ -1,8 +1,8 @@
 """JSON values read as typed fields, and operating points as JSON.
 
-Each reader takes (name, value) and raises ``BadArgument`` that names it. JSON's true and false are no numbers, though
-Python counts them among its integers. JSON has no infinite numbers: they are sent as the texts ``inf`` and ``-inf``.
-``emad_ref.point`` checks the fields of a point, as for any other point.
+Each reader takes (name, value) and raises ``BadArgument`` that names it. JSON's true and false do not count as numbers.
+JSON lacks infinite numbers, so they are sent as the texts ``inf`` and ``-inf``. ``emad_ref.point`` checks the fields of
+a point, as for any other point.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ REFUSAL_KINDS: tuple[tuple[type[EmadError], str], ...] = (
     (BadArgument, "BadArgument"),
 )
 
-REQUEST_BYTES = 64 << 20  # of one request's arrays: tokens and depths, no logits
-MESSAGE_CHARACTERS = 2000  # of one refusal, which quotes the refused value
+REQUEST_BYTES = 64 << 20  # most bytes of a request's arrays: tokens and depths, no logits
+MESSAGE_CHARACTERS = 2000  # most characters of a refusal, which quotes the refused value
 
 T = TypeVar("T")
 
@@ -97,8 +97,8 @@ class DecoderServer:
             IdleTimeout: no call for too long.
             StreamTimedOut: a request is not sent to its end, or a reply not read, in time.
             StreamEnded: the stream ended within a request.
-            BadFrame: something else than a request: nothing can be read after it.
-            OSError: the client does not read any more.
+            BadFrame: other bytes than a request, after which reading is impossible.
+            OSError: the client has stopped reading.
         """
         try:
             while True:

@@ -70,7 +70,7 @@ class Stream:
             StreamEnded, StreamTimedOut: with the bytes received until then.
             OSError: the stream broke.
         """
-        # memory is committed as it is written: an announced size that is never sent costs nothing
+        # memory is committed on writing, so an announced but unsent size costs none
         try:
             buffer = np.empty(count, dtype=np.uint8)
         except MemoryError as error:
@@ -127,14 +127,14 @@ class Stream:
 
 
 LINES, LETTERS = 20, 400  # of standard error: the last lines, and letters of each
-GRACE_S = 2.0  # for a program to exit after its output has ended, and for its last bytes to arrive
+GRACE_S = 2.0  # seconds for a program to exit after its output has ended, and for its last bytes
 
 
 class Transport(Protocol):
     stream: Stream
 
     def describe_end(self) -> str:
-        """Why the other side closed the stream, in words."""
+        """Text of the reason why the other side closed the stream."""
 
     def stderr_lines(self) -> list[str]:
         """The last lines of standard error, complete once the transport is closed; empty for a server."""
@@ -260,7 +260,7 @@ class SocketTransport:
 
 
 class RequestCounts:
-    """Requests to a server, and how many were sent again, by reason. Threads share it."""
+    """Requests to a server, and repeated ones by reason. Threads share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -299,7 +299,7 @@ class HttpReply:
 
     @property
     def retry_after_s(self) -> float | None:
-        """Seconds of ``Retry-After``, which may be a date; None without one that can be read."""
+        """Seconds of ``Retry-After``, which may be a date; None without a readable value."""
         value = self.headers.get("retry-after", "").strip()
         try:
             return max(0.0, float(value))
@@ -315,7 +315,7 @@ class HttpReply:
 class EventStream:
     """Server-sent events of one reply, as its bytes arrive. ``events``: (seconds since ``restart``, data).
 
-    ``most``: events after which the reader gives the reply up; None: it reads all.
+    ``most``: events after which the reader aborts; None: it reads all.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -327,13 +327,13 @@ class EventStream:
         return self._most is not None and len(self.events) >= self._most
 
     def restart(self) -> None:
-        """Forget everything: the request is sent now."""
+        """Forget all data, as the request is sent now."""
         self._began, self._rest = time.perf_counter(), b""
         self._data: list[str] = []
         self.events: list[tuple[float, str]] = []
 
     def add_bytes(self, part: bytes) -> None:
-        """Read whole lines of what has arrived; a line may be cut anywhere, also inside a character."""
+        """Read whole lines of the received bytes; a line may be cut anywhere, also inside a character."""
         *lines, self._rest = (self._rest + part).split(b"\n")
         for line in lines:
             self._take_line(line.rstrip(b"\r").decode("utf-8", "replace"))

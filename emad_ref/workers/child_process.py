@@ -1,4 +1,4 @@
-"""Run a program as a child process with a time limit; it dies with its parent and takes all its processes along.
+"""Run a program as a child process with a time limit; it dies with its parent, and all its processes with it.
 
 The child stays in its parent's process group, so a signal to the group reaches both. After the time limit the child is
 interrupted, so that it can clean up, and killed after ``GRACE_S`` with all processes that it started, in any session
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from emad_ref.workers import supervisor
 
-GRACE_S = 5.0  # for finally blocks and their own waits
+GRACE_S = 5.0  # seconds for finally blocks and their own waits
 # A killed parent cannot clean up, so the child reads a pipe that the parent holds open: the read returns at its death.
 CHILD_CODE = """import os, runpy, sys, threading
 end, module = int(sys.argv.pop(1)), sys.argv.pop(1)

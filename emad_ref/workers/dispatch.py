@@ -33,8 +33,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from emad_ref.errors import BadArgument, EmadError
 
-UNITS_PER_WORKER = 4  # submitted at once: one at work, others waiting behind one that takes long (docs/scale.md)
-MAX_LOSSES = 3  # times in a row that a unit may be lost before the unit is taken to be the cause
+UNITS_PER_WORKER = 4  # submitted units per worker: one at work, others waiting behind a slow one (docs/scale.md)
+MAX_LOSSES = 3  # consecutive losses of a unit after which the unit counts as the cause
 HERE = "here"
 EXECUTOR_FORMS = "here, processes:N, processes:NxTHREADS, dask://HOST:PORT, slurm://FOLDER"
 PROCESSES_PATTERN = re.compile(r"processes:([1-9]\d{0,3})(?:x([1-9]\d{0,2}))?")
@@ -70,9 +70,9 @@ class WorkerPool:
 def dispatch_in_order(
     pool: WorkerPool, function: Callable[[Unit], Result], units: Iterable[Unit]
 ) -> Iterator[tuple[Unit, Result]]:
-    """Each unit and what ``function`` returns for it, in the order of ``units``. Both cross to workers by pickle.
+    """Each unit and its result of ``function``, in the order of ``units``. Both are pickled for workers.
 
-    Units that are out when the caller stops early are cancelled, or finished and thrown away.
+    If the caller stops early, pending units are cancelled, or finished and discarded.
 
     Raises:
         WorkersLost: the workers of one unit died ``MAX_LOSSES`` times in a row.
@@ -98,7 +98,7 @@ def dispatch_in_order(
                         f"{str(death).strip().partition(chr(10))[0]}), but expected a result; is there enough memory? "
                         "finished units are kept: resume the command"
                     ) from death
-                if isinstance(death, BrokenExecutor):  # it has lost every unit that is out
+                if isinstance(death, BrokenExecutor):  # it has lost every pending unit
                     executor.shutdown(wait=False)
                     executor = pool.open()
                     out = deque((each, old if _is_done(old) else executor.submit(function, each)) for each, old in out)
@@ -109,7 +109,7 @@ def dispatch_in_order(
             out.popleft()
             yield unit, result
     finally:
-        for _, future in out:  # not every executor cancels what waits when it is shut down
+        for _, future in out:  # not every executor cancels waiting units at its shutdown
             future.cancel()
         executor.shutdown(wait=False)
 
@@ -124,7 +124,7 @@ def dispatch_exclusively(
     units: Iterable[Unit],
     measures: Callable[[Unit], bool],
 ) -> Iterator[tuple[Unit, Result]]:
-    """As ``dispatch_in_order``; units that ``measures`` run after all others, one at a time, with none beside them."""
+    """As ``dispatch_in_order``; units that ``measures`` run after all others, one at a time."""
     known = [(unit, measures(unit)) for unit in units]
     yield from dispatch_in_order(pool, function, [unit for unit, timed in known if not timed])
     yield from dispatch_in_order(replace(pool, ahead=1), function, [unit for unit, timed in known if timed])
@@ -155,7 +155,7 @@ def open_workers(address: str) -> Iterator[WorkerPool | None]:
 
 def _init_worker(threads: int) -> None:
     """Set the number of threads, on which sums of floats depend, and end with the parent, however that ends."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches the whole group: the parent alone reports it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches the whole group, and only the parent reports it
     import torch
 
     os.environ["OMP_NUM_THREADS"] = str(threads)  # of processes that this one starts
@@ -188,13 +188,13 @@ def _dask_pool(address: str) -> Iterator[WorkerPool]:
             raise BadArgument("executor", address, "a scheduler with workers", "start some: dask worker HOST:PORT")
         client.run(keep_freed_memory)
         threads = sum(worker["nthreads"] for worker in workers)
-        # two runs of one function on one unit are two runs: nothing is looked up by what it is called with
+        # two runs of one function on one unit are separate, without a cache by arguments
         engage = partial(client.get_executor, pure=False)
         yield WorkerPool(address, engage, UNITS_PER_WORKER * threads, (BrokenExecutor, distributed.KilledWorker))
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep freed memory, as glibc does by default; Dask's nanny makes its workers give it back.
+    """Let this process keep freed memory, as in glibc's default, which Dask's nanny disables in its workers.
 
     With ``MALLOC_TRIM_THRESHOLD_`` set, glibc maps every tensor from 128 KiB on anew, and a calibration of
     ``emad-tiny`` takes twice as long. A threshold that a user has set stays.
