@@ -4,7 +4,7 @@
 
 For every model, in float32 and bfloat16:
 
-    tolerances, bandwidth exactness and speed of full depth here (``emad_ref.measurements.hardware``)
+    tolerances, bandwidth   exactness and speed of full depth here (``emad_ref.measurements.hardware``)
     graphs                  captured steps against eager ones and ``generate``, if the device can capture
     decoders                invariants and fidelity suites: every decoder, every schedule, on this device
     cost                    time (EMAD-F2) and energy (EMAD-N1)

