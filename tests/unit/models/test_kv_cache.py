@@ -102,6 +102,13 @@ def test_truncate_is_absolute_and_leaves_shorter_layers(stepper: Stepper) -> Non
     assert held(cache) == [{0: 7, 1: 8, 2: 3}] * 2 + [{0: 6, 1: 6, 2: 3}] * 4
 
 
+def test_truncate_takes_lengths_by_session_row_where_layers_serve_some_rows(stepper: Stepper) -> None:
+    cache, _ = filled(stepper)
+    cache.free_layers_above(np.array([2, 6, 4]))
+    cache.truncate(np.array([1, 5, 3]))
+    assert held(cache) == [{0: 1, 1: 5, 2: 3}] * 2 + [{1: 5, 2: 3}] * 2 + [{1: 5}] * 2
+
+
 def test_entries_are_what_the_block_wrote(stepper: Stepper) -> None:
     """Writes of a whole batch, of a subset and of ragged rows put the same keys in the same slots."""
     whole, ids = filled(stepper)

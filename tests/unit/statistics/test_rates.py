@@ -15,6 +15,8 @@ from emad_ref.statistics.estimate import needed_sample_size, pvalue_with_rare_un
 from emad_ref.statistics.legs import build_leg_test, decide_legs
 from emad_ref.statistics.rates import (
     FEWEST_DIFFERING,
+    DocumentLossAndWork,
+    FullDepthBaseline,
     draw_document_counts,
     estimate_entropy_changes,
     estimate_entropy_slope,
@@ -488,3 +490,15 @@ def test_the_number_needed_of_unequal_documents_says_that_it_counts_equal_ones()
     assert leg.n < 60
     assert "120 unequal documents count as" in leg.reason
     assert "documents of equal weight would decide it" in leg.remedy
+
+
+def test_the_excess_of_a_saving_over_anothers_is_a_share_of_full_depths_work():
+    """100 units at full depth: one family saves 50, the other 30; the excess is 20 %, of the other's work 29 %."""
+    tokens = ByDocument.from_whole_documents(np.full(40, 10.0))
+    full, one, other = (
+        DocumentLossAndWork(name, tokens, tokens.with_values(np.full(40, work)))
+        for name, work in (("full", 100.0), ("one", 50.0), ("other", 70.0))
+    )
+    baseline = FullDepthBaseline(full, tokens)
+    assert baseline.estimate_saving(one, 0.0, rng()).value == pytest.approx(0.5)
+    assert baseline.estimate_saving(one, 0.0, rng(), against=other).value == pytest.approx(0.2)
