@@ -111,6 +111,13 @@ def small_model(
     return model.to(dtype).eval()
 
 
+def small_partner() -> Any:
+    """Return the model of three layers that the tests of pairs set beside ``small_model("gpt_neox")``."""
+    config = small_config("gpt_neox")
+    config.num_hidden_layers = 3
+    return small_model("gpt_neox", seed=1, config=config)
+
+
 def lay_out_as_large(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lay ``model``'s weights out as if they were large: packed together, with gaps between all columns."""
     for limit in ("LARGE", "LARGE_WEIGHT"):

@@ -31,12 +31,23 @@ BANNED_MODULES = frozenset({
 
 
 @cache
+def text_of(source: Path) -> str:
+    return source.read_text(encoding="utf-8")
+
+
+@cache
+def nodes_of(source: Path) -> tuple[ast.AST, ...]:
+    """Every node of a module, parsed once for all tests."""
+    return tuple(ast.walk(ast.parse(text_of(source))))
+
+
+@cache
 def classes() -> list[tuple[str, str]]:
     """Return name and place of every class of the product."""
     return [
         (node.name, f"{source.relative_to(ROOT).as_posix()}:{node.lineno}")
         for source in PRODUCT
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        for node in nodes_of(source)
         if isinstance(node, ast.ClassDef)
     ]
 
@@ -75,7 +86,7 @@ def test_a_verb_says_what_a_function_returns() -> None:
     found = [
         (f"{source.relative_to(ROOT).as_posix()}:{node.lineno}", node.name, pattern, ast.unparse(node.returns))
         for source in PRODUCT
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        for node in nodes_of(source)
         if isinstance(node, ast.FunctionDef) and node.returns is not None
         for prefix, pattern in RETURNED.items()
         if node.name.lstrip("_").startswith(prefix)
@@ -86,12 +97,12 @@ def test_a_verb_says_what_a_function_returns() -> None:
 
 def test_no_source_cites_a_document_that_is_not_here() -> None:
     cited = re.compile(r"\b(?:DESIGN|METHODS)\b")
-    assert not [source for source in PRODUCT if cited.search(source.read_text(encoding="utf-8"))]
+    assert not [source for source in PRODUCT if cited.search(text_of(source))]
 
 
 def test_no_module_is_longer_than_850_lines() -> None:
     """A longer module has more than one subject."""
-    lines = {str(source): len(source.read_text(encoding="utf-8").splitlines()) for source in PRODUCT}
+    lines = {str(source): len(text_of(source).splitlines()) for source in PRODUCT}
     assert not {source: count for source, count in lines.items() if count > 850}
 
 
@@ -102,7 +113,7 @@ def test_what_a_number_is_stands_in_one_place() -> None:
         r"|isinstance\([^()]*, (?:int|int \| float)\) and not isinstance\([^()]*, bool\)"
         r"|isinstance\([^()]*, bool\) or not isinstance\([^()]*, (?:int|float)"
     )
-    assert not [source for source in PRODUCT if own_check.search(source.read_text(encoding="utf-8"))]
+    assert not [source for source in PRODUCT if own_check.search(text_of(source))]
 
 
 SETTINGS_OF_MATPLOTLIB = ("text.usetex", "text.parse_math")
@@ -112,7 +123,7 @@ SETTINGS_OF_MATPLOTLIB = ("text.usetex", "text.parse_math")
 def _defined(source: Path) -> frozenset[str]:
     """Return the names of functions, classes, attributes and variables that a module defines or imports."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+    for node in nodes_of(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -146,7 +157,7 @@ def test_a_constant_that_a_sentence_names_is_there() -> None:
     constant = re.compile(r"``([A-Z][A-Z_0-9]{3,})``")
     found = []
     for source in PRODUCT:
-        text = source.read_text(encoding="utf-8")
+        text = text_of(source)
         known = set(re.findall(r"[A-Z_0-9]+", constant.sub("", text)))
         found += [(source.relative_to(ROOT).as_posix(), name, name in known) for name in constant.findall(text)]
     assert len(found) > 50, "the references were not found"
@@ -174,5 +185,5 @@ def test_each_parameter_of_a_docstring_begins_a_line() -> None:
     joined = re.compile(
         r"^ {8,}\S.*[.;)] ([a-z_]+ : (?:\(|[A-Z]|str|float|int|bool|object|tuple|torch|list|dict).*)$", re.M
     )
-    found = {source.name: joined.findall(source.read_text(encoding="utf-8")) for source in PRODUCT}
+    found = {source.name: joined.findall(text_of(source)) for source in PRODUCT}
     assert not {name: entries for name, entries in found.items() if entries}

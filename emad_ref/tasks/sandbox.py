@@ -274,8 +274,8 @@ def check_in_backend(
     bounds = ResourceLimits(time.monotonic() + seconds, process_limits(seconds, memory_bytes), output_bytes)
     trusted = json.dumps([task.definitions, task.check]).encode()
     with contextlib.ExitStack() as stack:
-        (calls, into_calls) = stack.enter_context(open_pipe())
-        (answers, into_answers) = stack.enter_context(open_pipe())
+        calls, into_calls = stack.enter_context(open_pipe())
+        answers, into_answers = stack.enter_context(open_pipe())
         words, channels = ["answers", task.name], [calls, into_answers]
         judged = stack.enter_context(start_confined(backend, bounds, words, encode_source(program), channels))
         words, others = ["check", task.name], [into_calls, answers]

@@ -33,6 +33,15 @@ def wrong_after(*tokens: int) -> Floats:
     return table
 
 
+TEXTS, TEXT_LENGTH = 4000, 3  # number of texts that show a distribution, and their tokens
+
+
+def draw_two_laws() -> tuple[Floats, Floats]:
+    """Return logits [4, 4] after each token of two chains; the first's likeliest token is right about half the time."""
+    rng = np.random.default_rng(3)
+    return rng.normal(size=(4, 4)) * 1.2, rng.normal(size=(4, 4)) * 1.2
+
+
 def chance(texts: Ints, logits: Floats, temperature: float) -> float:
     """Return the p-value that ``texts`` [samples, n] after token 0 come from the chain of ``logits`` [V, V]."""
     samples, length = texts.shape

@@ -20,7 +20,7 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import Work
 from tests.decoders.markov_decoder import POINT, MarkovDecoder, V, prompt
-from tests.small_models import small_config, small_model
+from tests.small_models import small_model, small_partner
 
 EXACT = 1e-9  # float64: the same operations in different batch sizes
 NEW = 2 * AHEAD + 5  # calls of a model that writes everything
@@ -75,9 +75,7 @@ def test_speculation_writes_what_it_would_alone(draft, verifier, k, gate, most, 
 
 @pytest.fixture(scope="module")
 def partners():
-    config = small_config("gpt_neox")
-    config.num_hidden_layers = 3
-    models = small_model("gpt_neox", seed=1, config=config), small_model("gpt_neox", seed=0)
+    models = small_partner(), small_model("gpt_neox", seed=0)
     return tuple(partnered(CausalStepper(model)) for model in models)
 
 

@@ -20,7 +20,7 @@ from emad_ref.record import DECODE, DRAFT, PROMPT, READOUTS, VERIFY
 from emad_ref.schedule.schedules import DeferredStates
 from emad_ref.text.world import generate_documents
 from tests.decoders.foreign_decoder import ForeignDecoder
-from tests.decoders.markov_decoder import DRAFTING, MarkovDecoder, chance
+from tests.decoders.markov_decoder import DRAFTING, TEXT_LENGTH, TEXTS, MarkovDecoder, chance, draw_two_laws
 from tests.small_models import LAYERS, small_model
 
 ROWS, NEW, BUNDLED_NEW = 4, 11, 12
@@ -230,23 +230,19 @@ def done_width(done):
 
 # ------------------------------------------------------------ the distribution
 
-V = 4
-SAMPLES, LENGTH = 4000, 3
-
 
 @pytest.fixture(scope="module")
 def laws():
     """Return logits after each token: of a first layer that is right about half of the time, and of the last."""
-    rng = np.random.default_rng(3)
-    return rng.normal(size=(V, V)) * 1.2, rng.normal(size=(V, V)) * 1.2
+    return draw_two_laws()
 
 
 def under_the_models_law(laws, k, temperature, gate_bits=None):
     """Return the p-value of all three-token texts in thousands of rows, under the last layer's chain; and the run."""
     shallow, deep = laws
-    prompts = [Prompt(np.array([0]))] * SAMPLES
+    prompts = [Prompt(np.array([0]))] * TEXTS
     model = Partner(MarkovDecoder(deep, shallow), DRAFTING)
-    done = self_speculate(model, 1, prompts, LENGTH, k=k, temperature=temperature, seed=1, gate_bits=gate_bits)
+    done = self_speculate(model, 1, prompts, TEXT_LENGTH, k=k, temperature=temperature, seed=1, gate_bits=gate_bits)
     return chance(np.array(done.record.emitted), deep, temperature), done
 
 

@@ -16,8 +16,8 @@ from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import CATCH_UP, DECODE, VERIFY
 from emad_ref.text.world import generate_documents
-from tests.decoders.markov_decoder import POINT, MarkovDecoder, chance
-from tests.small_models import LAYERS, VOCABULARY, small_config, small_model
+from tests.decoders.markov_decoder import POINT, TEXT_LENGTH, TEXTS, MarkovDecoder, chance, draw_two_laws
+from tests.small_models import LAYERS, VOCABULARY, small_model, small_partner
 
 ROWS, NEW, BUNDLED_NEW = 4, 11, 12
 PROMPTS = [Prompt(np.array(tokens)) for tokens in ([7], [5, 9, 2, 44], [3, 1, 4, 1, 5, 9, 2], [8, 8])]
@@ -33,9 +33,7 @@ def large():
 
 @pytest.fixture(scope="module")
 def small():
-    config = small_config("gpt_neox")
-    config.num_hidden_layers = 3
-    return CausalStepper(small_model("gpt_neox", seed=1, config=config))
+    return CausalStepper(small_partner())
 
 
 def adaptive(stepper, quantile=0.1, schedule="monotone", period=None):
@@ -196,22 +194,17 @@ def test_both_caches_hold_what_they_would_after_the_same_tokens(small, large, dr
         assert np.abs(mine.logits - theirs.logits).max() < EXACT
 
 
-V = 4
-SAMPLES, LENGTH = 4000, 3
-
-
 @pytest.fixture(scope="module")
 def laws():
     """Return logits after each token: of a draft that is right about half of the time, and of its verifier."""
-    rng = np.random.default_rng(3)
-    return rng.normal(size=(V, V)) * 1.2, rng.normal(size=(V, V)) * 1.2
+    return draw_two_laws()
 
 
 def under_the_verifiers_law(laws, k, temperature, gate_bits=None):
     """Return the p-value of all texts of three tokens in thousands of rows, under the verifier's chain; and the run."""
     draft, verifier = (Partner(MarkovDecoder(logits), POINT) for logits in laws)
-    prompts = [Prompt(np.array([0]))] * SAMPLES
-    done = speculate(draft, verifier, prompts, LENGTH, k=k, temperature=temperature, seed=1, gate_bits=gate_bits)
+    prompts = [Prompt(np.array([0]))] * TEXTS
+    done = speculate(draft, verifier, prompts, TEXT_LENGTH, k=k, temperature=temperature, seed=1, gate_bits=gate_bits)
     return chance(np.array(done.record.emitted), laws[1], temperature), done
 
 

@@ -23,7 +23,7 @@ from emad_ref.probes.signal_values import NotFinite
 from emad_ref.protocol import Prompt
 from emad_ref.record import CATCH_UP, DECODE, PROMPT
 from tests.decoders.markov_decoder import POINT, MarkovDecoder
-from tests.small_models import VOCABULARY, small_config, small_model
+from tests.small_models import VOCABULARY, small_model, small_partner
 
 NEW = 24
 PROMPTS = [Prompt(np.array(tokens)) for tokens in ([5, 9, 2, 44], [7], [3, 1, 4, 1, 5, 9, 2])]
@@ -114,9 +114,7 @@ def large():
 
 @pytest.fixture(scope="module")
 def small():
-    config = small_config("gpt_neox")
-    config.num_hidden_layers = 3
-    return CausalStepper(small_model("gpt_neox", seed=1, config=config))
+    return CausalStepper(small_partner())
 
 
 def adaptive(stepper):

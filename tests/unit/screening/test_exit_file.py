@@ -111,13 +111,16 @@ def test_generate_of_transformers_takes_it(model, found):
         small_model("gpt_neox").generate(ids, max_new_tokens=2, custom_generate=found.custom_generate(model))
 
 
-def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, capsys):
-    model.tokenizer = Letters()
-    model.opening_token_id = 0
-    model.end_token_ids = frozenset({0})
+def let_commands_load(model, monkeypatch) -> None:
+    """Complete ``model`` by a tokenizer, and let every name of a command lead to it."""
+    model.tokenizer, model.opening_token_id, model.end_token_ids = Letters(), 0, frozenset({0})
     model.geometry = model.stepper.geometry
     monkeypatch.setattr(loading, "load", lambda name: model)
     monkeypatch.setattr(cli, "require_weights_available", lambda name: None)
+
+
+def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, capsys):
+    let_commands_load(model, monkeypatch)
     save_exit(tmp_path / "e", found)
     save_exit(tmp_path / "none", replace(found, lossy=None, why_none="no slack"))
     depths = {}
@@ -138,12 +141,7 @@ def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, c
 @pytest.mark.parametrize("copied", [0, 4])
 @pytest.mark.parametrize("options", [(), ("--temperature", "0.8", "--seed", "3")], ids=["greedy", "sampled"])
 def test_what_is_drafted_is_the_models_own_output(model, found, tmp_path, monkeypatch, capsys, options, copied):
-    model.tokenizer = Letters()
-    model.opening_token_id = 0
-    model.end_token_ids = frozenset({0})
-    model.geometry = model.stepper.geometry
-    monkeypatch.setattr(loading, "load", lambda name: model)
-    monkeypatch.setattr(cli, "require_weights_available", lambda name: None)
+    let_commands_load(model, monkeypatch)
     gate = replace(found.fitted.gate, weights=found.fitted.gate.weights[:1])
     drafting = Drafting(2, 3, 1e9, found.fitted.lens.digest, gate, copied=copied)
     save_exit(tmp_path / "e", replace(found, drafting=drafting))
