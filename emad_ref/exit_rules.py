@@ -140,12 +140,12 @@ def threshold_decay_factor(decay: tuple[float, float], decided: NDArray[np.integ
 
 def is_exit_rule_met(
     point: OperatingPoint,
-    probe: int,
+    column: int,
     signal: NDArray[np.floating[Any]],
     bins: NDArray[np.integer[Any]] | None = None,
     decided: NDArray[np.integer[Any]] | None = None,
 ) -> Bools:
-    """Whether the rule at ``point.probes[probe]`` fires on ``signal``, any shape; NaN never fires.
+    """Whether the rule at ``point.probes[column]`` fires on ``signal``, any shape; NaN never fires.
 
     ``bins``: row of thresholds of each signal, in the shape of ``signal``; required if there are several rows.
     ``decided``: index of each token among the decided ones of its sequence, in a shape that broadcasts to ``signal``'s;
@@ -157,10 +157,12 @@ def is_exit_rule_met(
     Raises:
         BadArgument: several rows of thresholds without bins, decaying ones without the tokens' indices.
     """
-    column = point.threshold_table[:, probe]
-    if bins is None and len(column) > 1:
-        raise BadArgument("bins", None, f"a bin in 0–{len(column) - 1} for every signal", "see exit_rules.assign_bins")
-    threshold = column[0] if bins is None else column[bins]
+    thresholds = point.threshold_table[:, column]
+    if bins is None and len(thresholds) > 1:
+        raise BadArgument(
+            "bins", None, f"a bin in 0–{len(thresholds) - 1} for every signal", "see exit_rules.assign_bins"
+        )
+    threshold = thresholds[0] if bins is None else thresholds[bins]
     if point.decay is not None:
         if decided is None:
             raise BadArgument("decided", None, "the index of every decided token", "these thresholds fall with it")
@@ -179,23 +181,23 @@ def first_firing_probe(fired: Bools, probes: Ints, ceiling: int) -> Ints:
 
 def exit_layers_between_probes(
     point: OperatingPoint,
-    probe: int,
+    column: int,
     before: NDArray[np.floating[Any]],
     here: NDArray[np.floating[Any]],
     bins: NDArray[np.integer[Any]] | None = None,
 ) -> Ints:
-    """The first layer between ``point.probes[probe]`` and the next at which extrapolation meets its threshold; 0: none.
+    """First layer between ``point.probes[column]`` and the next at which extrapolation meets the threshold; else 0.
 
     Ĥ_ℓ continues the line through the readings ``before`` and ``here`` at the last two probes, τ_ℓ lies on the line
     between the thresholds of this probe and the next (EMAD, "Exit to non-probe layers").
     After the last probe there is no next threshold, and after the first there is no line.
     """
     none = np.zeros(here.shape, dtype=np.int64)
-    if not 0 < probe < len(point.probes) - 1:
+    if not 0 < column < len(point.probes) - 1:
         return none
-    left, at, right = point.probes[probe - 1 : probe + 2]
+    left, at, right = point.probes[column - 1 : column + 2]
     near, far = (
-        point.threshold_table[0, i] if bins is None else point.threshold_table[bins, i] for i in (probe, probe + 1)
+        point.threshold_table[0, i] if bins is None else point.threshold_table[bins, i] for i in (column, column + 1)
     )
     slope = (here - before) / np.float32(at - left)
     for layer in reversed(range(at + 1, right)):  # the shallowest crossing layer is written last

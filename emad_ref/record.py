@@ -71,7 +71,7 @@ Tokens = TokenTable  # its name in earlier versions
 
 @dataclass(frozen=True)
 class Work:
-    """Executed work of one model, summed per layer.
+    """Executed work of one model, summed per layer; ``count_…`` methods add to the arrays in place.
 
     Attributes
     ----------

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,10 +130,8 @@ def time_pairs(
     names = list(arms)
     wall = {name: np.empty(pairs) for name in names}
     process = {name: np.empty(pairs) for name in names}
-    leaders = rng.permutation(np.arange(warm_up + pairs) % len(names))
     first = []
-    for index, leader in enumerate(leaders):
-        order = names[leader:] + names[:leader]
+    for index, order in enumerate(draw_arm_orders(names, warm_up + pairs, rng)):
         for name in order:
             synchronize()
             process_start, start = process_clock(), clock()
@@ -148,6 +146,18 @@ def time_pairs(
         if index >= warm_up:
             first.append(order[0])
     return PairedTimings(wall, process, tuple(first))
+
+
+def draw_arm_orders(names: Sequence[str], pairs: int, rng: np.random.Generator) -> list[list[str]]:
+    """Order of the arms in each pair: each leads equally often, up to one pair, and the others follow in random order.
+
+    A fixed order behind the leader would let one arm follow the same other arm in most pairs.
+    """
+    orders = []
+    for leader in rng.permutation(np.arange(pairs) % len(names)):
+        others = [number for number in range(len(names)) if number != leader]
+        orders.append([names[number] for number in (leader, *rng.permutation(others))])
+    return orders
 
 
 def minimum_detectable_speedup(

@@ -45,7 +45,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from emad_ref.benchmark.clock import require_untraced
+from emad_ref.benchmark.clock import draw_arm_orders, require_untraced
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.record import Floats, Ints
 
@@ -207,12 +207,11 @@ def measure_energy_pairs(
     good: list[dict[str, EnergyWindow]] = []
     first: list[str] = []
     spoiled: list[str] = []
-    leaders = rng.permutation(np.arange(pairs) % len(names))
+    orders = draw_arm_orders(names, pairs, rng)
     try:
         ours, caveats = _own_processes(counter, own)
         while len(good) < pairs and len(spoiled) <= spare:
-            pair, leader = len(good) + len(spoiled), leaders[len(good)]
-            order = names[leader:] + names[:leader]
+            pair, order = len(good) + len(spoiled), orders[len(good)]
             measure = partial(
                 measure_energy_window, counter, min_seconds=min_seconds, own=ours, synchronize=synchronize, clock=clock
             )

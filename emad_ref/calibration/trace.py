@@ -601,7 +601,7 @@ def trace_batch(
         whole = read is None or layer in read
         known = final if layer == stepper.layers else None
         asked = [
-            (estimates[estimator][:, layer - 1], partial(reader.read, probe=list(layers_asked).index(layer)))
+            (estimates[estimator][:, layer - 1], partial(reader.read, column=list(layers_asked).index(layer)))
             for estimator, (layers_asked, reader) in readers.items()
             if layer in layers_asked
         ]

@@ -169,11 +169,11 @@ def _accuracy(point: PointMeasurements, claim: Claim) -> tuple[LegTest | Leg, li
     ]
     counting = {task: drop for task, drop in drops.items() if point.tasks[task].is_counted}
     if not counting:
-        return unmeasured_leg(name, f"{describe_uncounted_tasks(point.tasks)}; the criterion speaks of two"), tasks
+        return unmeasured_leg(name, f"{describe_uncounted_tasks(point.tasks)}; the criterion requires two"), tasks
     if len(counting) < FEWEST:
         (drop,) = counting.values()
         remedy = "name a second task that counts: --emad-tasks"
-        said = f"{describe_uncounted_tasks(point.tasks)}; the criterion speaks of two; {remedy}"
+        said = f"{describe_uncounted_tasks(point.tasks)}; the criterion requires two; {remedy}"
         alone = replace(
             build_report_leg(name, drop, said, threshold), outcome="inconclusive", good="lower", remedy=remedy
         )
@@ -274,7 +274,8 @@ def answer_quality(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     for point in points.selected_points:
         evidence.replay_validity.spot_check_bridge(point, windows, evidence.task_scores.reference_sequences).require()
     found = QualityEvidence(
-        [measure_point(evidence, loss) for loss in points.selected_losses], evidence.task_scores.unavailable_reasons
+        [measure_point_on_all_corpora(evidence, loss) for loss in points.selected_losses],
+        evidence.task_scores.unavailable_reasons,
     )
     verdict = decide_quality(found, asked)
     by_leg = {leg.name: leg.interval for leg in verdict.legs}
@@ -284,8 +285,8 @@ def answer_quality(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits)
 
 
-def measure_point(evidence: ModelMeasurements, loss: PointLoss) -> PointMeasurements:
-    """Measurements of a point: ``CandidatePoints.measure_point``, and lm-eval's perplexity tasks as corpora."""
+def measure_point_on_all_corpora(evidence: ModelMeasurements, loss: PointLoss) -> PointMeasurements:
+    """``CandidatePoints.measure_point`` with the perplexity tasks of lm-eval as further corpora."""
     held = evidence.points.measure_point(loss)
     return replace(
         held, perplexity={**held.perplexity, **evidence.task_scores.published.compute_nll_by_corpus(loss.point)}
@@ -369,7 +370,8 @@ def gather_selected_margin(evidence: ModelMeasurements) -> SelectedMarginEvidenc
 
 
 QUESTIONS = (
-    # Of each proposed point: accuracy, and perplexity on the corpus and on each perplexity task.
+    # Legs of each proposed point: accuracy, and perplexity on the corpus and on each perplexity task. Points: margin 0,
+    # the margin chosen on validation and --emad-margin (``CandidatePoints.margin_points``).
     Question(
         "EMAD-F1",
         "model",

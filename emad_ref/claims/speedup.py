@@ -1,9 +1,10 @@
 """Wall-clock of adaptive depth (EMAD-F2, X3 and X4), and of repair without the monotone constraint (EMAD-E7).
 
 The claims time paired end-to-end requests. The time of a mix of requests is their total: a leg estimates the ratio of
-totals (``statistics.speedup.estimate_total_speedup``). EMAD-F2 and EMAD-X3 time a point with quality that survives
-another claim. Without one the row does not apply, and lists its ratios. This includes random weights, which take as
-long as trained ones and have no quality to lose.
+totals (``statistics.speedup.estimate_total_speedup``). EMAD-F2 times a point that
+EMAD-F1 judges and does not falsify (``claims.base.is_point_usable``), EMAD-X3 an exit that survives EMAD-X1. Without
+one the row does not apply, and lists its ratios. This includes random weights, which take as long as trained ones and
+have no quality to lose.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class TimedBatch:
 
 @dataclass(frozen=True)
 class SpeedupEvidence:
-    """``batches``: batch size → times. ``unusable``: why no speed-up of this point counts; "" if it survives F1.
+    """``batches``: batch size → times. ``unusable``: why no speed-up of this point counts, or "".
 
     ``not_run``: arm of a baseline that did not run → reason. ``swept``: non-deciding batch sizes, from fewer pairs;
     empty without a sweep.
@@ -175,12 +176,12 @@ def _checks(found: SpeedupEvidence) -> list[Leg]:
 
 
 def answer_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """Answer EMAD-F2 on the most saving proposed point that survives F1; attaches its row of the point table."""
+    """Answer EMAD-F2 on the most saving proposed point that EMAD-F1 does not falsify; attaches its table row."""
     if evidence.subject.is_seq2seq:
         reason = evidence.subject.quality_unavailable_reason
         return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
-    point, unusable = choose_timed_point(evidence, asked)
-    found = measure_speedup(evidence, point, unusable)
+    point, unusable, timed = time_chosen_point(evidence, asked)
+    found = measure_speedup(evidence, point, unusable, timed)
     exhibits = make_speedup_attachments(found, evidence, point, asked) + Attachments(
         points=(evidence.latency.make_timing_row(point),)
     )
@@ -188,14 +189,13 @@ def answer_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     return Answer(decide_speedup(found, asked), evidence.corpus, evidence.fingerprint, exhibits, refused)
 
 
-def measure_speedup(evidence: ModelMeasurements, point: OperatingPoint, unusable: str) -> SpeedupEvidence:
-    """Times at ``point`` by batch size, with the check of the timed outputs."""
+def measure_speedup(
+    evidence: ModelMeasurements, point: OperatingPoint, unusable: str, timed: Mapping[int, TimingResult]
+) -> SpeedupEvidence:
+    """Evidence from ``timed``, batch size → times at ``point``: checks their outputs, and times further sizes."""
     latency = evidence.latency
     return SpeedupEvidence(
-        {
-            rows: make_timed_batch(each, latency.check_point_outputs(each, point))
-            for rows, each in latency.time_point_by_batch_size(point).items()
-        },
+        {rows: make_timed_batch(each, latency.check_point_outputs(each, point)) for rows, each in timed.items()},
         unusable,
         baseline_unavailable_reasons(latency),
         {
@@ -254,15 +254,21 @@ def make_timed_batch(requests: TimingResult, check: Finding) -> TimedBatch:
     )
 
 
-def choose_timed_point(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[OperatingPoint, str]:
-    """``choose_point_to_time``, after timing the point, with fewer pairs if its speed-up does not count."""
+def time_chosen_point(
+    evidence: ModelMeasurements, asked: ClaimContext
+) -> tuple[OperatingPoint, str, dict[int, TimingResult]]:
+    """``choose_point_to_time``, and batch size → its times, from fewer pairs if its speed-up does not count."""
     point, unusable = choose_point_to_time(evidence, asked)
-    evidence.latency.time_point_by_batch_size(point, evidence.latency.n_indicative_pairs if unusable else None)
-    return point, unusable
+    pairs = evidence.latency.n_indicative_pairs if unusable else None
+    return point, unusable, evidence.latency.time_point_by_batch_size(point, pairs)
 
 
 def choose_point_to_time(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[OperatingPoint, str]:
-    """(Point to time, reason why its speed-up does not count: "" for the most saving point that survives F1)."""
+    """(Point to time, reason why its speed-up does not count).
+
+    It is the most saving of the points that EMAD-F1 judges and does not falsify, with the reason "". Without one it is
+    the most saving of all points.
+    """
     if not evidence.loaded.trained:
         reason = (
             f"no usable point: {evidence.subject.quality_unavailable_reason}, and a speed-up is worth what quality it "
@@ -272,11 +278,11 @@ def choose_point_to_time(evidence: ModelMeasurements, asked: ClaimContext) -> tu
     f1 = asked.verdict_of("EMAD-F1", evidence)
     standing = [loss for loss in evidence.points.selected_losses if is_point_usable(f1, loss.point.name)]
     if not standing:
-        return evidence.latency.most_saving_point, f"no usable point: {_refuted(f1, asked)}"
+        return evidence.latency.most_saving_point, f"no usable point: {_describe_verdict(f1, asked)}"
     return max(standing, key=lambda loss: loss.net_reduction).point, ""
 
 
-def _refuted(verdict: Verdict, asked: ClaimContext) -> str:
+def _describe_verdict(verdict: Verdict, asked: ClaimContext) -> str:
     """Text ``"claim" (id) is falsified``, without reasons, which that row gives."""
     return f'"{asked.row_of(verdict.id).display_title}" ({verdict.id}) is {verdict.verdict}'
 
@@ -303,8 +309,8 @@ def answer_exit_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
         verdict = asked.not_applicable(f"no exit to time: {evidence.exit_evaluation.exit.why_none}")
         return Answer(verdict, evidence.corpus, evidence.fingerprint)
     x1 = asked.verdict_of("EMAD-X1", evidence)
-    unusable = "" if x1.verdict == "survived" else f"no usable exit: {_refuted(x1, asked)}"
-    found = measure_speedup(evidence, point, unusable)
+    unusable = "" if x1.verdict == "survived" else f"no usable exit: {_describe_verdict(x1, asked)}"
+    found = measure_speedup(evidence, point, unusable, evidence.latency.time_point_by_batch_size(point))
     return Answer(
         decide_speedup(found, asked),
         evidence.corpus,

@@ -170,10 +170,10 @@ class ReferenceSession:
 
     def prefill(self, prompts: Sequence[Prompt]) -> StepOutput:
         """Prefill: run prompts at the ceiling except their last positions, which are the first step."""
-        heads = [np.asarray(prompt.tokens[:-1], dtype=np.int64) for prompt in prompts]
-        lengths = np.array([len(head) for head in heads])
+        prefixes = [np.asarray(prompt.tokens[:-1], dtype=np.int64) for prompt in prompts]
+        lengths = np.array([len(prefix) for prefix in prefixes])
         if lengths.max() > 0:
-            self._run_prompts(heads, lengths)
+            self._run_prompts(prefixes, lengths)
         last = torch.tensor([[int(prompt.tokens[-1])] for prompt in prompts], device=self._stepper.device)
         return self.process_tokens(last, None)
 
@@ -199,7 +199,7 @@ class ReferenceSession:
         if forced is None:
             admitted = self._admissions()
             cap = np.array([one.cap for one in admitted], dtype=np.int64)
-            by_rule = np.array([not one.held for one in admitted], dtype=bool)
+            by_rule = np.array([not one.fixed for one in admitted], dtype=bool)
         else:
             cap, by_rule = forced[:, 0], np.zeros(len(forced), dtype=bool)
         decided = length - np.array(self._prompt)
@@ -212,13 +212,13 @@ class ReferenceSession:
 
     # ------------------------------------------------------------ private
 
-    def _run_prompts(self, heads: Sequence[Ints], lengths: Ints) -> Tensor:
-        """Hidden states at the ceiling of ``heads``, padded on the right: [rows with one, longest, D]."""
+    def _run_prompts(self, prefixes: Sequence[Ints], lengths: Ints) -> Tensor:
+        """Hidden states at the ceiling of ``prefixes``, padded on the right: [rows with one, longest, D]."""
         rows = np.flatnonzero(lengths > 0)
         widest = int(lengths.max())
         tokens = np.zeros((len(rows), widest), dtype=np.int64)
         for i, row in enumerate(rows):
-            tokens[i, : lengths[row]] = heads[int(row)]
+            tokens[i, : lengths[row]] = prefixes[int(row)]
         positions = np.broadcast_to(np.arange(widest), tokens.shape)
         context = self._stepper.prepare_forward(positions, self._store.cache, rows=rows, lengths=lengths[rows])
         ceiling = self._point.ceiling
@@ -257,8 +257,8 @@ class ReferenceSession:
             trail = list(self._trail[row])
             for i, one in enumerate(depths):
                 admitted = self._schedule.admit(self._point, trail, self._prompt[row], len(trail))
-                if one != admitted.cap and (admitted.held or not 1 <= one < admitted.cap):
-                    admits = admitted.cap if admitted.held else f"1–{admitted.cap}"
+                if one != admitted.cap and (admitted.fixed or not 1 <= one < admitted.cap):
+                    admits = admitted.cap if admitted.fixed else f"1–{admitted.cap}"
                     raise InadmissibleDepth(
                         f"depth[{row}, {i}]={one}, but row {row} admits {admits} here; {self._schedule.why}"
                     )

@@ -153,6 +153,7 @@ class AdaptiveForward:
                     bins = self._bins(step.context, running.rows, reading.logits)
                 here = None if bins is None else bins[running.rows]
                 decided = None if self.point.decay is None else step.decided[running.rows]
+                # rules compare in float32, in which models compute; float64 only carries signals to the host
                 stops |= (
                     is_exit_rule_met(self.point, column, values.astype(np.float32), here, decided) & running.by_rule
                 )
@@ -167,7 +168,7 @@ class AdaptiveForward:
             if shown_logits is None:
                 emitted = self.probe.emit_logits(select_rows(hidden, stopped)[:, queries - last :], layer, work)
             else:
-                emitted = select_rows(shown_logits, stopped)[:, 1 - last :]
+                emitted = select_rows(shown_logits, stopped)[:, 1 - last :]  # of one token; ``last`` is 0 or 1
             depth[running.rows[stopped]] = layer
             logits = _place(emitted, running.rows[stopped], rows, logits)
             flow.stop_rows(stopped, going, layer)

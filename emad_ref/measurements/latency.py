@@ -214,7 +214,7 @@ class LatencyBenchmark:
 
     @property
     def n_indicative_pairs(self) -> int:
-        """Pairs of a point that does not survive F1: few for the reference decoder under ``smoke``, else all.
+        """Pairs of a point that EMAD-F1 falsifies or does not judge: few under ``smoke`` for the reference decoder.
 
         Times of other decoders may reveal faults, even if they do not decide.
         """

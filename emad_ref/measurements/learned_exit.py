@@ -149,9 +149,9 @@ class ExitEvaluation:
         with self.subject.open_decoder(point):
             pass  # raises if the decoder declines
         if point.schedule not in REPLAYED:
-            return f"replay does not speak for a decoder of somebody else under the schedule {point.schedule}"
+            return f"under the schedule {point.schedule} replay predicts only the reference decoder"
         finding = self._validity.check_bridge(point)
-        return "" if finding.passed is not False else f"replay does not speak for this decoder: {finding.detail}"
+        return "" if finding.passed is not False else f"replay does not predict this decoder: {finding.detail}"
 
     @cached_property
     def evaluation_traces(self) -> SplitTraces:

@@ -221,7 +221,8 @@ def _row(
         "interval": interval,
         "accuracy": {task: list(scores.accuracies) for task, scores in tasks.items()},
         "not_counted": {} if loss is points.full_loss else exclusion_reasons(tasks),
-        "time_ratio": None,  # set by ``LatencyBenchmark.make_timing_row``
+        # ``LatencyBenchmark.make_timing_row`` has it, and ``report.suite_parts.upsert_point_row`` joins the two rows
+        "time_ratio": None,
     }
 
 

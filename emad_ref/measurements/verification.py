@@ -112,11 +112,11 @@ class ReplayValidity:
 
     @property
     def replay_invalid_reason(self) -> str:
-        """Reason why replay allows no conclusion about this decoder; empty if it does."""
+        """Reason why replay allows no conclusion about this decoder; "" unless the bridge failed."""
         return (
             ""
             if self.bridge_finding.passed is not False
-            else f"replay does not speak for this decoder: {self.bridge_finding.detail}"
+            else f"replay does not predict this decoder: {self.bridge_finding.detail}"
         )
 
 

@@ -321,11 +321,11 @@ class LinearProbe:
     def macs_per_row(self) -> int:
         return self.weights[0].shape[0]
 
-    def __call__(self, normed: Tensor, probe: int) -> Tensor:
-        """Ĥ in nats [rows] of the head's input [rows, E] at the ``probe``-th probe (from 0)."""
-        weights = self.weights[probe]
+    def __call__(self, normed: Tensor, column: int) -> Tensor:
+        """Ĥ in nats [rows] of the head's input [rows, E] at the probe ``column``, counted from 0."""
+        weights = self.weights[column]
         states = normed if normed.dtype == weights.dtype else normed.to(weights.dtype)
-        return torch.mv(states, weights) + self.intercepts[probe]
+        return torch.mv(states, weights) + self.intercepts[column]
 
 
 def build_linear_probe(weights: Sequence[Sequence[float]], probes: int, like: Tensor) -> LinearProbe:
@@ -387,13 +387,13 @@ class EntropyReader(Protocol):
     def macs_per_row(self) -> int:
         """Multiply-adds per row, retrieval included; 0 for ``full``, which the geometry charges as a head."""
 
-    def read(self, hidden: Tensor, probe: int, logits: Tensor | None = None) -> EntropyReading:
-        """Read states [rows, D] after the ``probe``-th probe (from 0).
+    def read(self, hidden: Tensor, column: int, logits: Tensor | None = None) -> EntropyReading:
+        """Read states [rows, D] after the probe ``column``, counted from 0.
 
         ``logits`` [rows, V]: those of the model's own head for ``hidden``, if known.
         """
 
-    def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
+    def entropy_nats(self, hidden: Tensor, column: int) -> Tensor:
         """Only the entropy of ``read`` [rows], sufficient for a decision."""
 
     def read_uncorrected(self, hidden: Tensor) -> EntropyReading:
@@ -412,11 +412,11 @@ class FullSoftmaxReader:
     kind: str = "full"
     macs_per_row: int = 0
 
-    def read(self, hidden: Tensor, probe: int, logits: Tensor | None = None) -> EntropyReading:
+    def read(self, hidden: Tensor, column: int, logits: Tensor | None = None) -> EntropyReading:
         return self.read_uncorrected(hidden) if logits is None else EntropyReading(*entropy_and_top1(logits), logits)
 
-    def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
-        return self.read(hidden, probe).entropy_nats
+    def entropy_nats(self, hidden: Tensor, column: int) -> Tensor:
+        return self.read(hidden, column).entropy_nats
 
     def read_uncorrected(self, hidden: Tensor) -> EntropyReading:
         logits = self.stepper.logits(hidden)
@@ -433,16 +433,16 @@ class LogitEstimateReader:
     macs_per_row: int
     correction: tuple[tuple[float, float], ...]
 
-    def read(self, hidden: Tensor, probe: int, logits: Tensor | None = None) -> EntropyReading:
+    def read(self, hidden: Tensor, column: int, logits: Tensor | None = None) -> EntropyReading:
         estimate = self.estimate
         if logits is not None and isinstance(estimate, TopKEntropy) and isinstance(estimate.index, ExactIndex):
             raw = EntropyReading(*estimate.from_logits(logits))
         else:
             raw = self.read_uncorrected(hidden)
-        return replace(raw, entropy_nats=apply_correction(raw.entropy_nats, self.correction, probe))
+        return replace(raw, entropy_nats=apply_correction(raw.entropy_nats, self.correction, column))
 
-    def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
-        return self.read(hidden, probe).entropy_nats
+    def entropy_nats(self, hidden: Tensor, column: int) -> Tensor:
+        return self.read(hidden, column).entropy_nats
 
     def read_uncorrected(self, hidden: Tensor) -> EntropyReading:
         return EntropyReading(*self.estimate(self.stepper.apply_final_norm(hidden)))
@@ -458,23 +458,23 @@ class LinearProbeReader:
     correction: tuple[tuple[float, float], ...]
     kind: str = "linear"
 
-    def read(self, hidden: Tensor, probe: int, logits: Tensor | None = None) -> EntropyReading:
-        entropy = self.entropy_nats(hidden, probe)
+    def read(self, hidden: Tensor, column: int, logits: Tensor | None = None) -> EntropyReading:
+        entropy = self.entropy_nats(hidden, column)
         token = torch.full(entropy.shape, UNKNOWN_TOKEN, device=entropy.device)
         return EntropyReading(entropy, token, torch.full_like(entropy, torch.nan))
 
-    def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
-        return apply_correction(self.estimate(self.stepper.apply_final_norm(hidden), probe), self.correction, probe)
+    def entropy_nats(self, hidden: Tensor, column: int) -> Tensor:
+        return apply_correction(self.estimate(self.stepper.apply_final_norm(hidden), column), self.correction, column)
 
     def read_uncorrected(self, hidden: Tensor) -> EntropyReading:
         raise BadArgument("estimator.kind", "linear", "an estimator that reads any layer", "read it at its probes")
 
 
-def apply_correction(entropy: Tensor, correction: Sequence[tuple[float, float]], probe: int) -> Tensor:
-    """``entropy`` with the line of ``probe`` applied; unchanged without one."""
+def apply_correction(entropy: Tensor, correction: Sequence[tuple[float, float]], column: int) -> Tensor:
+    """``entropy`` with the line of probe ``column`` applied; unchanged without one."""
     if not correction:
         return entropy
-    slope, intercept = correction[probe]
+    slope, intercept = correction[column]
     return slope * entropy + intercept
 
 

@@ -67,19 +67,31 @@ class HeadProbe:
         return self.stepper.logits(read) if self.heads is None else self.heads.full_logits(read)
 
 
+class FullSoftmaxProbe(HeadProbe):
+    """A full softmax: its logits give any signal of one layer, and a stopping row emits from them."""
+
+    def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
+        layer = self.point.probes[column]
+        logits = self.emit_logits(hidden, layer, work)
+        return ProbeOutput(
+            to_finite_cpu_float64(SIGNALS[self.point.signal].compute_from_logits(logits), f"after layer {layer}"),
+            logits,
+        )
+
+
 class SaturationProbe(HeadProbe):
     """Compares each layer with the one below, so probes are consecutive and the first has no signal."""
 
     def begin_step(self) -> None:
         self.below: Tensor | None = None
 
-    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+    def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
         below, self.below = self.below, hidden
         if below is None:
             return ProbeOutput(torch.full_like(hidden[:, 0], torch.nan), None)
         require_same_rows(len(below), len(hidden))
         return ProbeOutput(
-            to_finite_cpu_float64(hidden_state_cosine(hidden, below), f"after layer {self.point.probes[probe]}"), None
+            to_finite_cpu_float64(hidden_state_cosine(hidden, below), f"after layer {self.point.probes[column]}"), None
         )
 
     def keep_rows(self, rows: Tensor) -> None:
@@ -92,8 +104,8 @@ class ContrastProbe(HeadProbe):
     def begin_step(self) -> None:
         self.log_probs: dict[int, Tensor] = {}
 
-    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
-        layer = self.point.probes[probe]
+    def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
+        layer = self.point.probes[column]
         for log_q in self.log_probs.values():
             require_same_rows(len(log_q), len(hidden))
         logits = self.emit_logits(hidden, layer, work)
@@ -123,8 +135,8 @@ class PrunedProbe(HeadProbe):
         self.race: CandidateTokens | None = None
         self.confidence: Tensor | None = None  # [rows] of the last probe, which determines the adaptive k
 
-    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
-        layer, parameters = self.point.probes[probe], _parameters(self.point)
+    def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
+        layer, parameters = self.point.probes[column], _parameters(self.point)
         if layer == parameters.minimum:
             logits = self.emit_logits(hidden, layer, work)
             self.race = CandidateTokens.from_full_logits(layer, logits)
@@ -133,7 +145,7 @@ class PrunedProbe(HeadProbe):
             return get_score_function(self.point.signal)(parameters, layer, logits, {})
         assert self.race is not None, "the minimum layer is the first that a pruned rule reads"
         require_same_rows(len(self.race), len(hidden))
-        self.race = self.race.narrow_to(self._sizes(probe)).read_layer(self.pruned_heads, hidden, layer, work)
+        self.race = self.race.narrow_to(self._sizes(column)).read_layer(self.pruned_heads, hidden, layer, work)
         compared = self.race.logits if SIGNALS[self.point.signal].is_contrastive else {}
         log_probs = {m: log_probabilities(z) for m, z in compared.items()}  # over the remaining candidates
         output = get_score_function(self.point.signal)(parameters, layer, self.race.logits[layer], log_probs)
@@ -147,12 +159,12 @@ class PrunedProbe(HeadProbe):
         if self.race is not None and self.confidence is not None:
             self.race, self.confidence = self.race.keep_rows(rows), self.confidence[rows]
 
-    def _sizes(self, probe: int) -> list[int]:
+    def _sizes(self, column: int) -> list[int]:
         parameters = _parameters(self.point)
         assert self.confidence is not None, "set at the minimum layer"
         if parameters.shrink is None:
             # the first probe is the minimum layer, which prunes nothing
-            return [parameters.kept[probe - 1]] * len(self.confidence)
+            return [parameters.kept[column - 1]] * len(self.confidence)
         vocabulary, shrink = self.stepper.vocabulary_size, parameters.shrink
         return [adaptive_vocabulary_size(vocabulary, shrink, c) for c in self.confidence.double().tolist()]
 
@@ -188,26 +200,14 @@ class Probe(Protocol):
     def begin_step(self) -> None:
         """Begin a new step: forget the shallower layers."""
 
-    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
-        """Read states [rows, D] after ``point.probes[probe]``. Raises NotFinite."""
+    def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
+        """Read states [rows, D] after ``point.probes[column]``. Raises NotFinite."""
 
     def keep_rows(self, rows: Tensor) -> None:
         """Keep only these rows (int64 indices into the running ones) for deeper probes."""
 
     def emit_logits(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
         """Logits [..., V] of states [..., D] that stop after ``layer``."""
-
-
-class FullSoftmaxProbe(HeadProbe):
-    """A full softmax: its logits give any signal of one layer, and a stopping row emits from them."""
-
-    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
-        layer = self.point.probes[probe]
-        logits = self.emit_logits(hidden, layer, work)
-        return ProbeOutput(
-            to_finite_cpu_float64(SIGNALS[self.point.signal].compute_from_logits(logits), f"after layer {layer}"),
-            logits,
-        )
 
 
 class EstimatorProbe(HeadProbe):
@@ -217,11 +217,12 @@ class EstimatorProbe(HeadProbe):
         super().__init__(stepper, point)
         self.reader: EntropyReader = make_entropy_reader(stepper, point.estimator, point.probes)
 
-    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
-        layer = self.point.probes[probe]
+    def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
+        layer = self.point.probes[column]
         rows = hidden.shape[0]
         work.count_readout(self.reader.kind, layer, rows, rows * self.reader.macs_per_row)
-        return ProbeOutput(to_finite_cpu_float64(self.reader.entropy_nats(hidden, probe), f"after layer {layer}"), None)
+        entropy = self.reader.entropy_nats(hidden, column)
+        return ProbeOutput(to_finite_cpu_float64(entropy, f"after layer {layer}"), None)
 
 
 class AgreementProbe(HeadProbe):
@@ -230,8 +231,8 @@ class AgreementProbe(HeadProbe):
     def begin_step(self) -> None:
         self.before: Tensor | None = None
 
-    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
-        layer = self.point.probes[probe]
+    def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
+        layer = self.point.probes[column]
         logits = self.emit_logits(hidden, layer, work)
         log_p, best = (pair[:, 0] for pair in LogitsReadout(logits).top2_log_probs)
         require_finite(log_p, f"after layer {layer}")

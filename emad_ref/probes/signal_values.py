@@ -69,7 +69,7 @@ def kl_from_log_probs(final_log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def require_finite(entropy: Tensor, where: str) -> None:
-    """Raise NotFinite if an entropy is not a number; ``where`` names the place for the message."""
+    """Raise NotFinite unless every entropy, or largest logit, is finite; ``where`` names the place in the message."""
     # one sum shows NaN and infinity in a third of the calls; in float64, float16 values cannot overflow it
     few = entropy.is_cpu and entropy.numel() <= FEW
     if not math.isfinite(sum(entropy.flatten().tolist()) if few else entropy.sum(dtype=torch.float64).item()):

@@ -118,7 +118,8 @@ class ExitFlow:
 
     def __init__(self, start: FlowInputs):
         self.state, self.ceiling, self.hidden, self.context, self.translators = start
-        self.running, self.layer = np.arange(len(self.hidden)), 0  # batch rows that have not stopped; layers run so far
+        # batch rows that have not stopped, which flows with K/V to write read; layers run so far
+        self.running, self.layer = np.arange(len(self.hidden)), 0
 
     def run_layers(self, first: int, last: int) -> Tensor:
         """See ``Flow.run_layers``. Counts rows · n tokens and rows · n · keys of context in each layer.
@@ -149,10 +150,10 @@ def select_rows(states: Tensor, rows: Ints) -> Tensor:
 
 @dataclass(frozen=True)
 class DepthAdmission:
-    """Admission: ``cap``, the largest admissible depth; ``held``: the token takes it without reading by the rule."""
+    """Admission: ``cap``, the largest admissible depth; ``fixed``: the token takes it and reads no rule."""
 
     cap: int
-    held: bool = False
+    fixed: bool = False
 
 
 class LayerCounts(NamedTuple):
@@ -325,7 +326,7 @@ def positional_depths(point: OperatingPoint, decided: Ints) -> Ints:
 
 
 def _admit_positional(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> DepthAdmission:
-    return DepthAdmission(int(positional_depths(point, np.array([max(length - first, 0)]))[0]), held=True)
+    return DepthAdmission(int(positional_depths(point, np.array([max(length - first, 0)]))[0]), fixed=True)
 
 
 def _resolve_positional(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
@@ -516,7 +517,7 @@ def _deferred_sums(positions: TokenPositions, deep: Ints) -> tuple[int, int]:
 def _admit_chunked(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> DepthAdmission:
     assert point.period is not None
     within = max(length - first, 0) % point.period
-    return DepthAdmission(trail[length - within], held=True) if within else DepthAdmission(point.ceiling)
+    return DepthAdmission(trail[length - within], fixed=True) if within else DepthAdmission(point.ceiling)
 
 
 def _resolve_chunked(point: OperatingPoint, depth: NDArray[np.int16]) -> None:

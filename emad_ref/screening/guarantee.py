@@ -31,6 +31,7 @@ import numpy as np
 from emad_ref.errors import BadArgument, is_number, is_whole
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Floats
+from emad_ref.screening.settings import EXCESS_CAP_NATS
 from emad_ref.signals import SIGNALS
 from emad_ref.statistics.units import ByDocument
 from emad_ref.sweep.risk import (
@@ -52,7 +53,7 @@ class BoundedLoss:
     mean_text: str
 
 
-EXCESS = BoundedLoss("excess", 0.2, math.log(1.01), "nats per token above full depth")
+EXCESS = BoundedLoss("excess", EXCESS_CAP_NATS, math.log(1.01), "nats per token above full depth")
 CHANGED = BoundedLoss("changed", 1.0, 0.05, "of tokens told otherwise than at full depth")
 BOUNDED_LOSSES = {each.name: each for each in (EXCESS, CHANGED)}
 

@@ -70,14 +70,14 @@ class Recommendation:
 
 def recommend(
     oracles: Sequence[OracleHeadroom],
-    proven: Certification | None,
-    judged: Sequence[SelectedPoint],
+    certification: Certification | None,
+    decoded: Sequence[SelectedPoint],
     within_reach: Sequence[SelectionRow],
     rise: float,
     inconclusive: str,
     documents: int,
 ) -> Recommendation:
-    """The first of ``judged`` that evaluation confirms and that saves enough, or the reason for none.
+    """The first of ``decoded`` that evaluation confirms and that saves enough, or the reason for none.
 
     ``within_reach``: the largest possible saving of each family with any number of documents. ``inconclusive``: reason
     why so little text allows no recommendation, or "". ``documents``: of evaluation. With ``MIN_DOCUMENTS`` or more,
@@ -101,22 +101,25 @@ def recommend(
     room = f"{knew}, ours {'nothing' if best is None else 'at most ' + _saving_text(best.net)}"
     if inconclusive:
         return _no_exit(f"{inconclusive}; {room}")
-    if proven is None or not judged:
+    if certification is None or not decoded:
         return _no_exit(f"no rule of ours is sure to stay below {rise:.1%} more perplexity and saves anything; {room}")
     # tries the next point only if the one before is confirmed and saves too little, which rules out lucky searches
-    confirmed = list(takewhile(lambda row: not _unconfirmed_reason(row, rise), judged))
-    row = next((row for row in confirmed if row.net.low >= WORTH_SAVING), judged[0])
+    confirmed = list(takewhile(lambda row: not _unconfirmed_reason(row, rise), decoded))
+    row = next((row for row in confirmed if row.net.low >= WORTH_SAVING), decoded[0])
     if against := _unconfirmed_reason(row, rise) or _too_little_reason(row):
         return _no_exit(f"{against}; {room}")
-    promise = proven.promise if proven.promise.chosen == row.point.name else None
+    promise = certification.promise if certification.promise.chosen == row.point.name else None
     unpromised = (
-        "" if promise is not None or proven.certified_point is None else "Nothing is promised of it, but of another: "
+        ""
+        if promise is not None or certification.certified_point is None
+        else "Nothing is promised of it, but of another: "
     )
     name = (
         f"{row.family.readout}, {row.family.name}, free depth, {row.point.name} after layers "
         f"{', '.join(map(str, row.point.probes))}"
     )
-    text = f"leave early: {name}, saves {_outcome_text(row)} on evaluation text. {unpromised}{proven.promise.statement}"
+    statement = certification.promise.statement
+    text = f"leave early: {name}, saves {_outcome_text(row)} on evaluation text. {unpromised}{statement}"
     return Recommendation(row.point, "", promise, text)
 
 
@@ -124,7 +127,7 @@ def _unconfirmed_reason(row: SelectedPoint, rise: float) -> str:
     """Why evaluation does not confirm a point; "" if it does."""
     if row.rise.n < ENOUGH_DOCUMENTS:
         return (
-            f"inconclusive: {row.point.name} saves {_outcome_text(row)}, but on {row.rise.n} documents; "
+            f"inconclusive: {row.point.name} saves {_outcome_text(row)}, but on {row.rise.n} documents of full length; "
             f"{ENOUGH_DOCUMENTS} are the fewest to recommend on (more --documents)"
         )
     if row.rise.p_below > CONFIRMATION_LEVEL:
@@ -214,7 +217,7 @@ def screening_to_json(result: ScreeningResult, recommendation: Recommendation) -
                 {"point": point.name, "bound": float(bound), "net": float(net)}
                 for point, bound, net in zip(proven.tried, proven.bounds, proven.saved, strict=True)
             ],
-            "chosen": None if proven.chosen is None else proven.chosen.name,
+            "chosen": None if proven.point_within_bound is None else proven.point_within_bound.name,
             "promise": proven.promise.to_json(),
         },
         "time": [asdict(each) for each in result.timed],

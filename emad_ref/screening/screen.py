@@ -133,14 +133,14 @@ def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, pro
     read = layers_to_read(model)
 
     def trace_both(name: str | None) -> tuple[SplitTraces, SplitTraces, list[ExitFamily]]:
-        chosen, judged = (
+        choose, evaluate = (
             take_split_traces(model.stepper, each, fitted, read, name) for each in (texts.choose, texts.evaluate)
         )
-        return chosen, judged, _fit_families(model, texts, fitted, settings, name)
+        return choose, evaluate, _fit_families(model, texts, fitted, settings, name)
 
     chosen_on, evaluated, families = run("traces", trace_both)
     levels = sorted({*RISE_LEVELS, settings.rise})
-    oracles = run("slack", lambda _: compute_oracle_headroom(evaluated, geometry, levels, settings.seed))
+    headroom = run("slack", lambda _: compute_oracle_headroom(evaluated, geometry, levels, settings.seed))
     chooser = PointSelector(chosen_on, evaluated.text.n_documents, geometry)
 
     def reach_both(_: str | None) -> tuple[list[SelectionRow], list[SelectionRow]]:
@@ -148,11 +148,11 @@ def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, pro
         return rows, optimistic_savings(families, settings.rise, evaluated, geometry, settings.seed)
 
     rows, reach = run("families", reach_both)
-    states, proven, judged = run(
+    states, certification, decoded = run(
         "decoding",
         lambda name: _decode_best(model, texts, rows, chooser, evaluated, settings, name),
     )
-    points = choose_points_to_time(rows, judged, settings.rise)
+    points = choose_points_to_time(rows, decoded, settings.rise)
 
     def time_points(_: str | None) -> list[CandidateTime]:
         ways = {name: make_greedy_generate(WalkedDecoder(model.stepper, point)) for name, point in points.items()}
@@ -166,12 +166,12 @@ def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, pro
         texts=texts,
         fitted=fitted,
         evaluated=evaluated,
-        slack=oracles,
+        slack=headroom,
         reached=rows,
         within_reach=reach,
         states=states,
-        certified=proven,
-        decoded=judged,
+        certified=certification,
+        decoded=decoded,
         timed=timed,
         drafts=drafts,
         seconds=run.seconds,
@@ -209,9 +209,9 @@ def _decode_best(
     settings: ScreeningSettings,
     progress: str | None,
 ) -> tuple[StateTranslators | None, Certification | None, list[SelectedPoint]]:
-    """Decode the best free rule of the selection text: translators, certification, and evaluation rows.
+    """(Translators, certification, decoded evaluation rows) of the best free rule of the selection text.
 
-    The promised point comes before the bounded one; None if no rule saves work.
+    (None, None, []) if no rule saves work. The certified point's row comes first, then that of the point within bound.
     """
     within = (row for row in rows if isinstance(row, SelectedPoint) and row.level == settings.rise)
     free = [row for row in within if row.family.depth == "free"]
@@ -223,10 +223,12 @@ def _decode_best(
     points = candidate_points(best.family, best.point, chooser, settings.rise, states)
     if not points:
         return states, None, []
-    proven = certify_points(model, texts.certify, best.family, points, settings, evaluated.text.n_documents, progress)
-    shown_points = list(dict.fromkeys(point for point in (proven.certified_point, proven.chosen) if point is not None))
+    count = evaluated.text.n_documents
+    certification = certify_points(model, texts.certify, best.family, points, settings, count, progress)
+    named_points = (certification.certified_point, certification.point_within_bound)
+    shown_points = list(dict.fromkeys(point for point in named_points if point is not None))
     if not shown_points:
-        return states, proven, []
+        return states, certification, []
     named = None if progress is None else f"{progress}, judged"
     text = evaluated.text
     columns = decode_points(model, text, shown_points, named)
@@ -235,7 +237,7 @@ def _decode_best(
     judge = EvaluationIntervals(text, settings.seed)
     return (
         states,
-        proven,
+        certification,
         [
             judge.estimate_point(best.family, settings.rise, point, both, at, how="decoded")
             for at, point in enumerate(shown_points, start=1)

@@ -61,25 +61,26 @@ FINEST_SETTING = 1e-7  # the smallest tried setting, as share of the largest
 class RiseBounds:
     """Bounds on the rise of perplexity from the windows of one split.
 
-    ``reference`` [windows] nats at full depth, ``tokens`` [windows], ``judged``: documents of the split that will
-    confirm.
+    ``reference`` [windows] nats at full depth, ``tokens`` [windows]. ``n_judged_documents``: documents of the split
+    that will confirm.
     """
 
     reference: Floats
     tokens: Floats
     documents: DocumentMembership
-    judged: int
+    n_judged_documents: int
 
     @classmethod
-    def from_trace(cls, trace: Trace, documents: DocumentMembership, judged: int) -> RiseBounds:
+    def from_trace(cls, trace: Trace, documents: DocumentMembership, n_judged_documents: int) -> RiseBounds:
         full = TraceReplayer(trace).replay(full_depth(trace.layers)).nll_nats
-        return cls(sum_by_sequence(trace, full), trace.sequence_lengths.astype(np.float64), documents, judged)
+        tokens = trace.sequence_lengths.astype(np.float64)
+        return cls(sum_by_sequence(trace, full), tokens, documents, n_judged_documents)
 
     def upper_bound(self, nll_nats: Floats) -> float:
         """Smallest level of rise at which evaluation can confirm a point with these sums [windows] of nats."""
         mean, error, count = self._rise(nll_nats)
-        later = error * math.sqrt(count / self.judged)
-        t = float(stats.t.ppf(1 - ONE_SIDED_LEVEL, min(count, self.judged) - 1))
+        later = error * math.sqrt(count / self.n_judged_documents)
+        t = float(stats.t.ppf(1 - ONE_SIDED_LEVEL, min(count, self.n_judged_documents) - 1))
         return perplexity_rise_from_nats(mean + t * math.hypot(error, later) + t * later)
 
     def lower_bound(self, nll_nats: Floats) -> float:
@@ -154,15 +155,15 @@ class PointSelector:
     def __init__(
         self,
         validate: SplitTraces,
-        judged: int,
+        n_judged_documents: int,
         geometry: Geometry,
         by: Callable[[RiseBounds, Floats], float] = RiseBounds.upper_bound,
     ):
         self._traced, self._geometry, self._by = validate, geometry, by
-        self.losses = RiseBounds.from_trace(validate.own, validate.text.document_of_window, judged)
+        self.losses = RiseBounds.from_trace(validate.own, validate.text.document_of_window, n_judged_documents)
 
     def rise_bound(self, point: OperatingPoint) -> float:
-        """The smallest level that ``point`` stays within."""
+        """Level of rise of ``point`` by the selector's bound: the upper one unless the constructor got another."""
         return self._by(self.losses, sum_by_sequence(self._traced.own, self._traced.replay(point).nll_nats))
 
     def net_saving(self, point: OperatingPoint) -> float:
@@ -353,21 +354,22 @@ class Certification:
     ``bounds`` [points], the smallest level at which each will be confirmed, and ``saved`` [points] net, all on the
     certification text.
 
-    ``chosen``: the loosest within the allowed rise, or None. ``promise``: the guarantee of Learn-then-Test, and
-    ``signs``, features of its documents, at most ``ENOUGH_DOCUMENTS`` windows; None without a promise.
+    ``point_within_bound``: the loosest within the allowed rise, certified or not; None without one.
+    ``promise``: the guarantee of Learn-then-Test, and ``signs``, features of its documents, at most
+    ``ENOUGH_DOCUMENTS`` windows; None without a promise.
     """
 
     family: ExitFamily
     tried: tuple[OperatingPoint, ...]
     bounds: Floats
     saved: Floats
-    chosen: OperatingPoint | None
+    point_within_bound: OperatingPoint | None
     promise: Guarantee
     signs: DocumentFeatures | None
 
     @property
     def certified_point(self) -> OperatingPoint | None:
-        """The point of ``promise``."""
+        """The point that ``promise`` certifies; None without one."""
         return next((point for point in self.tried if point.name == self.promise.chosen), None)
 
 
@@ -424,11 +426,12 @@ def certify_points(
     family: ExitFamily,
     points: Sequence[OperatingPoint],
     settings: ScreeningSettings,
-    judged: int,
+    n_judged_documents: int,
     progress: str | None = None,
 ) -> Certification:
-    """Decode ``points``, from strict to loose, on ``text``, and choose. ``judged``: documents of evaluation.
+    """Decode ``points``, from strict to loose, on ``text``, and choose.
 
+    ``n_judged_documents``: documents of evaluation.
     The first point that is neither within the allowed rise nor certified is the last one decoded.
 
     Raises:
@@ -441,7 +444,7 @@ def certify_points(
     whole = take_trace(model.stepper, text.windows, layers=(), progress=named)
     columns = losses.point_columns(whole, model.geometry, [full_depth(whole.layers)])
     tokens = text.window_lengths
-    rise_bounds = RiseBounds(columns.nll_nats[:, 0], tokens, text.document_of_window, judged)
+    rise_bounds = RiseBounds(columns.nll_nats[:, 0], tokens, text.document_of_window, n_judged_documents)
     by, risk = partial(ByDocument.from_windows, document=text.document_of_window), float(np.log1p(settings.rise))
     tried, bounds, fed = list[OperatingPoint](), list[float](), list[list[TeacherForcedText]]()
     for point in points:

@@ -6,6 +6,7 @@ One seed reads the same text on every machine under any load. The duration of th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.text.documents import DEFAULT_CORPUS
 
+EXCESS_CAP_NATS = 0.2  # a document's excess loss per token is clipped here, which bounds the loss of the guarantee
 RISE_LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity in tables
 DOCUMENTS = 300
 LARGE_TOKEN_FLOPS = 250e6  # FLOPs of a traced token: its blocks, and a head after every probe and at the end
@@ -33,7 +35,8 @@ class ScreeningSettings:
     the most tokens of a window; None: 512.
 
     Raises:
-        BadArgument: fewer than two documents, a rise that is no fraction in 0–1, a window of less than two tokens.
+        BadArgument: fewer than two documents, a rise outside (0, exp(``EXCESS_CAP_NATS``) − 1), a window of less than
+            two tokens.
     """
 
     corpus: str = DEFAULT_CORPUS
@@ -46,8 +49,10 @@ class ScreeningSettings:
     def __post_init__(self) -> None:
         if self.documents < 2:
             raise BadArgument("documents", self.documents, "at least 2", "one has no spread")
-        if not 0 < self.rise < 1:
-            raise BadArgument("rise", self.rise, "a fraction in 0–1, both excluded", "0.01 is 1 %")
+        if not 0 < self.rise < math.expm1(EXCESS_CAP_NATS):
+            expected = f"a fraction above 0 and below {math.expm1(EXCESS_CAP_NATS):.2f}"
+            remedy = f"0.01 is 1 %; the guarantee clips a document's loss at {EXCESS_CAP_NATS:g} nats per token"
+            raise BadArgument("rise", self.rise, expected, remedy)
         if self.window is not None and self.window < 2:
             raise BadArgument("window", self.window, "at least 2 tokens", "one to see and one to predict")
 

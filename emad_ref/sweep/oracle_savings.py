@@ -172,7 +172,7 @@ def _curve_of_replays(
 
 
 def columns_with_fill_cost(trace: Trace, geometry: Geometry, replays: Iterable[ReplayResult]) -> PointColumns:
-    """``columns_of`` these replays; free ones are charged for copied K and V.
+    """``replay_columns`` of these replays; free ones are charged for copied K and V.
 
     Losses are those of exact K and V: a bound on those of copied or translated ones.
     """

@@ -7,7 +7,7 @@ import pytest
 
 from emad_ref.audit.finding import Finding
 from emad_ref.claims.base import RunPlan
-from emad_ref.claims.speedup import choose_timed_point
+from emad_ref.claims.speedup import time_chosen_point
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.environment import has_pytest_benchmark
 from pytest_emad.selection import claim_pytest_params
@@ -33,8 +33,7 @@ def test_samples_are_recorded_as_benchmarks(
     if not has_pytest_benchmark(request.config):
         pytest.skip("pytest-benchmark is switched off; report.json holds the times")
     asked = emad_docket.make_context("EMAD-F2", emad_evidence.name, emad_evidence.subject.stepper.layers)
-    point, _ = choose_timed_point(emad_evidence, asked)
-    timed = emad_evidence.latency.time_point_by_batch_size(point)
+    _, _, timed = time_chosen_point(emad_evidence, asked)
     batch = min(timed)
     seconds = timed[batch].seconds[arm]
     # asked for here: that plugin warns of a fixture that a failed test did not use

@@ -414,7 +414,7 @@ def test_the_runs_corpus_and_perplexity_tasks_are_judged_together():
         points=SimpleNamespace(measure_point=lambda loss: held),
         task_scores=SimpleNamespace(published=SimpleNamespace(compute_nll_by_corpus=corpora)),
     )
-    judged = quality.measure_point(evidence, SimpleNamespace(point=full_depth(4)))
+    judged = quality.measure_point_on_all_corpora(evidence, SimpleNamespace(point=full_depth(4)))
     assert list(judged.perplexity) == ["self", "lm-eval's wikitext"]
     assert judged.perplexity["self"] is own
     assert judged.tasks is held.tasks

@@ -25,7 +25,7 @@ from tests.small_models import LAYERS, small_model
 
 PAIRS = 30
 BESIDE = ("state copying", "monotone", "blocks left out")
-SPEAKS_NOT = "replay does not speak for this decoder: depth 3, not 2"
+NOT_PREDICTED = "replay does not predict this decoder: depth 3, not 2"
 REPLAYED = ("EMAD-E4", "EMAD-E6", "EMAD-E9", "EMAD-E10", "EMAD-E11", "EMAD-R1", "EMAD-R2", "EMAD-R3", "EMAD-R4")
 
 
@@ -95,7 +95,7 @@ def test_estimators_have_the_sizes_the_paper_means(vocabulary: int, width: int, 
 @pytest.mark.parametrize("claim", REPLAYED)
 def test_what_replay_decides_does_not_apply_behind_a_bridge_that_failed(stepper: Stepper, claim: str) -> None:
     verdict = answered(claim, refuted(small_evidence(stepper))).verdict
-    assert (verdict.verdict, verdict.reason) == ("not applicable", SPEAKS_NOT)
+    assert (verdict.verdict, verdict.reason) == ("not applicable", NOT_PREDICTED)
 
 
 def test_uncertainty_is_judged_where_the_bridge_holds(sound: ModelMeasurements) -> None:
@@ -141,7 +141,7 @@ def test_times_stand_behind_a_bridge_that_failed_without_flops_and_copied_qualit
     assert bare.verdict.verdict == "survived"
     assert bare.exhibits.notes == (
         "timed repairs",
-        f"small: EMAD-E7: no FLOPs and no quality: {SPEAKS_NOT}",
+        f"small: EMAD-E7: no FLOPs and no quality: {NOT_PREDICTED}",
     )
 
 
@@ -171,7 +171,7 @@ def test_a_decoder_that_declines_a_schedule_is_not_judged_by_its_time(
 def test_quality_that_the_decoder_leaves_open_is_refused_by_it(stepper: Stepper) -> None:
     evidence = refuted(small_evidence(stepper))
     found = answered("EMAD-F1", evidence)
-    assert (found.verdict.verdict, found.refused) == ("not applicable", SPEAKS_NOT)
+    assert (found.verdict.verdict, found.refused) == ("not applicable", NOT_PREDICTED)
     assert decoder_unusable_reason(small_evidence(stepper)) == ""
     evidence.loaded.trained = False
     assert decoder_unusable_reason(evidence) == "", "the quality of random weights cannot be decided"

@@ -16,9 +16,9 @@ from emad_ref.claims.speedup import (
     SpeedupEvidence,
     TimedBatch,
     choose_point_to_time,
-    choose_timed_point,
     decide_speedup,
     make_timed_batch,
+    time_chosen_point,
 )
 from emad_ref.measurements.latency import COMPILED, TimingResult
 from emad_ref.measurements.study import BUDGETS, Study
@@ -299,11 +299,12 @@ def test_where_f1_lets_none_stand_the_ratio_is_of_the_one_that_saves_most():
 @pytest.mark.parametrize(("outcome", "pairs"), [("survived", None), ("falsified", 10)])
 def test_a_point_whose_speed_up_does_not_count_is_timed_with_fewer_pairs(outcome, pairs):
     timed, found = [], evidence()
-    found.latency.time_point_by_batch_size = lambda point, pairs: timed.append((point.name, pairs))
+    found.latency.time_point_by_batch_size = lambda point, pairs: timed.append((point.name, pairs)) or {1: "times"}
     found.latency.n_indicative_pairs = 10
     said = f1(*(leg(f"{name}: perplexity", outcome) for name in ("deep", "middle", "shallow")))
-    point, _ = choose_timed_point(found, heard(said))
+    point, _, times = time_chosen_point(found, heard(said))
     assert timed == [(point.name, pairs)] == [("shallow", pairs)]
+    assert times == {1: "times"}
 
 
 def test_random_weights_have_no_usable_point_and_f1_is_not_asked():

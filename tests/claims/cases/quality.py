@@ -132,7 +132,7 @@ def names_a(verdict: Verdict) -> None:
 def open_for_want_of_tasks(verdict: Verdict, outcome: str = "unmeasured") -> None:
     """Never survived: one task with a loss, or none, and tasks that cannot decide."""
     assert verdict.verdict == "inconclusive", verdict.reason
-    (leg,) = (leg for leg in verdict.legs if "the criterion speaks of two" in leg.reason)
+    (leg,) = (leg for leg in verdict.legs if "the criterion requires two" in leg.reason)
     assert leg.outcome == outcome
     assert "not exercised: saves 0.4 %" in leg.reason
 

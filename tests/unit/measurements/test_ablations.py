@@ -91,14 +91,14 @@ def test_a_table_about_quality_needs_quality_and_a_replay_that_speaks_for_the_de
         return SimpleNamespace(subject=subject, replay_validity=validity)
 
     require_judgeable_quality(made("", ""))
-    for without, refusal in (("random weights", ""), ("", "replay does not speak: depth 3, not 2")):
+    for without, refusal in (("random weights", ""), ("", "replay does not predict: depth 3, not 2")):
         with pytest.raises(Unsupported, match=without or refusal):
             require_judgeable_quality(made(without, refusal))
 
 
 @pytest.mark.parametrize("ablate", ABLATIONS)
 def test_no_ablation_has_a_table_behind_a_bridge_that_failed(stepper: Stepper, ablate: Ablation) -> None:
-    with pytest.raises(Unsupported, match="replay does not speak for this decoder: depth 3, not 2"):
+    with pytest.raises(Unsupported, match="replay does not predict this decoder: depth 3, not 2"):
         ablate(refuted(small_evidence(stepper)), np.random.default_rng(0))
 
 

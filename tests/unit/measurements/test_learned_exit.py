@@ -38,7 +38,7 @@ from tests.small_measurements import small_evidence
 from tests.small_models import LAYERS, small_model
 
 PROBES = (2, 4)
-SINCE = "replay does not speak for a decoder of somebody else"
+ONLY_REFERENCE = "under the schedule copying replay predicts only the reference decoder"
 
 
 def found_exit(schedule: ScheduleName = "copying", fingerprint: str = "f", copied: int = 0) -> Exit:
@@ -262,7 +262,7 @@ def test_a_decoder_that_holds_no_lens_leaves_the_rows_undecided_by_name(tmp_path
 def test_a_decoder_of_somebody_else_is_judged_at_an_exit_where_replay_speaks_for_it(tmp_path: Path) -> None:
     """On a copy of the model with its lens attached."""
     copying = evidence_with(tmp_path, found_exit(), RunResources(make_reference_decoder))
-    assert copying.exit_evaluation.decoder_unusable_reason.startswith(SINCE)
+    assert copying.exit_evaluation.decoder_unusable_reason.startswith(ONLY_REFERENCE)
     assert answered(copying, "EMAD-X1").refused == copying.exit_evaluation.decoder_unusable_reason
     assert (
         evidence_with(

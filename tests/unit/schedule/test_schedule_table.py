@@ -34,7 +34,7 @@ def trail_of(
     chosen, trail, admitted = point(name, **changes), [LAYERS] * first, []
     for fire in fires:
         admitted.append(get_schedule(chosen).admit(chosen, trail, first, len(trail)))
-        trail.append(admitted[-1].cap if admitted[-1].held else min(admitted[-1].cap, fire))
+        trail.append(admitted[-1].cap if admitted[-1].fixed else min(admitted[-1].cap, fire))
     return trail[first:], admitted
 
 
@@ -52,7 +52,7 @@ def test_the_table_has_every_name_a_point_may_have_in_the_same_order() -> None:
 def test_points_without_a_rule_are_those_of_schedules_that_ask_none() -> None:
     assert tuple(name for name, schedule in SCHEDULES.items() if schedule.ruleless) == RULELESS
     for name, schedule in SCHEDULES.items():
-        held = [one.held for one in trail_of(name, [LAYERS] * 9, 2)[1]]
+        held = [one.fixed for one in trail_of(name, [LAYERS] * 9, 2)[1]]
         assert schedule.ruleless == all(held)
         assert (name in STOPS_BY_TOKEN) == (not any(held)), "a confidence rule must read every token"
 
@@ -96,7 +96,7 @@ def test_a_schedule_that_may_rise_does(name: ScheduleName) -> None:
 
 def test_what_each_schedule_admits() -> None:
     fires = [4, 2, LAYERS, 4, 2, LAYERS]
-    caps = {name: [(one.cap, one.held) for one in trail_of(name, fires, 2)[1]] for name in SCHEDULES}
+    caps = {name: [(one.cap, one.fixed) for one in trail_of(name, fires, 2)[1]] for name in SCHEDULES}
     free = [(LAYERS, False)] * 6
     assert caps == {
         "monotone": [(6, False), (4, False), (2, False), (2, False), (2, False), (2, False)],
@@ -131,7 +131,7 @@ def test_replayed_depths_are_what_is_admitted_token_by_token(
 def test_the_rule_is_asked_about_the_tokens_that_are_not_held(name: ScheduleName) -> None:
     admitted = trail_of(name, [4] * 11, 2)[1]
     asked = SCHEDULES[name].asked(point(name), np.arange(11))
-    assert asked.tolist() == [not one.held for one in admitted]
+    assert asked.tolist() == [not one.fixed for one in admitted]
 
 
 def test_copying_is_not_replayed_and_says_why() -> None:

@@ -404,7 +404,7 @@ def test_points_are_decoded_up_to_the_first_that_is_neither_within_the_rise_nor_
     monkeypatch.setattr(selection.losses, "teacher_forced_columns", lose)
     proven = certify_points(nano, text, ExitFamily("gate", TUNED_LENS, "free"), points, settings, text.n_documents)
     assert decoded == [point.name for point in proven.tried] == [f"point {number}" for number in range(tried)]
-    assert (None if proven.chosen is None else proven.chosen.name) == chosen
+    assert (None if proven.point_within_bound is None else proven.point_within_bound.name) == chosen
     assert proven.promise.chosen == chosen
     assert proven.saved == pytest.approx(0.1)
     assert (proven.signs is None) == (chosen is None)
